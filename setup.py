@@ -42,9 +42,9 @@ BASE = [
     "pyarrow>=21",
     "msgspec>=0.19",
     "tiktoken>=0.9",
-    "tldextract>=5.1",
+    "tldextract>=5.3",  # top_domain_under_public_suffix
     "python-dateutil>=2.9",
-    "filelock>=3.16",
+    "filelock>=3.24",  # acquire(cancel_check=…)
     "psutil>=5.9",
     "rich>=13.9",
     "matplotlib>=3.9",

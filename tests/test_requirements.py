@@ -84,6 +84,17 @@ def test_every_import_is_declared(folder: str, declared: set[str]) -> None:
     assert missing == {}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "filelock>=3.24",  # the first with acquire(cancel_check=...)
+        "tldextract>=5.3",  # the first with top_domain_under_public_suffix
+    ],
+)
+def test_lower_bound_has_what_is_used(line: str) -> None:
+    assert line in of_setup("BASE")
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_installed_version_is_the_pinned_one(line: str) -> None:
     name, pinned = line.split("==")

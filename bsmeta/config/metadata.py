@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 
 from bsmeta.core.keys import key
 
-MOST_TYPES = 255
-"""Largest number of metadata types in a run: a token type is a byte, and 0 is text."""
+MOST_TYPES = 31
+"""Largest number of metadata types in a run: the types of a document are bits of an int32."""
 
 
 @dataclass(kw_only=True)

@@ -6,8 +6,8 @@
 accepts every key that training accepts, and copies the shards and the held-out file of that run.
 The files keep the names that they have in the run, so a run on the copy has the same documents in
 the same order. Until the last file is verified, the folder is called `OUT.part`; the same call
-continues there at the missing byte. Called for a complete folder, it compares every file with its
-hash.
+continues there at the missing byte (a file without a listed hash, such as one on a disk, is copied
+again from its beginning). Called for a complete folder, it compares every file with its hash.
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str
     for file in files:
         if file.name.startswith(f"{HELD_OUT}/"):
             keys["data_config.validation_file"] = f"{out}/{file.name}"
+    if config.data_config.dataset_revision is not None:  # refused where nothing is on the Hub
+        keys["data_config.dataset_revision"] = "null"
     return keys
 
 

@@ -18,6 +18,11 @@ from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.sampling import CONSTANT, RANDOM, weight_of
 
 _LIST = "metadata_list"
+_SPECIAL_TOKENS = (
+    "local_metadata_special_tokens",
+    "local_metadata_special_token_start",
+    "local_metadata_special_token_end",
+)
 
 
 def metadata_problems(config: MetadataConfig) -> list[Problem]:
@@ -80,7 +85,7 @@ def _substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
 def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
     types, keys = config.metadata_list, column_keys()
     if len(types) > MOST_TYPES:
-        expected = f"at most {MOST_TYPES}, because a kind of token is a byte"
+        expected = f"at most {MOST_TYPES}, because each type needs a bit of a 32-bit integer"
         yield config_problem(_LIST, f"{len(types)} types", expected, "drop some")
     for name in sorted({name for name in types if types.count(name) > 1}):
         yield config_problem(_LIST, f"{name} more than once", "each type once", f"drop one {name}")
@@ -92,9 +97,8 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
     if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
         name = "loss_on_metadata_types"
         expected = "null, because loss_on_metadata is false"
-        yield config_problem(
-            name, show(config.loss_on_metadata_types), expected, setting(name[:-6], "true")
-        )
+        fix = setting(name.removesuffix("_types"), "true")
+        yield config_problem(name, show(config.loss_on_metadata_types), expected, fix)
     by_type: dict[str, Mapping[str, object]] = {
         "metadata_dropout": config.metadata_dropout,
         "metadata_templates": config.metadata_templates,
@@ -119,6 +123,10 @@ def _prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
 def _template_problems(config: MetadataConfig) -> Iterator[Problem]:
     for name, template in config.metadata_templates.items():
         key = f"metadata_templates.{name}"
+        if not type_of(name).takes_template:
+            expected = f"no template, because {name} has no value to show"
+            yield config_problem(key, show(template), expected, f"drop {name} there")
+            continue
         fields = type_of(name).template_fields
         names = ", ".join(f"{{{field}}}" for field in sorted(fields))
         expected = f"a text with some of {names} in it"
@@ -140,6 +148,12 @@ def _template_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
+    for setting_name in ("value_bucket_bounds", "value_bucket_scale"):
+        for name, value in getattr(config, setting_name).items():
+            if not type_of(name).takes_buckets:
+                key = f"{setting_name}.{name}"
+                expected = f"no buckets, because {name} does not render numbers"
+                yield config_problem(key, show(value), expected, f"drop {name} there")
     for name, bounds in config.value_bucket_bounds.items():
         key = f"value_bucket_bounds.{name}"
         if not bounds or any(low >= high for low, high in itertools.pairwise(bounds)):
@@ -190,12 +204,24 @@ def row_budget_problems(config: DataConfig) -> list[Problem]:
 
 
 def metadata_notes(config: MetadataConfig) -> list[str]:
-    """Settings without effect: weights of types (by key or column) that cannot be drawn."""
-    named, keys = config.random_sample_metadata_weights, column_keys()
-    absent = [name for name in named if keys.get(name, name) not in config.metadata_list]
-    if not absent or not config.metadata_list or not config.metadata_probability > 0:
+    """Settings without effect: of types that `metadata_list` does not have.
+
+    Weights are by key or column. Special tokens may be of any known type: a configuration has them
+    for several choices of `metadata_list`.
+    """
+    if not config.metadata_list or not config.metadata_probability > 0:
         return []
+    keys, known = column_keys(), {*PROCESSORS, *config.metadata_list}
+    named = config.random_sample_metadata_weights
+    absent = {
+        "random_sample_metadata_weights": [
+            name for name in named if keys.get(name, name) not in config.metadata_list
+        ]
+    }
+    for name in _SPECIAL_TOKENS:
+        absent[name] = [key for key in getattr(config, name) or () if key not in known]
     return [
-        f"{CONFIG_KEY}.random_sample_metadata_weights names {', '.join(absent)}, which "
-        "metadata_list does not have"
+        f"{CONFIG_KEY}.{name} names {', '.join(types)}, which metadata_list does not have"
+        for name, types in absent.items()
+        if types
     ]

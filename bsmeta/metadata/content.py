@@ -122,6 +122,7 @@ class KeptText:
         Raises:
             BadDocument: If a span is not one of the whole text.
         """
+        records = [msgspec.structs.replace(record) for record in records]  # types may share them
         local = [record for record in records if record.is_local()]
         clipped = [record for record in records if not record.is_local()]
         clipped += self._clipped(key, local) if local else []

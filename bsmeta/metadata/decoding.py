@@ -202,10 +202,7 @@ class DocumentDecoder:
             raw = getattr(row, field)
             if not is_empty(raw):
                 undecoded[key] = raw
-        if isinstance(line, PartialLine):
-            for name, key in self._late_keys.items():
-                if name in line.late:
-                    undecoded[key] = line.late[name]
+        undecoded |= _late_columns(line, self._late_keys)
         return Document(row.text, row.url, records, undecoded, address_column)
 
     def _row(self, line: Line) -> _Line:
@@ -231,6 +228,12 @@ class DocumentDecoder:
         if row.text is msgspec.UNSET:
             return False
         return row.url is not None or b'"url"' not in bytes(column)
+
+
+def _late_columns(line: Line, keys: Mapping[str, str]) -> dict[str, Undecoded]:
+    """The columns that a partial line produces when they are needed, by the keys of their types."""
+    late = line.late if isinstance(line, PartialLine) else {}
+    return {key: late[name] for name, key in keys.items() if name in late}
 
 
 def _columns(config: MetadataConfig) -> list[str]:
@@ -338,7 +341,8 @@ class MappingDecoder:
             if value is None or value == "":
                 continue
             if type(value) is list:
-                group(records, key, [_record(item, key) for item in value if item is not None])
+                items = [_record(item, key) for item in value if item is not None and item != ""]
+                group(records, key, items)
             else:
                 records[key] = [_record(value, key)]
         undecoded: dict[str, Undecoded] = {}
@@ -346,10 +350,7 @@ class MappingDecoder:
             raw = raw_of(row)
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
-        if isinstance(line, PartialLine):
-            for name, key in self._late_keys.items():
-                if name in line.late:
-                    undecoded[key] = line.late[name]
+        undecoded |= _late_columns(line, self._late_keys)
         address = self._address(row)
         if type(address) is str:
             return Document(text, address, records, undecoded)

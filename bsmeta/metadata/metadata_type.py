@@ -44,7 +44,7 @@ MONTHS = (
 )
 """English names: `strftime("%B")` would follow the locale of the machine."""
 
-_UNIX_TIME = re.compile(r"\d{11,14}|\d{9,10}(\.\d+)?")  # milliseconds or seconds, from 1973 on
+_UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
 
 _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
 
@@ -109,6 +109,7 @@ def readable_url(url: str, granularity: str) -> str | None:
     """
     if granularity == "full":
         return unquote_plus(url)
+    url = url.strip()
     try:
         parts = urlsplit(url if _SCHEME.match(url) else f"//{url}")
         host = parts.hostname
@@ -208,6 +209,10 @@ class MetadataType:
     """A global record's form instead of `label: value`; `metadata_templates` replaces it."""
     template_fields: ClassVar[frozenset[str]] = frozenset({"key", "value"})
     """The fields that a template of the type may use."""
+    takes_template: ClassVar[bool] = True
+    """Whether `metadata_templates` may name the type."""
+    takes_buckets: ClassVar[bool] = True
+    """Whether `value_bucket_bounds` and `value_bucket_scale` may name the type."""
 
     # The reports.
     prompt_label: ClassVar[str | None] = None

@@ -22,7 +22,7 @@ from bsmeta.metadata.metadata_type import (
     readable_url,
     year_and_month,
 )
-from bsmeta.metadata.records import BadDocument, Record, bad_document
+from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, bad_document
 
 _REMEMBERED_TAGS = 1 << 14  # a few MB; four out of five tags recur on the same page
 
@@ -31,6 +31,7 @@ class Timestamp(MetadataType):
     """`Year: 2018 | Month: December` regardless of `metadata_key_value_sep`, as published."""
 
     template_fields = frozenset({"key", "value", "year", "month"})
+    takes_buckets = False
     prompt_label = "Date"
     slice_by = "time"
     example = "2018-12-10T13:45:00Z"
@@ -59,6 +60,7 @@ class Url(MetadataType):
     """`url: foo.bar/Year 2021/`: the address, or a part of it, without %-escapes."""
 
     is_address = True
+    takes_buckets = False
     prompt_label = "URL"
     slice_by = "site"
     example = "https://en.example.org/history/first-program.html"
@@ -134,6 +136,7 @@ class Entity(MetadataType):
 
     is_lazy = True
     is_local = True
+    takes_buckets = False
     prompt_label = "Entities"
     is_listed = True
     example = "Ada_Lovelace"
@@ -148,6 +151,7 @@ class EntityParagraph(MetadataType):
 
     is_lazy = True
     is_local = True
+    takes_buckets = False
     prompt_label = "Entities by paragraph"
     is_listed = True
     example = "Ada_Lovelace"
@@ -180,6 +184,7 @@ class Html(MetadataType):
     is_lazy = True
     is_longest = True
     is_local = True
+    takes_buckets = False
     sample_rate_key = "html_overall_sample_rate"
     example = "b"
     example_span = (21, 28)
@@ -246,7 +251,7 @@ class Html(MetadataType):
         """The strings of a tag; `attributes` is the JSON of an `HtmlAttributes`, or null."""
         try:
             found = _ATTRIBUTES.decode(attributes)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise bad_document(error, f"html_attrs of <{tag}>: ") from error
         if found is None:
             return f"<{tag}>", f"</{tag}>"
@@ -283,6 +288,7 @@ class BasicStartLocal(MetadataType):
     """The value itself, at the start of its span."""
 
     is_local = True
+    takes_buckets = False
     example = "note: "
     example_span = (0, 4)
 
@@ -298,6 +304,8 @@ class MetaTokens(MetadataType):
 
     prefix_only = True
     always_present = True
+    takes_template = False
+    takes_buckets = False
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)

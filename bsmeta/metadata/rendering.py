@@ -125,10 +125,10 @@ class Renderer:
         self._prepends = config.metadata_position != "append"
         self._appends = config.metadata_position != "prepend"
         self._announcements = config.local_metadata_special_tokens or {}
-        self._before = self._by_kind(config.local_metadata_special_token_start)
-        self._after = self._by_kind(config.local_metadata_special_token_end)
+        self._before = self._by_token_type(config.local_metadata_special_token_start)
+        self._after = self._by_token_type(config.local_metadata_special_token_end)
 
-    def _by_kind(self, strings: Mapping[str, str] | None) -> dict[int, str]:
+    def _by_token_type(self, strings: Mapping[str, str] | None) -> dict[int, str]:
         return {
             self._token_types[key]: string
             for key, string in (strings or {}).items()

@@ -5,7 +5,6 @@ The scripts in this folder can import it because Python searches a script's own 
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import sys
 import time
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from isal import igzip
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.data.io.inflate import fastest
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
 
@@ -65,7 +64,7 @@ def large_shard(folder: Path, pages: list[bytes], raw_mb: float) -> tuple[Path, 
         The path of the shard, and its number of lines.
     """
     path, size = folder / "large.jsonl.gz", 0
-    with fastest("igzip", gzip).open(path, "wb") as file:
+    with igzip.open(path, "wb") as file:
         for number, page in enumerate(itertools.cycle(pages)):
             if size >= raw_mb * MB:
                 return path, number

@@ -162,6 +162,8 @@ def test_unknown_types_that_no_document_has_are_refused(tmp_path: Path) -> None:
 def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
     changed = [
         f"{METADATA}.random_sample_metadata_weights={{urls: 2, generation_datasource: 3}}",
+        f"{METADATA}.local_metadata_special_tokens={{htlm: page}}",
+        f"{METADATA}.local_metadata_special_token_end={{entity_paragraph: end, htlm: end}}",
         f"{METADATA}.schedule=[{{share: 0.9}}, {{share: 0.1}}]",
         "max_train_steps=3",
         "data_config.exclude=['*001*', nothing.gz]",
@@ -171,12 +173,15 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 steps",
         "data_config.exclude: nothing.gz matches none of 7 training shards",
         f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
+        f"{METADATA}.local_metadata_special_tokens names htlm, which metadata_list does not have",
+        f"{METADATA}.local_metadata_special_token_end names htlm, which metadata_list does not "
+        "have",
     ]
     for name in ("demo", "v2"):
         shipped = compose(CausalLMConfig, name)
         assert notes(shipped) == []
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
-    assert (done.returncode, done.stdout.count("note: ")) == (0, 3)
+    assert (done.returncode, done.stdout.count("note: ")) == (0, 5)
 
 
 def test_a_model_that_is_not_used(tmp_path: Path) -> None:

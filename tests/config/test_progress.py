@@ -105,6 +105,12 @@ def retried() -> None:
         retries.wait("a file", remote.TransientError("HTTP 503"))
 
 
+def waited() -> None:
+    cancelled: Any = SimpleNamespace(wait=lambda _: False)
+    busy = remote.TransientError("HTTP 429", 60.0)
+    remote.Retries(1, "start again", cancelled).wait("a file", busy)
+
+
 def spread_batches() -> None:
     batches = [np.array([number]) for number in range(9)]
     spread(batches, lambda batch: batch, EvaluationContext.alone(CPU))
@@ -131,6 +137,7 @@ CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
     ),
     "a download": (7, lambda _: downloaded()),
     "a download that is tried again": (5, lambda _: retried()),
+    "a wait that a server asks for": (12, lambda _: waited()),
     "rows of a CSV file": (3, lambda shard: table_of(3000, shard.parent)),
     "the encoding of a CSV file": (3, lambda shard: encoding_of(3000, shard.parent)),
     "samples of spelling": (50, lambda shard: spelling_samples(shard.parent)),

@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from bsmeta.config.data import DataConfig
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import files, remote
 from bsmeta.data.io.files import open_file
-from bsmeta.data.io.objects import ObjectRef
+from bsmeta.data.io.objects import ObjectRef, store_of
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
@@ -162,6 +162,13 @@ def test_refusals(gs: Storage, tmp_path: Path) -> None:
     gs.statuses = [401]
     with pytest.raises(DataError, match=r"HTTP 401 \(status 401\): it is not public, and"):
         refs(tmp_path, f"{URL}/*.jsonl")
+
+
+def test_credentials_that_cannot_be_read(gs: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent/key.json")
+    with pytest.raises(ConfigurationError, match=r"unset it for a public bucket: .* was not found"):
+        store_of("gs")
 
 
 def test_the_batches_of_local_files(gs: Storage, tmp_path: Path) -> None:

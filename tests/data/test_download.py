@@ -175,3 +175,11 @@ def test_a_file_on_the_disk(tmp_path: Path) -> None:
         download(Source(address, 7, source.sha256), tmp_path / "d.bin", retries=0, timeout=1)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         download(Source(f"{address}x", 7, ""), tmp_path / "d.bin", retries=0, timeout=1)
+
+
+def test_a_full_disk_is_not_blamed_on_the_source(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    (tmp_path / "c.bin.part").symlink_to("/dev/full")
+    source = Source((tmp_path / "a.bin").as_uri(), len(CONTENT), "")
+    with pytest.raises(OSError, match="No space left on device"):
+        download(source, tmp_path / "c.bin", retries=0, timeout=1)

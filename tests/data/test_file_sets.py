@@ -111,6 +111,18 @@ def test_a_changed_file_is_downloaded_again(source: Path, tmp_path: Path) -> Non
     assert files_in(out) == WHOLE
 
 
+def test_a_file_whose_time_has_changed_is_verified(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by a copy of the folder that does not keep times."""
+    manifest, out = manifest_of(source), tmp_path / "out"
+    fetch(manifest, out)
+    os.utime(out / "titles.json", (0, 0))
+    capsys.readouterr()
+    fetch(manifest, out)
+    assert capsys.readouterr().out == f"{out}: 2 files and folders are complete, 0 of them new\n"
+
+
 def test_a_file_put_there_by_hand_is_verified(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -179,7 +179,7 @@ def test_a_long_wait_that_the_hub_asks_for_is_bounded_and_named(
     hub.faults = [failing(429, 1, {"Retry-After": "86400"}, is_anything)]
     with caplog.at_level(logging.WARNING):
         assert read(hub_file(tmp_path)) == CONTENT
-    assert "HTTP 429, which asks to wait 86400 s; tried again in 0.0 s" in caplog.text
+    assert "HTTP 429, which asks to wait 86400 s; retrying in 0.0 s" in caplog.text
     hub.faults = [failing(503, 10**6, {"Retry-After": "9" * 400}, is_anything)]
     with pytest.raises(DataError, match="the last one: HTTP 503, which asks to wait"):
         read(hub_file(tmp_path / "2", retries=2))

@@ -136,7 +136,7 @@ def test_bad_answers_are_retried_and_a_cut_one_resumed(
     s3.faults = [failing(503, "SlowDown", 3), cutting(333, 2)]
     assert read(one(s3, tmp_path)) == CONTENT
     assert "bytes=333-999" in s3.content_requests()
-    assert "HTTP 503 (SlowDown); tried again" in caplog.text
+    assert "HTTP 503 (SlowDown); retrying" in caplog.text
 
 
 def test_an_outage_is_named(s3: S3Server, tmp_path: Path) -> None:
@@ -200,6 +200,13 @@ def test_an_answer_that_is_no_listing(s3: S3Server, tmp_path: Path) -> None:
     s3.faults = [lambda environ: (200, {}, b"<html>sign in</html>")]
     with pytest.raises(DataError, match="after 5 failures .*: the answer is not a listing, but ht"):
         names(tmp_path, f"{URL}/*.jsonl")
+
+
+def test_a_server_that_does_not_encode_keys(s3: S3Server, tmp_path: Path) -> None:
+    entry = '<Contents><Key>a+b%20c.jsonl</Key><ETag>"e"</ETag><Size>1</Size></Contents>'
+    listing = f"<ListBucketResult>{entry}</ListBucketResult>".encode()
+    s3.faults = [lambda environ: (200, {}, listing)]
+    assert names(tmp_path, f"{URL}/*.jsonl") == ["a+b%20c.jsonl"]
 
 
 def test_a_malformed_endpoint(

@@ -135,7 +135,7 @@ def test_a_run_on_other_data_cannot_go_on(config: DataConfig, live: Run) -> None
     streams = {
         k: v | {"window": v["window"] + 1} for k, v in run(config, 1).state["streams"].items()
     }
-    with pytest.raises(ConfigurationError, match="stream 0 stands at Position"):
+    with pytest.raises(ConfigurationError, match="stream 0 is at Position"):
         run(config, 1, state={**live.state, "streams": streams})
 
 
@@ -182,6 +182,10 @@ def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
 def test_what_is_no_prepared_data(folder: Path, config: DataConfig, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no prepared data .*bsmeta.data.prepare"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
+    for foreign in ('{"name": "a page"}', "[]"):
+        (tmp_path / "manifest.json").write_text(foreign)
+        with pytest.raises(DataError, match=r"holds no prepared data .* is of something else"):
+            run(small_config(folder, prepared=str(tmp_path)), 1)
     manifest = manifest_of(config) | {"format": 0}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigurationError, match="has format 0; .* format 6: delete the folder"):

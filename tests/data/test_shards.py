@@ -54,6 +54,13 @@ def test_the_validation_file_is_left_out_by_its_name(folder: Path) -> None:
     assert names(train_file=str(folder), exclude=[f"{folder}/t*"]) == kept
 
 
+def test_the_name_of_the_validation_file_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("test[1].jsonl", "test1.jsonl"):
+        (tmp_path / name).write_bytes(b"{}")
+    held_out = "elsewhere/test[1].jsonl"
+    assert names(train_file=str(tmp_path), validation_file=held_out) == ["test1.jsonl"]
+
+
 def test_a_link_to_the_validation_file_is_left_out(folder: Path) -> None:
     (folder / "c.jsonl.gz").symlink_to(folder / "test.jsonl.gz")
     links = [f"{folder}/c.jsonl.gz", f"{folder}/a.jsonl.gz"]

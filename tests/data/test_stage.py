@@ -82,6 +82,16 @@ def test_a_run_on_the_copy_has_the_batches_of_the_original(stored: Hub, tmp_path
     assert stored.requests == []
 
 
+def test_the_keys_of_a_run_at_a_revision(stored: Hub, tmp_path: Path) -> None:
+    """On the copy, a revision is refused."""
+    out = tmp_path / "copy"
+    assert staged(remote_config(tmp_path, dataset_revision="main"), out) == {
+        "data_config.train_file": f"{out}/train/",
+        "data_config.validation_file": f"{out}/validation/part-05.jsonl.gz",
+        "data_config.dataset_revision": "null",
+    }
+
+
 def test_local_sources_with_equal_file_names(folder: Path, tmp_path: Path) -> None:
     """Each source has a folder; below it are the folders in which its shards differ."""
     first, second = tmp_path / "data/a", tmp_path / "data/b"

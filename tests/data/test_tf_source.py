@@ -144,6 +144,13 @@ def test_a_shard_that_vanishes_is_named(tmp_path: Path) -> None:
     for source in (native, other):
         with pytest.raises(DataError, match="a.jsonl.gz cannot be read"):
             listed(source, order)
+    shard = order[0].shard
+    with pytest.raises(DataError, match="a.jsonl.gz cannot be read"):
+        other.first_lines(shard, 1)
+    with pytest.raises(DataError, match="a.jsonl.gz cannot be read"):
+        other.has_line(shard, 1)
+    with pytest.raises(DataError, match="a.jsonl.gz cannot be read"):
+        other.with_samples([shard])
 
 
 def test_the_native_reader_does_not_import_tensorflow(tmp_path: Path) -> None:

@@ -136,8 +136,6 @@ def test_one_that_was_asked_for_and_differs_is_replaced_by_the_oracle(
 def test_one_that_was_asked_for_and_cannot_be_used() -> None:
     with pytest.raises(ConfigurationError, match=r"tokenizer_backend=tiktoken cannot be used"):
         choose_backend("tiktoken", changed(normalizer=normalizers.NFC()), SAMPLE)
-    with pytest.raises(ConfigurationError, match=r"tokenizer_backend=fast: expected one of auto,"):
-        choose_backend("fast", SMALL, SAMPLE)
 
 
 def test_other_tokenizers_than_byte_level_need_the_oracle() -> None:

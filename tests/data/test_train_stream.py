@@ -258,14 +258,12 @@ def test_a_position_of_another_form_is_refused() -> None:
 
 
 def test_positions_of_the_old_division_are_refused(folder: Path, whole: Run) -> None:
-    """Even where other data is allowed: they would stand at other documents."""
+    """Even where other data is allowed: they would refer to other documents."""
     streams = {number: dict(saved) for number, saved in whole.state["streams"].items()}
     for saved in streams.values():
         assert saved.pop("version") == 2
     state = {**whole.state, "streams": streams}
-    with pytest.raises(
-        ConfigurationError, match=r"is of version 1, expected 2: documents are deal"
-    ):
+    with pytest.raises(ConfigurationError, match=r"is of version 1, expected 2: documents are now"):
         run(small_config(folder, on_changed_data="warn"), 1, state=state)
 
 

@@ -29,8 +29,8 @@ def test_the_default_configuration_is_sound() -> None:
             "expected the key of its records, website_description",
         ),
         (
-            {"metadata_list": [f"t{i}" for i in range(256)]},
-            "metadata_list: 256 types, expected at most 255",
+            {"metadata_list": [f"t{i}" for i in range(32)]},
+            "metadata_list: 32 types, expected at most 31",
         ),
         ({"metadata_probability": 1.5}, "metadata_probability: 1.5, expected 0 to 1"),
         ({"html_overall_sample_rate": -1}, "html_overall_sample_rate: -1, expected 0 to 1"),
@@ -58,6 +58,18 @@ def test_the_default_configuration_is_sound() -> None:
         ({"metadata_templates": {"url": "{value"}}, 'metadata_templates.url: "{value'),
         ({"metadata_templates": {"url": "{value:d}"}}, "in it, and no format after a name"),
         ({"metadata_templates": {"urls": "{value}"}}, "metadata_templates: the type urls"),
+        (
+            {"metadata_list": ["meta_tokens"], "metadata_templates": {"meta_tokens": "<M>{value}"}},
+            "expected no template, because meta_tokens has no value to show",
+        ),
+        (
+            {"value_bucket_bounds": {"timestamp": [2010, 2020]}},
+            "value_bucket_bounds.timestamp: [2010, 2020], expected no buckets",
+        ),
+        (
+            {"value_bucket_scale": {"html": 2.0}},
+            "value_bucket_scale.html: 2.0, expected no buckets",
+        ),
         ({"value_bucket_bounds": {"length": []}}, "expected rising numbers"),
         ({"value_bucket_bounds": {"length": [1, 1]}}, "value_bucket_bounds.length: [1, 1]"),
         ({"value_bucket_scale": {"length": 0}}, "value_bucket_scale.length: 0, expected"),

@@ -145,6 +145,17 @@ def test_mapped_columns_are_cut_too() -> None:
     assert [one.value for one in document.records("q")] == [7]
 
 
+def test_types_that_share_records_are_cut_alike() -> None:
+    line = {"text": TEXT, "content_spans": SPANS, "r": [local("", 7, 13, 15)]}
+    del line["r"][0]["key"]
+    decoder = make_decoder(config(["a", "b"]), {"a": "r", "b": "r"}, content="resiliparse")
+    document = decoder.decode(json.dumps(line).encode())
+    spans = [
+        (one.char_start_idx, one.char_end_idx) for key in "ab" for one in document.records(key)
+    ]
+    assert spans == [(2, 4), (2, 4)]
+
+
 FRAGMENTS = ("<p>", "</p>", "<b class=x>", "</b>", "<i>", "</i>", "<img>", "<br>", "word ", "x")
 pages = st.lists(st.sampled_from(FRAGMENTS), max_size=60).map("".join)
 

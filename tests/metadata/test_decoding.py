@@ -250,7 +250,7 @@ def test_a_record_without_the_path_lacks_the_type(row: dict[str, Any]) -> None:
 
 
 def test_a_list_of_plain_values_is_one_record_each() -> None:
-    row = {"text": "a", "topics": ["art", None, "law"]}
+    row = {"text": "a", "topics": ["art", None, "", "law"]}
     assert prefix(row, {"topic": "topics"}, config("topic")) == "topic: art | topic: law |||"
 
 

@@ -23,6 +23,7 @@ from tests.metadata.helpers import config, local, render, world
         ("1512121312345", (2017, "December")),
         ("1556064000.123", (2019, "April")),
         ("1556064000", (2019, "April")),
+        ("1555931454000.0", (2019, "April")),
     ],
 )
 def test_a_timestamp(value: str, expected: tuple[int, str | None]) -> None:
@@ -71,6 +72,7 @@ def test_url_granularity(granularity: str, expected: str) -> None:
         ("http://10.0.0.1/x", "10.0.0.1", "10.0.0.1", None, "/x"),
         ("http://münchen.de", "münchen.de", "münchen.de", "de", None),
         ("callto:Rick/x", None, None, None, "Rick/x"),
+        (" https://En.example.org/a\n", "en.example.org", "example.org", "org", "/a"),
         ("http://[broken", None, None, None, None),
         ("", None, None, None, None),
     ],

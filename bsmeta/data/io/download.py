@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx2
@@ -21,14 +20,14 @@ import httpx2
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.remote import (
     CONTENT_RANGE,
-    TRANSIENT_ERRORS,
     Retries,
     SlowError,
     TransientError,
     check_encoding,
     check_transient,
-    error_message,
+    shown_server,
     steady,
+    transport_errors,
 )
 
 Advance = Callable[[int], None]
@@ -82,8 +81,7 @@ def download(
             f"{source} is another file than expected: its sha256 is {found}, not {source.sha256}; "
             "correct the manifest, or use another mirror"
         )
-    path.unlink(missing_ok=True)
-    part.rename(path)
+    part.replace(path)
 
 
 def sha256_of(path: Path, advance: Advance = lambda _: None) -> str:
@@ -99,8 +97,6 @@ def sha256_of(path: Path, advance: Advance = lambda _: None) -> str:
 def _complete(source: Source, part: Path, retries: int, timeout: float, advance: Advance) -> str:
     """Appends what is missing of a file; returns its hash."""
     with open(part, "ab") as file:
-        if file.tell() > source.bytes:
-            file.truncate(0)
         attempts = Retries(retries, _ADVICE)
         while (place := file.tell()) < source.bytes:
             try:
@@ -130,34 +126,35 @@ def _opened(source: Source, start: int, timeout: float) -> Iterator[Iterator[byt
         DataError: If not.
     """
     if urlsplit(source.address).scheme == "file":
-        with _local(source) as file:
-            file.seek(start)
-            yield iter(lambda: file.read(_BLOCK), b"")
+        yield _local_blocks(source, start)
         return
     headers = {"Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    try:
-        with httpx2.stream(
+    with (
+        transport_errors(str(source), shown_server(source.address)),
+        httpx2.stream(
             "GET", source.address, headers=headers, timeout=timeout, follow_redirects=True
-        ) as response:
-            skipped = _checked_start(response, source, start)
-            yield steady(_without_first(response.iter_raw(), skipped), timeout)
-    except TRANSIENT_ERRORS as error:
-        raise TransientError(error_message(error)) from None
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise DataError(f"{source} cannot be read: {error_message(error)}") from None
+        ) as response,
+    ):
+        skipped = _checked_start(response, source, start)
+        yield steady(_without_first(response.iter_raw(), skipped), timeout)
 
 
-@contextlib.contextmanager
-def _local(source: Source) -> Iterator[IO[bytes]]:
+def _local_blocks(source: Source, start: int) -> Iterator[bytes]:
+    """The content of a file on the disk from byte `start` on.
+
+    Raises:
+        DataError: If it cannot be read, or has another size.
+    """
     path = Path(unquote(urlsplit(source.address).path))
     try:
         size = path.stat().st_size
         if size != source.bytes:
             raise DataError(f"{source} has {size:,} bytes instead of {source.bytes:,}")
         with open(path, "rb") as file:
-            yield file
+            file.seek(start)
+            yield from iter(lambda: file.read(_BLOCK), b"")
     except OSError as error:
         raise DataError(f"{source} cannot be read: {error.strerror}") from error
 

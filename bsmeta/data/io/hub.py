@@ -44,6 +44,7 @@ from bsmeta.data.io.remote import (
     check_range,
     check_transient,
     retry_advice,
+    shown_server,
     steady,
     transport_errors,
 )
@@ -194,7 +195,7 @@ def get(url: str, what: str, headers: dict[str, str] | None = None) -> Iterator[
     if constants.is_offline_mode():
         raise DataError(f"{what}: HF_HUB_OFFLINE is set, and this is not in the cache")
     try:
-        with transport_errors(what, f"{shown_endpoint()} (HF_ENDPOINT)"):
+        with transport_errors(what, f"{shown_server(constants.ENDPOINT)} (HF_ENDPOINT)"):
             sent = build_hf_headers(headers=headers)
             with get_session().stream("GET", url, headers=sent, timeout=timeout()) as response:
                 check_status(response, what)
@@ -236,7 +237,7 @@ def check_status(response: httpx2.Response, what: str) -> None:
         )
     else:
         reason = "the request is refused"
-    raise DataError(f"{what}: {shown_endpoint()} answers HTTP {status}: {reason}")
+    raise DataError(f"{what}: {shown_server(constants.ENDPOINT)} answers HTTP {status}: {reason}")
 
 
 def check_commit(response: httpx2.Response, ref: HubRef) -> None:
@@ -261,14 +262,7 @@ def timeout() -> float:
 
 def hub_advice() -> str:
     """What a user can do when the Hub cannot be reached."""
-    return retry_advice(shown_endpoint(), "HF_ENDPOINT")
-
-
-def shown_endpoint() -> str:
-    """The Hub that is used, without any user or password in its address."""
-    parts = urlsplit(constants.ENDPOINT)
-    host = parts.hostname or ""
-    return f"{parts.scheme}://{host}:{parts.port}" if parts.port else f"{parts.scheme}://{host}"
+    return retry_advice(shown_server(constants.ENDPOINT), "HF_ENDPOINT")
 
 
 class Lfs(msgspec.Struct):

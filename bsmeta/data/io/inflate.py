@@ -8,11 +8,10 @@ byte, so empty deflate blocks that end at the required bit are put before the da
 
 from __future__ import annotations
 
-import importlib
-import zlib
 from collections.abc import Generator, Iterator
-from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
+
+from isal import isal_zlib
 
 BLOCK = 1 << 18
 COMPRESSED_BLOCK = 1 << 18
@@ -42,17 +41,6 @@ OWN_BLOCK = (
     + "0" "0" "0"  # end of block and both distances: length 1
     + "1"  # the end of the block
 )  # fmt: skip
-
-
-def fastest(name: str, standard: ModuleType) -> Any:
-    """isal's equivalent of a module; the standard library's own if isal is not available."""
-    try:
-        return importlib.import_module(f"isal.{name}")
-    except ImportError:
-        return standard
-
-
-ZLIB = fastest("isal_zlib", zlib)
 
 
 class DamagedFileError(Exception):
@@ -129,7 +117,7 @@ def inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
     """The content of the remaining members of a gzip file; `data` is what was already read."""
     data = data or file.read(COMPRESSED_BLOCK)
     while data:
-        data = yield from inflate_member(file, data, ZLIB.decompressobj(wbits=GZIP_MEMBER))
+        data = yield from inflate_member(file, data, isal_zlib.decompressobj(wbits=GZIP_MEMBER))
         # After a member: another member, or zero padding to a full tape block.
         data = data.lstrip(b"\0")
         while not data and (more := file.read(COMPRESSED_BLOCK)):
@@ -142,7 +130,7 @@ def inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
     data = file.read(COMPRESSED_BLOCK)
     if point.bits:
         data = aligned(data, point.bits)
-    member = ZLIB.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
+    member = isal_zlib.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
     data = yield from inflate_member(file, data, member)
     data += file.read(max(TRAILER - len(data), 0))
     yield from inflate_members(file, data[TRAILER:])
@@ -153,7 +141,7 @@ def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes,
     while not member.eof:
         try:
             block = member.decompress(data, BLOCK)
-        except ZLIB.error as error:
+        except isal_zlib.error as error:  # type: ignore[misc]
             raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
         if block:
             yield block

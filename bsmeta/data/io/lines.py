@@ -60,7 +60,7 @@ def open_shard(
 
     Args:
         indexes: Where access points of a compressed shard may be found.
-        columns: The columns that are needed (see `mapping.Decoder`); a Parquet shard is
+        columns: The columns that are needed (see `metadata.decoding.Decoder`); a Parquet shard is
             read without the others. None reads all.
         late: Those of them that its lines may lack until they are needed: see `PartialLine`.
     """

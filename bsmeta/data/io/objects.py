@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
-from urllib.parse import quote, unquote_plus, urlsplit
+from urllib.parse import quote, unquote_plus
 from xml.etree import ElementTree
 
 import httpx2
@@ -43,6 +43,7 @@ from bsmeta.data.io.remote import (
     check_transient,
     error_message,
     retry_advice,
+    shown_server,
     steady,
     transport_errors,
 )
@@ -321,12 +322,6 @@ def check_status(
     raise DataError(f"{what}: {store.server} answers {shown}: {reason}")
 
 
-def shown_server(url: str) -> str:
-    """The scheme, host and port of a URL, without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
 class S3:
     """Signs requests to S3, or to a server that speaks its protocol (AWS_ENDPOINT_URL)."""
 
@@ -361,8 +356,10 @@ class S3:
         if not root.tag.endswith("ListBucketResult"):
             raise TransientError(f"the answer is not a listing, but {root.tag}")
         found = []
+        is_encoded = root.findtext("{*}EncodingType") == "url"  # some servers ignore the request
         for entry in root.iterfind("{*}Contents"):
-            key = unquote_plus(entry.findtext("{*}Key", ""))
+            key = entry.findtext("{*}Key", "")
+            key = unquote_plus(key) if is_encoded else key
             etag = entry.findtext("{*}ETag", "").strip('"')
             size = int(entry.findtext("{*}Size", ""))
             if not key.endswith("/"):  # the marker of a folder
@@ -575,8 +572,14 @@ class CloudStorage:
             self._endpoint = emulator if "://" in emulator else f"http://{emulator}"
             return
         self._endpoint = "https://storage.googleapis.com"
-        with contextlib.suppress(DefaultCredentialsError):  # a public bucket needs none
+        try:
             self._credentials, _ = google.auth.default(scopes=[scope])
+        except DefaultCredentialsError as error:  # a public bucket needs none
+            if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+                raise ConfigurationError(
+                    "gs://… cannot be read: GOOGLE_APPLICATION_CREDENTIALS is wrong; correct it, "
+                    f"or unset it for a public bucket: {error_message(error)}"
+                ) from None
 
     @property
     def server(self) -> str:

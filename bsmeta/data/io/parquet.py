@@ -8,9 +8,9 @@ one are decoded, but not converted. Only requested columns are read.
 
 Values are converted column by column: a page may have hundreds of html records, and to build them
 one by one (`to_pylist`) takes several times as long. A struct becomes an object, a list an array, a
-timestamp an ISO 8601 string (in UTC if it has a time zone), a binary value a string, NaN null, a
-number the shortest decimal that reads back as the same value of its type. What Arrow keeps as views
-(`string_view`, `list_view`, ...) reads as the types without.
+timestamp an ISO 8601 string (in UTC if it has a time zone), a binary value a string, NaN and a date
+beyond the year 9999 null, a number the shortest decimal that reads back as the same value of its
+type. What Arrow keeps as views (`string_view`, `list_view`, ...) reads as the types without.
 
 A list of hundreds of records is converted only for the documents that use it (`PartialLine`).
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import datetime
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -332,6 +333,10 @@ def _values(array: pa.Array) -> list[Any]:
         return _texts(array.view(pa.string()))
     if types.is_large_binary(kind):
         return _texts(array.view(pa.large_string()))
+    if types.is_fixed_size_binary(kind):
+        return _values(array.cast(pa.binary()))
+    if types.is_date(kind):
+        return _dates(array).to_pylist()
     return [_shortest(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy")]
 
 
@@ -399,6 +404,8 @@ def _shortest(value: Any, kind: pa.DataType) -> Any:
     """
     if value is None or types.is_float64(kind):
         return value
+    if isinstance(value, bytes):
+        return _text(value)
     if isinstance(kind, pa.BaseExtensionType):
         return _shortest(value, kind.storage_type)
     if types.is_floating(kind):
@@ -410,6 +417,13 @@ def _shortest(value: Any, kind: pa.DataType) -> Any:
     if types.is_struct(kind):
         return {field.name: _shortest(value[field.name], field.type) for field in kind}
     return value
+
+
+def _dates(array: pa.Array) -> pa.Array:
+    """Dates, of which those beyond the years that Python's have (1 to 9999) become null."""
+    first, last = (pa.scalar(day, array.type) for day in (datetime.date.min, datetime.date.max))
+    is_valid = pc.and_(pc.greater_equal(array, first), pc.less_equal(array, last))
+    return pc.if_else(is_valid, array, pa.scalar(None, array.type))
 
 
 def _iso(array: pa.TimestampArray) -> pa.Array:

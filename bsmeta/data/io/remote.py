@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
 
 import httpx2
 from fsspec.utils import glob_translate
@@ -38,6 +39,7 @@ LONGEST_DELAY = 60.0
 LONGEST_WAIT = 900.0  # maximum seconds that a server may ask us to wait
 SLOWEST = 1024  # bytes per second; a connection slower than this for `SLOW_TIMEOUTS` is dropped
 SLOW_TIMEOUTS = 6  # times the timeout of a request
+REPORTED_S = 5.0  # a longer wait is reported as progress this often
 TRANSIENT_STATUS = (408, 425, 429)  # and all from 500 on
 TRANSIENT_ERRORS = (
     httpx2.TimeoutException,
@@ -269,10 +271,18 @@ class Retries:
         delay = random.uniform(longest / 2, longest)
         if error.wait is not None:
             delay = min(error.wait, LONGEST_WAIT) + random.uniform(0, FIRST_DELAY)
-        log.warning("%s: %s; tried again in %.1f s", what, error, delay)
-        report_progress()
-        if self._cancelled.wait(delay):
-            raise CancelledError
+        log.warning("%s: %s; retrying in %.1f s", what, error, delay)
+        while delay > 0:
+            report_progress()  # a server that asks for patience is no hang
+            if self._cancelled.wait(min(delay, REPORTED_S)):
+                raise CancelledError
+            delay -= REPORTED_S
+
+
+def shown_server(url: str) -> str:
+    """The scheme, host and port of a URL, without user and password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def retry_advice(server: str, hint: str) -> str:

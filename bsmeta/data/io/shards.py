@@ -20,6 +20,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -51,7 +52,7 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
 _SAMPLES_FOLDER = "samples"
-_Opened = Callable[[str], BinaryIO]
+_Opened = Callable[[str], AbstractContextManager[BinaryIO]]
 """Opens a shard that is not remote."""
 Kept = list[tuple[int, int, str]]
 """Of each shard: size in bytes, time of the last change (see `Shard`), and hash."""
@@ -311,8 +312,9 @@ def _remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     """Whether a file is excluded by its name, or has that of the validation file."""
     name = os.path.basename(str(path))
-    held_out = config.validation_file and in_dataset(config.validation_file, config)
-    if held_out and fnmatch(name, os.path.basename(held_out)):
+    held_out = in_dataset(config.validation_file or "", config)
+    held_out_name = os.path.basename(held_out)
+    if name == held_out_name or (held_out.startswith(REMOTE) and fnmatch(name, held_out_name)):
         return True
     return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 

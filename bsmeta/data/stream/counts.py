@@ -16,7 +16,7 @@ import numpy as np
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.files import refuse_bad_copy
-from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
+from bsmeta.data.io.lines import BYTE_ORDER_MARK, LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.metadata.records import BadDocument, Line
 from bsmeta.metadata.rendering import Rendered
@@ -104,7 +104,7 @@ def reason_of(line: Line, error: BadDocument) -> BadDocument:
         return BadDocument("line_too_long", f"expected {LONGEST_LINE:,} bytes at most")
     if not line.strip():
         return BadDocument("blank_line", "expected a JSON object")
-    if line.startswith(b"\xef\xbb\xbf"):
+    if line.startswith(BYTE_ORDER_MARK):
         return BadDocument("byte_order_mark", "the line begins with a UTF-8 byte order mark")
     try:
         line.decode()

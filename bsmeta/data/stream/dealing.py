@@ -108,19 +108,17 @@ def step_of(cycle: int) -> int:
     return int(cycle * (5**0.5 - 1) / 2) | 1
 
 
-def deal(
-    shards: Sequence[Shard], num_streams: int, portions: Sequence[int] | None = None
-) -> list[list[Share]]:
+def deal(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
     """The shares of each stream.
 
     Args:
         shards: The shards, in the order in which they are laid end to end.
-        portions: The portion of each stream, relative to the others'; None: equal ones.
+        portions: The portion of each stream, relative to the others'.
     """
     ends = [*itertools.accumulate(map(weight, shards))]
-    cuts = cuts_of(ends, num_streams, portions)
-    cycle = 1 << (SLOTS * num_streams - 1).bit_length()
-    shares: list[list[Share]] = [[] for _ in range(num_streams)]
+    cuts = cuts_of(ends, portions)
+    cycle = 1 << (SLOTS * len(portions) - 1).bit_length()
+    shares: list[list[Share]] = [[] for _ in portions]
     for shard, begin, end in zip(shards, [0, *ends], ends, strict=False):
         first = bisect.bisect_right(cuts, begin)
         last = bisect.bisect_left(cuts, end)
@@ -142,16 +140,13 @@ def weight(shard: Shard) -> int:
     return max(shard.size if compressed else shard.size // COMPRESSION, 1)
 
 
-def cuts_of(
-    ends: Sequence[int], num_streams: int, portions: Sequence[int] | None = None
-) -> list[int]:
+def cuts_of(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
     """The ends of all streams but the last: by their portions, inside a shard only if necessary.
 
     Args:
         ends: Where each shard ends when they are laid end to end.
-        portions: The portion of each stream, relative to the others'; None: equal ones.
+        portions: The portion of each stream, relative to the others'.
     """
-    portions = portions or [1] * num_streams
     cuts: list[int] = []
     begin, left = 0, sum(portions)
     for portion in portions[:-1]:

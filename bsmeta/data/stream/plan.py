@@ -73,7 +73,7 @@ class Position(NamedTuple):
         if version != VERSION:
             raise ConfigurationError(
                 f"the checkpoint's data state is of version {version}, expected {VERSION}: "
-                "documents are dealt to streams in another way now, so its positions stand at "
+                "documents are now assigned to streams differently, so its positions refer to "
                 "other documents; continue the run with the version of bsmeta that began it, or "
                 "begin a new one from its weights (model_name=CHECKPOINT/model)"
             )

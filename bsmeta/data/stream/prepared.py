@@ -130,7 +130,7 @@ class PreparedStreams:
         done = position.emitted
         if done <= len(prepared) and position != prepared.position_after(done - 1):
             raise ConfigurationError(
-                f"data_config.prepared={self._folder}: stream {stream} stands at {position}, where "
+                f"data_config.prepared={self._folder}: stream {stream} is at {position}, where "
                 f"the prepared one is at {prepared.position_after(done - 1)}: the run was on other "
                 "data before; leave data_config.prepared out"
             )
@@ -182,6 +182,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of prepared data."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        if not isinstance(manifest, dict) or "format" not in manifest:
+            raise ValueError(f"its {MANIFEST} is of something else")
     except (OSError, ValueError) as error:
         raise DataError(
             f"data_config.prepared={folder} holds no prepared data "

@@ -290,10 +290,7 @@ def with_own_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
 def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
     """The shares of each stream of each corpus."""
     order = sequence_order(config)
-    return [
-        deal(corpus.shards, config.num_streams, order.portions(number))
-        for number, corpus in enumerate(corpora)
-    ]
+    return [deal(corpus.shards, order.portions(number)) for number, corpus in enumerate(corpora)]
 
 
 def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:

@@ -13,6 +13,7 @@ reads, because its threads would not survive the fork of the loader processes.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,15 @@ def tensorflow() -> Any:
     tensorflow.get_logger().setLevel("ERROR")
     tensorflow.config.set_visible_devices([], "GPU")
     return tensorflow
+
+
+@contextlib.contextmanager
+def _named_errors(what: str) -> Iterator[None]:
+    """Turns TensorFlow's errors into a `DataError`, whose message begins with `what`."""
+    try:
+        yield
+    except tensorflow().errors.OpError as error:
+        raise DataError(f"{what}: {error.message}") from error
 
 
 class TensorFlowSource:
@@ -156,8 +166,10 @@ class TensorFlowSource:
         )
         return blocks.prefetch(READ_AHEAD).as_numpy_iterator()
 
-    def _open(self, path: str) -> BinaryIO:
-        return self._tf.io.gfile.GFile(path, "rb")
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[BinaryIO]:
+        with _named_errors(f"{path} cannot be read"), self._tf.io.gfile.GFile(path, "rb") as file:
+            yield file
 
     def _list(self, entries: Sequence[str]) -> list[Shard]:
         """`list_shards` for file systems that only TensorFlow supports."""
@@ -169,17 +181,16 @@ class TensorFlowSource:
                 f"data_config.train_file={self._config.train_file} leaves no training shard: all "
                 f"of its {len(found)} files are the validation file or excluded; add other files"
             )
-        sizes = [gfile.stat(path).length for path in kept]
+        with _named_errors(f"data_config.train_file={self._config.train_file}"):
+            sizes = [gfile.stat(path).length for path in kept]
         shards = map(Shard, shard_names(kept), kept, sizes)
         return sorted(shards, key=lambda shard: shard.name)
 
     def _expand(self, entry: str) -> list[str]:
         gfile = self._tf.io.gfile
-        try:
+        with _named_errors(f"data_config.train_file: {entry}"):
             pattern = f"{entry.rstrip('/')}/*" if gfile.isdir(entry) else entry
             files = [path for path in gfile.glob(pattern) if path.endswith(SUFFIXES)]
-        except self._tf.errors.OpError as error:
-            raise DataError(f"data_config.train_file: {entry}: {error.message}") from error
         if not files:
             raise DataError(f"data_config.train_file: {entry} matches no file ending in {SUFFIXES}")
         return files
@@ -187,7 +198,7 @@ class TensorFlowSource:
     def _lines(self, shard: Shard) -> Iterator[bytes]:
         """The lines of a shard, one by one, without starting TensorFlow's runtime."""
         rest = b""
-        with self._tf.io.gfile.GFile(shard.path, "rb") as file:
+        with self._open(str(shard.path)) as file:
             try:
                 for block in content(str(shard.path), file):
                     *lines, rest = (rest + block).split(b"\n")
@@ -240,7 +251,7 @@ class ShareReader:
             raise DataError(f"{shard.path} cannot be read: {error.message}") from error
         self._size += sum(map(len, lines)) + len(lines)
         if self.ended and str(shard.path).endswith(".gz") and not self._is_complete():
-            damage, whole = cut_of(str(shard.path))
+            damage, whole = find_truncation(str(shard.path))
             if damage:
                 lines = lines[: bisect.bisect_left(numbers, whole)]
         return Window(epoch, shard, numbers, lines, damage)
@@ -259,7 +270,7 @@ class ShareReader:
         return size in {self._size % 2**32, (self._size - 1) % 2**32}
 
 
-def cut_of(path: str) -> tuple[str, int]:
+def find_truncation(path: str) -> tuple[str, int]:
     """The reason why a gzip file cannot be read to its end ("" if it can), and its whole lines.
 
     Makes another pass over it, with a decompressor that detects truncation.

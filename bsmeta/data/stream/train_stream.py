@@ -15,7 +15,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, row_length
-from bsmeta.config.metadata import phase_starts
 from bsmeta.data.batch import StepData
 from bsmeta.data.checks import check_data
 from bsmeta.data.loader import SequenceBlocks, steps
@@ -79,10 +78,8 @@ class TrainStream:
             micro_batch_size=config.per_device_train_batch_size,
         )
         assert max_train_steps is not None or not config.metadata_config.schedule
-        steps = max_train_steps or 0
-        starts = phase_starts(config.metadata_config, steps, decay_start)
-        self._first_steps = [start + 1 for start in starts]
-        phases = phases_of(config, steps, global_batch_size, decay_start)
+        phases = phases_of(config, max_train_steps or 0, global_batch_size, decay_start)
+        self._first_steps = [start // global_batch_size + 1 for start in phases.starts]
         survey = survey or survey_data(config)
         self._streams: LiveStreams | PreparedStreams
         if config.prepared is not None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import phase_configs
-from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.errors import DataError
 from bsmeta.core.problems import refuse
 from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.data.seeds import derive, document_generator
@@ -38,7 +38,6 @@ from bsmeta.metadata.records import BadDocument, Document, Line
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import SHUFFLED, Donors, TypeSampler
 
-MOST_TYPES = 31  # bits of a signed 32-bit integer
 ENCODED_AT_ONCE = 8_000_000  # characters
 
 
@@ -110,11 +109,6 @@ class WindowMaker:
         self._held_out = held_out
         self._metadata = config.metadata_config
         self._samplers = [TypeSampler(phase) for phase in phase_configs(self._metadata)]
-        if len(self._metadata.metadata_list) > MOST_TYPES:
-            raise ConfigurationError(
-                f"data_config.metadata_config.metadata_list has {len(self._metadata.metadata_list)}"
-                f" types; at most {MOST_TYPES} can be distinguished in a batch"
-            )
         self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
         self.decoder = make_decoder(self._metadata, config.columns, source, config.content)
         self._text_decoder: Decoder | None = None

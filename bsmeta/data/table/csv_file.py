@@ -160,7 +160,7 @@ def _reader(lines: Iterable[str], separator: str, escape: str | None) -> Iterato
         lines,
         delimiter=separator,
         escapechar=escape,
-        skipinitialspace=True,  # `"a text", label`, as in seed document 004
+        skipinitialspace=True,  # `"a text", label`
         strict=True,
     )
 

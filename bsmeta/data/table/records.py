@@ -19,7 +19,13 @@ import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.data.table.csv_file import LONGEST_RECORD, BadRows, Row, find_format, read_rows
-from bsmeta.data.table.text_file import AUTO, GZIP_ERRORS, not_text, open_text
+from bsmeta.data.table.text_file import (
+    AUTO,
+    GZIP_ERRORS,
+    check_encoding,
+    not_text,
+    open_text,
+)
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
 Record = dict[str, Any]
@@ -45,7 +51,8 @@ def read_records(
         ConfigurationError: If a column is missing from a CSV file, or is there twice.
     """
     if path.name.endswith(JSON_LINES):
-        rows = _json_rows(path)
+        check_encoding(encoding)
+        rows = _json_rows(path, "utf-8" if encoding == AUTO else encoding)
     else:
         form = find_format(path, wanted, separator=separator, encoding=encoding)
         twice = sorted({name for name in form.columns if form.columns.count(name) > 1})
@@ -73,8 +80,8 @@ def _has_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _json_rows(path: Path) -> Iterator[tuple[Row, Record]]:
-    text, file = open_text(path, "utf-8-sig")
+def _json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
+    text, file = open_text(path, encoding)
     number = line = 0
     with file, text:
         try:
@@ -90,7 +97,7 @@ def _json_rows(path: Path) -> Iterator[tuple[Row, Record]]:
                     problem = f"no JSON object: {error}"
                 yield Row(number, line, [], problem), record
         except UnicodeError as error:
-            raise not_text(path, "utf-8", line, error) from error
+            raise not_text(path, encoding, line, error) from error
         except GZIP_ERRORS as error:
             raise DataError(f"{path}: damaged gzip data after row {number:,}: {error}") from error
         except OSError as error:

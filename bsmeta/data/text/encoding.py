@@ -31,7 +31,7 @@ from bsmeta.metadata.sampling import CONSTANT, RANDOM, WORDS
 
 Bools = NDArray[np.bool_]
 Filler = Callable[[int, str], np.ndarray]
-"""So many tokens without content (int32 [n]), which replace those of a text's prefix."""
+"""Returns n content-free token IDs (int32 [n]) in place of those of a text's prefix."""
 
 ONLY_TEXT: Bools = np.arange(256) == 0
 """The targets of `row_budget=text`, by token type."""

@@ -20,9 +20,9 @@ CSV = b'id,text\n1,stop\n2,"signs,\nfrom"\n'
 RECORDS = [{"id": "1", "text": "stop"}, {"id": "2", "text": "signs,\nfrom"}]
 
 
-def read(path: Path, on_bad_row: str = "refuse") -> list[dict[str, Any]]:
+def read(path: Path, on_bad_row: str = "refuse", encoding: str = "auto") -> list[dict[str, Any]]:
     bad = BadRows(path, on_bad_row)
-    found = list(read_records(path, ["text"], bad))
+    found = list(read_records(path, ["text"], bad, encoding=encoding))
     bad.close()
     return found
 
@@ -43,6 +43,12 @@ def test_json_keeps_what_is_in_a_record(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "n": 1, "tags": ["x"], "of": {"b": null}}\n')
     assert read(path) == [{"text": "a", "n": 1, "tags": ["x"], "of": {"b": None}}]
+
+
+def test_json_lines_in_a_declared_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "caf\xe9"}\n')
+    assert read(path, encoding="latin-1") == [{"text": "café"}]
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_a_document_of_a_shard_that_streams_share(tmp_path: Path, number: int) -
     assert [one.name for one in window.documents] == [name]
     assert window.count <= window.last - window.first
     shown = {chunk.number for sequence in window.sequences for chunk in sequence}
-    shares = [share for own in deal(list_shards(config.data_config), 3) for share in own]
+    shares = [share for own in deal(list_shards(config.data_config), [1] * 3) for share in own]
     windows = [share.documents(window, 5) for share in shares for window in range(8)]
     (trained,) = [one for one in windows if number in one]
     assert shown == {one for one in trained if one < 40}
