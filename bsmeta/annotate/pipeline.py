@@ -33,7 +33,7 @@ from bsmeta.annotate.shard import (
     existing_rows,
     read_journal,
 )
-from bsmeta.annotate.sources import InputFile, counted, item_bytes, open_source
+from bsmeta.annotate.sources import InputFile, counted, item_bytes, read_items
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import free_bytes
 
@@ -294,7 +294,7 @@ def chunks_of_file(
     Raises:
         DataError: If the file is damaged, after the chunks before the damage.
     """
-    items = open_source(path, int(config.page_mb * 1e6)).items(skip)
+    items = read_items(path, int(config.page_mb * 1e6), skip)
     chunk, size = deepcopy(first), 0
     damage = None
     try:
