@@ -20,8 +20,8 @@ class AnnotateConfig:
 
     input: Any = key(
         None,
-        "the pages: a path, a folder or a glob (or a list) of .warc(.gz), .jsonl(.gz, .zst) with "
-        "`url` and `html` or with `text`, .parquet",
+        "the pages: a path, a folder or a glob (or a list) of .warc(.gz), .warc.wet(.gz), "
+        ".jsonl(.gz, .zst) with `url` and `html` or with `text`, .parquet",
         is_path=True,
         heading="Pages and shards",
     )
@@ -44,7 +44,9 @@ class AnnotateConfig:
         "(my.module.Class)",
     )
     replace: list[str] = key(
-        [], "annotators whose columns are recomputed in shards that are complete"
+        [],
+        "annotators whose columns are recomputed in shards that are complete, with those of "
+        "annotators that need them; executor=local only",
     )
     only: list[str] | None = key(
         None,
