@@ -313,11 +313,13 @@ def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropp
                     continue
                 lines = reader.read(number, 1)
                 if not lines:
-                    raise DataError(
-                        f"{files.shard}: damaged ({reader.damage or 'rows are missing'}); delete "
-                        "it, and repeat the command"
-                    )
+                    raise damaged_shard(files.shard, reader.damage or "rows are missing")
                 number += 1
                 yield bytes(lines[0])
     finally:
         reader.close()
+
+
+def damaged_shard(path: Path, reason: str) -> DataError:
+    """The error for a shard that cannot be read to its end."""
+    return DataError(f"{path}: damaged ({reason}); delete it, and repeat the command")
