@@ -10,6 +10,7 @@ import glob
 import gzip
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -159,11 +160,9 @@ def read_items(path: str, page_bytes: int, skip: int = 0) -> Iterator[tuple[Item
     """
     if path.endswith(LINES):
         return _read_lines(path, skip)
-    return (
-        _WarcReader(path, page_bytes).items(skip)
-        if path.endswith(WARCS)
-        else _read_rows(path, skip)
-    )
+    if path.endswith(WARCS):
+        return _WarcReader(path, page_bytes).items(skip)
+    return _read_rows(path, skip)
 
 
 def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
@@ -187,21 +186,23 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
     try:
         with pq.ParquetFile(path) as file:
             total = max(file.metadata.num_rows, 1)
-            fields = [field.with_type(_python_type(field.type)) for field in file.schema_arrow]
             for group in range(file.metadata.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if number + rows <= skip:
                     number += rows
                     continue
                 for batch in file.iter_batches(_BATCH, row_groups=[group]):
-                    if fields != list(batch.schema):
-                        batch = batch.cast(pa.schema(fields), safe=False)
-                    for row in batch.to_pylist():
+                    for row in _without_nanoseconds(batch).to_pylist():
                         number += 1
                         if number > skip:
                             yield record_of(row), size * number // total
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, number, str(error)) from error
+
+
+def _without_nanoseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    fields = [field.with_type(_python_type(field.type)) for field in batch.schema]
+    return batch if fields == [*batch.schema] else batch.cast(pa.schema(fields), safe=False)
 
 
 def _python_type(kind: pa.DataType) -> pa.DataType:
@@ -241,7 +242,7 @@ class _WarcReader:
                     if number > skip:
                         yield self._page(record), file.tell()
                 _check_end(file, last)
-            except (EOFError, OSError) as error:
+            except (EOFError, OSError, zlib.error) as error:
                 raise damaged(self._path, number, str(error)) from error
 
     def _page(self, record: WarcRecord) -> InputRecord:
@@ -314,7 +315,7 @@ def _check_end(file: BinaryIO, last: int) -> None:
         last: Where that record begins, as fastwarc reports it.
 
     Raises:
-        EOFError, OSError: If the file ends within a record or a gzip member.
+        EOFError, OSError, zlib.error: If the file ends within a record or a gzip member.
     """
     for start in (last, 0):  # in a file compressed as a whole, `last` is no place to read from
         file.seek(start)
