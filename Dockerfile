@@ -1,8 +1,10 @@
-# bsmeta with all extras. CPU by default; for GPUs, name the index of torch's CUDA builds:
+# bsmeta with what requirements.txt names, which is all but the extras bootleg, lora, fast, cluster,
+# downstream and trackers, and the word lists of spelling. CPU by default; for GPUs, name the index of
+# torch's CUDA builds:
 #
 #   docker build -t bsmeta .
 #   docker build -t bsmeta:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
-#   docker run --rm -v "$PWD/runs:/home/bsmeta/runs" bsmeta train --config-name demo out_dir=runs/first
+#   docker run --rm -v bsmeta-runs:/home/bsmeta/runs bsmeta train --config-name demo out_dir=runs/first
 FROM python:3.11-slim-bookworm
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

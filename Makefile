@@ -1,5 +1,5 @@
-# Each target does everything that it needs: on a fresh machine `make demo` and `make test` first make
-# the environment. A stamp keyed by the requirements files makes the next call start at once.
+# Each target does everything that it needs: on a fresh machine `make demo` and `make test` create the
+# environment first. A stamp keyed by the requirements files makes the next call start at once.
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -71,5 +71,5 @@ release: env
 	BSMETA_DIST=dist python -m pytest -q tests/test_packaging.py -m "not slow"
 
 clean:
-	rm -rf runs outputs multirun build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -95,7 +95,7 @@ def test_the_programs_of_a_wheel_use_its_own_files(unpacked: Path, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_extra_is_named_for_each_module_that_needs_one(unpacked: Path) -> None:
+def test_the_extra_of_a_missing_module_is_named(unpacked: Path) -> None:
     assert set(EXTRA_OF.values()) <= set(metadata(unpacked).metadata.get_all("Provides-Extra"))
     error = missing_extra(ModuleNotFoundError("No module named 'sklearn'", name="sklearn"))
     assert str(error) == (

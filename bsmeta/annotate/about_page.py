@@ -201,6 +201,7 @@ class WebsiteDescription(Annotator):
     """A sentence about the site, from a table of domains, or the page's own meta description."""
 
     name = "website_description"
+    version = 2
     columns = ("metadata_website_desc",)
     settings = ("description_sources",)
 
@@ -222,7 +223,10 @@ class WebsiteDescription(Annotator):
 
 
 def _from_table(table: DescriptionTable | None, row: Row) -> str | None:
-    host = _split(row.needed_url()).hostname
+    try:
+        host = urlsplit(row.url).hostname
+    except ValueError:
+        return None
     return table.find(host) if table is not None and host else None
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import xxhash
 
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import Page, PageError, parse_page
-from bsmeta.annotate.tags import TagRecord
+from bsmeta.annotate.tags import Profile, TagRecord
 from bsmeta.metadata.records import Record
 
 Columns = dict[str, Any]
@@ -89,7 +89,7 @@ class Row:
         self.timestamp = record.timestamp
         self.html = record.html
         self.columns: Columns = dict(record.columns)
-        self._profile = cast(Literal["published", "all"], profile)
+        self._profile = cast(Profile, profile)
         self._text = record.text if text is None else text
         self._page: Page | None = None
         self._page_error: Exception | None = None
@@ -108,7 +108,7 @@ class Row:
             if self.html is None:
                 raise AnnotationError(NO_HTML)
             try:
-                self._page = parse_page(self.html, url=self.url, profile=self._profile)
+                self._page = parse_page(self.html, profile=self._profile)
             except PageError as error:
                 self._page_error = error
                 raise

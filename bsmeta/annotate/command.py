@@ -21,6 +21,7 @@ from bsmeta.annotate.pipeline import (
     check_disk,
     find_shards,
     plan_shards,
+    refuse_renamed,
     run,
     stopped_by_signals,
 )
@@ -46,6 +47,12 @@ def main(config: AnnotateConfig) -> int:
         raise ConfigurationError(
             "disambiguation is made from links: add entity to annotators, with entity_source=links"
         )
+    if config.replace and config.executor != "local":
+        raise ConfigurationError(
+            f"replace={config.replace}: executor={config.executor} does what is left whenever the "
+            "command is repeated, and would recompute these columns each time; set executor=local, "
+            "or delete the shards and leave out replace"
+        )
     try:
         return _annotate(config, annotators, inputs, output)
     except Stopped as stopped:
@@ -62,6 +69,7 @@ def _annotate(
 ) -> int:
     files = _read(inputs)
     total = sum(file.bytes for file in files)
+    refuse_renamed(output, files)
     existing = find_shards(config, annotators, output, files)
     if needs_index(annotators):
         with _pages("reading titles", total) as advance:

@@ -8,11 +8,6 @@ from typing import Any
 from bsmeta.config.data import EXTRACTORS
 from bsmeta.core.keys import key
 
-PROFILES = ("published", "all")
-EXECUTORS = ("local", "slurm", "ray")
-SPLITTERS = ("rules", "full_stops")
-ENTITY_SOURCES = ("links", "checkpoint")
-
 
 @dataclass(kw_only=True)
 class AnnotateConfig:
@@ -20,8 +15,8 @@ class AnnotateConfig:
 
     input: Any = key(
         None,
-        "the pages: a path, a folder or a glob (or a list) of .warc(.gz), .jsonl(.gz, .zst) with "
-        "`url` and `html` or with `text`, .parquet",
+        "the pages: a path, a folder or a glob (or a list) of .warc(.gz), .warc.wet(.gz), "
+        ".jsonl(.gz, .zst) with `url` and `html` or with `text`, .parquet",
         is_path=True,
         heading="Pages and shards",
     )
@@ -44,7 +39,9 @@ class AnnotateConfig:
         "(my.module.Class)",
     )
     replace: list[str] = key(
-        [], "annotators whose columns are recomputed in shards that are complete"
+        [],
+        "annotators whose columns are recomputed in shards that are complete, with those of "
+        "annotators that need them; executor=local only",
     )
     only: list[str] | None = key(
         None,
@@ -59,7 +56,7 @@ class AnnotateConfig:
         "published",
         "which parts of a page are its text: published (without script, header, footer, form and "
         "short blocks, as in c4-en-html-with-metadata) or all",
-        choices=PROFILES,
+        choices=("published", "all"),
         heading="Annotators",
     )
     content_extractors: list[str] = key(
@@ -92,7 +89,7 @@ class AnnotateConfig:
         "rules",
         "length of sentences: rules (knows abbreviations and decimals) or full_stops (every full "
         "stop ends one, as published)",
-        choices=SPLITTERS,
+        choices=("rules", "full_stops"),
     )
     paragraph_values: bool = key(
         False, "paragraph: the text of each as its value (as published) instead of its number"
@@ -112,7 +109,7 @@ class AnnotateConfig:
         "links",
         "entity: links (an anchor's text is a mention of the page that it leads to, if that is "
         "among the input) or checkpoint (what a trained disambiguator detects)",
-        choices=ENTITY_SOURCES,
+        choices=("links", "checkpoint"),
     )
     entity_model: str | None = key(
         None,
@@ -139,7 +136,7 @@ class AnnotateConfig:
     executor: str = key(
         "local",
         "local: processes of this machine; slurm, ray: on many machines, through datatrove",
-        choices=EXECUTORS,
+        choices=("local", "slurm", "ray"),
         heading="Processes and limits",
     )
     workers: int | None = key(

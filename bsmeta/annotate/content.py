@@ -24,7 +24,6 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from bsmeta.annotate.annotator import NO_HTML, AnnotationError, Annotator, Columns, Row
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.content import COLUMN
 
@@ -62,13 +61,12 @@ class Content(Annotator):
     def annotate(self, row: Row) -> Columns:
         if row.html is None:
             raise AnnotationError(NO_HTML)
-        html = row.html if isinstance(row.html, str) else decode_html(row.html)
         text = Text(row.text)
         spans: dict[str, list[tuple[int, int]] | None] = {}
         errors = []
         for name, extract in self._extract.items():
             try:
-                spans[name] = text.align(extract(html))
+                spans[name] = text.align(extract(row.html))
             except Exception as error:  # whatever an extractor does not foresee
                 spans[name] = None
                 errors.append(f"{name}_{type(error).__name__}")
@@ -127,8 +125,8 @@ class Text:
 
         Returns:
             Start and end of each, in order, disjoint; they begin and end with words, and the
-            punctuation that touches these. None if the extract is empty, or at most single words of
-            it are in the text.
+            punctuation that touches these. Empty if the extract is empty, or at most single words
+            of it are in the text.
         """
         words = [self._numbers.get(word, -1) for word in _WORD.findall(extract)]
         if words == self._words:

@@ -22,9 +22,10 @@ from typing import IO, NamedTuple, cast
 from xml.etree import ElementTree
 
 from bsmeta.annotate.config import DescriptionsConfig
+from bsmeta.annotate.links import open_database
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import file_hash
+from bsmeta.core.files import building, file_hash
 from bsmeta.data.text.sentences import sentences
 
 _DOMAIN = r"(?:www\.)?((?:[a-z0-9-]+\.)+[a-z]{2,})"
@@ -198,7 +199,7 @@ class DescriptionTable:
 
     def _lookup(self) -> Callable[[str], str | None]:
         if self._path.suffix == ".sqlite":
-            with closing(_connect(self._path)) as database:
+            with closing(open_database(self._path)) as database:
                 database.execute("SELECT domain, description FROM descriptions LIMIT 1")
             return lru_cache(maxsize=1 << 16)(self._from_database)
         with self._path.open(encoding="utf-8") as file:
@@ -212,13 +213,9 @@ class DescriptionTable:
 
     def _from_database(self, domain: str) -> str | None:
         query = "SELECT description FROM descriptions WHERE domain = ?"
-        with closing(_connect(self._path)) as database:
+        with closing(open_database(self._path)) as database:
             found = database.execute(query, (domain,)).fetchone()
         return found[0] if found else None
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
 
 
 def _two_fields(line: str) -> tuple[str, str]:
@@ -237,19 +234,18 @@ def main(config: DescriptionsConfig) -> None:
     output = Path(config.output)
     if output.suffix not in FORMATS:
         raise ConfigurationError(f"output={output}: expected a name that ends in one of {FORMATS}")
-    found = descriptions_of_dump(Path(config.dump))
-    partial = output.with_name(output.name + ".part")
     try:
-        write_table(partial, output.suffix, sorted(found.items()))
-        partial.replace(output)
-    except OSError as error:
+        with building(output) as part:
+            part.touch()  # what cannot be written is noticed before hours of reading
+            found = descriptions_of_dump(Path(config.dump))
+            write_table(part, output.suffix, sorted(found.items()))
+    except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"output={output} cannot be written: {error}") from error
     print(f"{output}: {len(found):,} domains")
 
 
 def write_table(path: Path, suffix: str, rows: Iterable[tuple[str, str]]) -> None:
     """Writes a table in the format of a suffix."""
-    path.unlink(missing_ok=True)
     if suffix == ".sqlite":
         with closing(sqlite3.connect(path)) as database:
             database.execute(_SCHEMA)

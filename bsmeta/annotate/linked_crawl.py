@@ -40,10 +40,11 @@ from bsmeta.annotate.links import (
 )
 from bsmeta.annotate.page import VERSION, PageError, parse_page
 from bsmeta.annotate.pipeline import Advance, chunks_of_file, make_pool, stopped_by_signals
-from bsmeta.annotate.shard import FOLDER, PART
+from bsmeta.annotate.shard import FOLDER, PART, damaged_shard
 from bsmeta.annotate.sources import InputFile, counted, decode
 from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import building
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.text.sentences import sentences
 
@@ -73,11 +74,10 @@ def make_index(
         Stopped: If a signal arrives.
     """
     (output / FOLDER).mkdir(exist_ok=True)
-    missing = [file for file in files if not _is_collected(_path(output, file), file)]
+    missing = [file for file in files if not _is_collected(config, output, file)]
     with stopped_by_signals(), make_pool(config, Collecting(config)) as pool:
-        _collect(missing, output, pool.map(_chunks(config, missing)), advance)
-    content = " ".join([str(VERSION), *(file.xxh3 for file in files)])
-    digest = xxhash.xxh3_64_hexdigest(content.encode())
+        _collect(config, missing, output, pool.map(_chunks(config, missing)), advance)
+    digest = xxhash.xxh3_64_hexdigest(b"".join(_header(config, file) for file in files))
     if index_digest(index_path(output)) != digest:
         pages = chain.from_iterable(_collected(_path(output, file)) for file in files)
         write_index(index_path(output), pages, digest)
@@ -97,12 +97,13 @@ class Collecting:
         """The JSON lines; see `chunks.Annotation` for the arguments."""
         lines = []
         for number, item in enumerate(chunk.items):
+            if (number, PAGE_STEP) in failures:
+                continue
             status.begin(number)
             record = decode(item, self._page_bytes)
-            is_usable = not record.problem and record.html is not None
-            if is_usable and (number, PAGE_STEP) not in failures:
+            if not record.problem and record.html is not None:
                 with suppress(PageError, MemoryError):
-                    page = linked_page(parse_page(record.html or "", url=record.url), record.url)
+                    page = linked_page(parse_page(record.html), record.url)
                     lines += [msgspec.json.encode(page)] if page else []
         return b"".join(line + b"\n" for line in lines)
 
@@ -111,17 +112,17 @@ def _path(output: Path, file: InputFile) -> Path:
     return output / FOLDER / f"{file.name}.pages"
 
 
-def _is_collected(path: Path, file: InputFile) -> bool:
+def _is_collected(config: AnnotateConfig, output: Path, file: InputFile) -> bool:
     try:
-        with path.open("rb") as lines:
-            return lines.readline() == _header(file)
+        with _path(output, file).open("rb") as lines:
+            return lines.readline() == _header(config, file)
     except FileNotFoundError:
         return False
 
 
-def _header(file: InputFile) -> bytes:
+def _header(config: AnnotateConfig, file: InputFile) -> bytes:
     """The first line of the pages of a file: from what they were collected."""
-    return f"{file.xxh3} {file.bytes} {VERSION}\n".encode()
+    return f"{file.xxh3} {file.bytes} {VERSION} {int(config.page_mb * 1e6)}\n".encode()
 
 
 def _collected(path: Path) -> Iterator[LinkedPage]:
@@ -137,6 +138,7 @@ def _chunks(config: AnnotateConfig, files: Sequence[InputFile]) -> Iterator[Chun
 
 
 def _collect(
+    config: AnnotateConfig,
     files: Sequence[InputFile],
     output: Path,
     results: Iterator[tuple[Chunk, bytes | None]],
@@ -152,7 +154,7 @@ def _collect(
             part = path.with_name(path.name + PART)
             if opened is None:
                 opened = part.open("wb")
-                opened.write(_header(file))
+                opened.write(_header(config, file))
             if lines is None:
                 opened.close()
                 part.replace(path)
@@ -198,6 +200,7 @@ def write_linked_sets(
 
     Raises:
         ConfigurationError: If they cannot be written.
+        DataError: If a shard is damaged.
     """
     mentions: defaultdict[str, Counter[str]] = defaultdict(Counter)
     relations: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -207,7 +210,11 @@ def write_linked_sets(
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             names = (PROFILES, TRAIN, DEV)
-            files = {name: stack.enter_context(_opened(folder, name)) for name in names}
+            parts = {name: stack.enter_context(building(folder / name)) for name in names}
+            files = {
+                name: stack.enter_context(part.open("w", encoding="utf-8"))
+                for name, part in parts.items()
+            }
             for row in _rows(shards, advance):
                 name = DEV if is_held_out(row.url, dev_share) else TRAIN
                 for line in _lines(row):
@@ -220,8 +227,6 @@ def write_linked_sets(
             for page in LinkIndex(index_path(output)).pages():
                 _write(files[PROFILES], _profile(page, mentions[page.key], relations[page.key]))
                 written[PROFILES] += 1
-        for name in names:
-            _part(folder, name).replace(folder / name)
     except OSError as error:
         raise ConfigurationError(f"disambiguation={folder} cannot be written: {error}") from error
     return f"{folder}: " + ", ".join(f"{name} ({counted(written[name], 'line')})" for name in names)
@@ -241,6 +246,8 @@ def _rows(shards: Iterable[Path], advance: Advance) -> Iterator[_Row]:
             number += 1
             yield _ROW.decode(lines[0])
         reader.close()
+        if reader.damage:
+            raise damaged_shard(shard, reader.damage)
         done += shard.stat().st_size
         advance(done, Counts(pages=number))
 
@@ -291,14 +298,6 @@ def _profile(page: LinkedPage, counts: Counter[str], links: Iterable[str]) -> di
         "types": {"site": [page.site], "section": [page.section] if page.section else []},
         "relations": [{"relation": RELATION, "object": page} for page in links],
     }
-
-
-def _part(folder: Path, name: str) -> Path:
-    return folder / f"{name}.part"
-
-
-def _opened(folder: Path, name: str) -> TextIO:
-    return _part(folder, name).open("w", encoding="utf-8")
 
 
 def _write(file: TextIO, line: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ _SEPARATOR = re.compile(r" (?:[-–—|·•«»]|::) ")
 _SITE_SHARE = 0.05  # of the pages of a host that have a suffix in common: it names the site
 _SITE_PAGES = 3
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
+_PORTS = {"http": 80, "https": 443}
 _DIGEST = "CREATE TABLE made_from (digest TEXT)"
 _BASE = re.compile(r'<base\s[^>]*?href="([^"]*)"')
 _SCHEMA = (
@@ -57,17 +58,19 @@ class LinkedPage(NamedTuple):
 
 @lru_cache(maxsize=1 << 16)
 def link_key(url: str) -> str | None:
-    """What is equal for two addresses of one page: without scheme, fragment and index file.
+    """What is equal for two addresses of one page: without scheme, its port, fragment, index file.
 
     None if it is not the address of a page on the web.
     """
     try:
         parts = urlsplit(urldefrag(url).url)
-        host = parts.hostname
+        host, port = parts.hostname, parts.port
     except ValueError:
         return None
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in _PORTS or not host:
         return None
+    if port not in (None, _PORTS[parts.scheme]):
+        host = f"{host}:{port}"
     path = _INDEX_FILE.sub("/", parts.path).rstrip("/")
     return f"{host}{path}?{parts.query}" if parts.query else f"{host}{path}"
 
@@ -132,6 +135,11 @@ def _parts(title: str) -> tuple[str, str]:
     return title[: separators[-1].start()].rstrip(), title[separators[-1].end() :]
 
 
+def open_database(path: Path) -> sqlite3.Connection:
+    """Opens an SQLite file that only is read."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
 def index_path(output: Path) -> Path:
     """Where the index of a run lies."""
     return output / "_annotation" / "pages.sqlite"
@@ -141,7 +149,7 @@ def index_digest(path: Path) -> str | None:
     """From what an index was made; None if it is not there."""
     if not path.exists():
         return None
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+    with closing(open_database(path)) as database:
         return str(database.execute("SELECT digest FROM made_from").fetchone()[0])
 
 
@@ -159,12 +167,12 @@ class LinkIndex:
 
     def pages(self) -> Iterator[LinkedPage]:
         """All pages, sorted by their address."""
-        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as database:
+        with closing(open_database(self._path)) as database:
             yield from map(LinkedPage._make, database.execute("SELECT * FROM pages ORDER BY key"))
 
     def _find(self, key: str) -> LinkedPage | None:
         if self._database is None:
-            self._database = sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)
+            self._database = open_database(self._path)
         found = self._database.execute("SELECT * FROM pages WHERE key = ?", (key,)).fetchone()
         return None if found is None else LinkedPage._make(found)
 
@@ -182,9 +190,10 @@ def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int,
     for link in page.links:
         start, end = _trimmed(page.text, link.start, link.end)
         is_name = 0 < end - start <= LONGEST_MENTION and any(map(str.isalpha, page.text[start:end]))
-        if start < last or not is_name or link.href.startswith("#"):
+        href = link.href.strip()
+        if start < last or not is_name or not href or href.startswith("#"):
             continue
-        key = _target(base if link.href.startswith("?") else folder, link.href.strip())
+        key = _target(base if href.startswith("?") else folder, href)
         target = index.find(key) if key is not None and key != own else None
         if target is not None:
             last = end

@@ -116,22 +116,19 @@ class PageError(ValueError):
 
     Attributes:
         reason: A short slug used as a counter key, such as `too_large`.
-        detail: What was found.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
-        self.detail = detail
 
 
 class Link(NamedTuple):
-    """A hyperlink: where it leads, its span in the text, and the text that it spans."""
+    """A hyperlink: where it leads, and its span in the text."""
 
     href: str
     start: int
     end: int
-    text: str
 
 
 class Block(NamedTuple):
@@ -170,7 +167,6 @@ class Page:
         footer: Its `<footer>`s, serialized (`html_footer`); none within another.
         title_tags: Its `<title>`s, serialized (`html_title`); none within another.
         declared: What it declares about itself.
-        url: Its address, as given.
     """
 
     text: str
@@ -180,19 +176,16 @@ class Page:
     footer: list[str] = field(default_factory=list)
     title_tags: list[str] = field(default_factory=list)
     declared: Declared = field(default_factory=Declared)
-    url: str = ""
 
     @property
     def links(self) -> list[Link]:
         """The hyperlinks in the text, in document order."""
-        return list(self._links())
-
-    def _links(self) -> Iterator[Link]:
+        found = []
         for tag in self.tags:
             if tag.value == "a" and "href" in tag.html_attrs.attrs:
                 href = tag.html_attrs.values[tag.html_attrs.attrs.index("href")]
-                start, end = tag.char_start_idx, tag.char_end_idx
-                yield Link(str(href), start, end, self.text[start:end])
+                found.append(Link(str(href), tag.char_start_idx, tag.char_end_idx))
+        return found
 
     @property
     def blocks(self) -> list[Block]:
@@ -204,26 +197,23 @@ class Page:
         ]
 
 
-def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "published") -> Page:
+def parse_page(html: str, *, profile: Profile = "published") -> Page:
     """Parses a page.
 
     Args:
-        html: The page; of bytes, the encoding is found out.
-        url: Its address.
+        html: The page.
         profile: `published` removes what the annotators of the published data remove (see
             docs/annotation.md); `all` keeps every element.
 
     Raises:
         PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
     """
-    if isinstance(html, bytes):
-        html = decode_html(html)
     _refuse_slow(html)
     try:
         tree = LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
     except SelectolaxError as error:  # usually for lack of memory
         raise PageError("not_parsed", str(error)) from error
-    page = Page("", [], url=url)
+    page = Page("", [])
     if tree.head is not None:
         page.head.append(tree.head.html or "")
     _read_declarations(tree, page)
@@ -240,9 +230,9 @@ def _refuse_slow(html: str) -> None:
         while max(lengths) > _LONG_TAG:
             row = lengths.index(max(lengths))
             lengths[row] = 0
-            names = _QUOTED.sub(" ", tags[row]).partition(">")[0].split()
-            if len(names) - 1 > MAX_ATTRIBUTES:
-                found = f"{len(names) - 1} in <{names[0][:20]}"
+            words = _QUOTED.sub(" ", tags[row]).partition(">")[0].split()
+            if len(words) - 1 > MAX_ATTRIBUTES:
+                found = f"{len(words) - 1} in <{words[0][:20]}"
                 raise PageError("too_many_attributes", found)
     if len(html) <= _EXAMINED_TAGS * len("<b>") or html.count("<") <= _EXAMINED_TAGS:
         return

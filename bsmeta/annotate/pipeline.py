@@ -23,8 +23,11 @@ from bsmeta.annotate.chunks import Annotation, Chunk, Counts, Dropped
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.pool import Pool, Work
-from bsmeta.annotate.registry import fingerprints
+from bsmeta.annotate.registry import fingerprints, with_dependents
 from bsmeta.annotate.shard import (
+    FOLDER,
+    JOURNAL_SUFFIX,
+    SHARD_SUFFIX,
     Header,
     Journal,
     PageSettings,
@@ -33,7 +36,7 @@ from bsmeta.annotate.shard import (
     existing_rows,
     read_journal,
 )
-from bsmeta.annotate.sources import InputFile, counted, item_bytes, open_source
+from bsmeta.annotate.sources import InputFile, counted, item_bytes, read_items
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import free_bytes
 
@@ -103,9 +106,10 @@ def find_shards(
         problems = "\n".join(f"  {_named(names)}: {loss}" for loss, names in losses.items())
         without_only = " without `only`" if config.only is not None else ""
         raise ConfigurationError(
-            f"output={output}: shards there would be overwritten, and what this command does not "
-            f"make again would be lost:\n{problems}\nNothing was changed. Undo the change, repeat "
-            f"the command with all annotators of these shards{without_only}, or name another output"
+            f"output={output}: shards there would be overwritten, and columns that this command "
+            f"does not recompute would be lost:\n{problems}\nNothing was changed. Undo the change, "
+            f"repeat the command with all annotators of these shards{without_only}, or name "
+            "another output"
         )
     return shards
 
@@ -129,6 +133,25 @@ def _losses(config: AnnotateConfig, rebuilt: set[str], shard: Shard) -> Iterator
         yield f"{', '.join(changes)}; would lose {', '.join(lost)}"
 
 
+def refuse_renamed(output: Path, files: Sequence[InputFile]) -> None:
+    """Refuses a second shard of the same pages: a file's shard is named after its folder, too, as
+    soon as another file has the same name.
+
+    Raises:
+        ConfigurationError: If the output has the pages of an input file in a shard of another name.
+    """
+    names, shards = {file.name for file in files}, {file.xxh3: file.name for file in files}
+    for path in sorted((output / FOLDER).glob(f"*{JOURNAL_SUFFIX}")):
+        name = path.name.removesuffix(JOURNAL_SUFFIX)
+        journal = ShardFiles(output, name).complete() if name not in names else None
+        if journal and journal.counts().rows and journal.header.input_xxh3 in shards:
+            raise ConfigurationError(
+                f"output={output}: {name}{SHARD_SUFFIX} has the pages of the input file whose "
+                f"shard is now named {shards[journal.header.input_xxh3]}{SHARD_SUFFIX}; training "
+                f"would read them twice. Delete {name}{SHARD_SUFFIX}, or name another output"
+            )
+
+
 def _named(names: Sequence[str]) -> str:
     more = len(names) - NAMED_SHARDS
     return ", ".join(names[:NAMED_SHARDS]) + (f" and {more:,} more" if more > 0 else "")
@@ -140,26 +163,35 @@ def plan_shards(
     """What is to be done for each input file.
 
     If pages and text are the same, only annotators that are new, have changed, or are named in
-    `replace` run; with `only` no others than these.
+    `replace`, and those that need their columns run; with `only` no others than these.
     """
-    wanted = fingerprints(annotators)
-    return [_plan(config, wanted, shard) for shard in shards]
+    own = {
+        annotator.name: annotator.fingerprint()
+        for annotator in annotators
+        if config.only is None or annotator.name in config.only
+    }
+    replaced = with_dependents(annotators, config.replace)
+    return [_plan(config, annotators, own, replaced, shard) for shard in shards]
 
 
-def _plan(config: AnnotateConfig, wanted: dict[str, str], shard: Shard) -> ShardPlan:
+def _plan(
+    config: AnnotateConfig,
+    annotators: Sequence[Annotator],
+    own: dict[str, str],
+    replaced: set[str],
+    shard: Shard,
+) -> ShardPlan:
     header, existing = _header(config, shard.file), shard.journal
-    names = [name for name in wanted if config.only is None or name in config.only]
     if existing is None or existing.header.changes(header):
-        header.names = names
-        header.annotators = {name: wanted[name] for name in names}
+        header.names = list(own)
+        header.annotators = fingerprints(annotators, own, {})
         if existing is not None:
             header.keeps_html |= existing.header.keeps_html
         return ShardPlan(shard.file, shard.files, header, None, is_complete=False)
     made = existing.header
+    wanted = fingerprints(annotators, own, made.annotators)
     header.names = [
-        name
-        for name in names
-        if made.annotators.get(name) != wanted[name] or name in config.replace
+        name for name in own if made.annotators.get(name) != wanted[name] or name in replaced
     ]
     header.annotators = made.annotators | {name: wanted[name] for name in header.names}
     header.keeps_html |= made.keeps_html
@@ -294,7 +326,7 @@ def chunks_of_file(
     Raises:
         DataError: If the file is damaged, after the chunks before the damage.
     """
-    items = open_source(path, int(config.page_mb * 1e6)).items(skip)
+    items = read_items(path, int(config.page_mb * 1e6), skip)
     chunk, size = deepcopy(first), 0
     damage = None
     try:

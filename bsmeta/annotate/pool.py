@@ -34,7 +34,7 @@ DIED = "worker_died"
 Work = Callable[[Chunk, Failures, "Status"], Any]
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
-_DEATHS = 2  # on one page, after which it is the page's fault: the first may be anybody's
+_DEATHS = 2  # crashes on one page before the page is blamed
 _POLL_S = 0.5
 _CONTAINERS = 50_000  # that set off a garbage collection; a page leaves no cycles
 _OUTSIDE = -1.0
@@ -201,7 +201,7 @@ class Pool:
 def _serve(
     connection: Connection, work: Work, status: Status, memory_bytes: int, parent: int
 ) -> None:
-    """The life of a worker."""
+    """Main loop of a worker process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from bsmeta.annotate.about_page import (
@@ -43,7 +43,9 @@ ANNOTATORS: dict[str, type[Annotator]] = {
         EntityParagraph,
     )
 }
-"""The annotators; their columns stand in this order in a row, after them those of others."""
+"""The annotators; rows list their columns in this order, followed by those of custom annotators."""
+
+_DECLARED = ("name", "columns")  # by every annotator
 
 
 def make_annotators(config: AnnotateConfig) -> list[Annotator]:
@@ -81,7 +83,12 @@ def _imported(name: str) -> type[Annotator]:
         raise ConfigurationError(
             f"annotators: {name} cannot be imported: {error} (the module must be on PYTHONPATH)"
         ) from error
-    if not (isinstance(kind, type) and issubclass(kind, Annotator)) or inspect.isabstract(kind):
+    is_annotator = isinstance(kind, type) and issubclass(kind, Annotator)
+    if (
+        not is_annotator
+        or inspect.isabstract(kind)
+        or not all(hasattr(kind, name) for name in _DECLARED)
+    ):
         raise ConfigurationError(
             f"annotators: {name} is no class derived from bsmeta.annotate.annotator.Annotator with "
             "name, columns and annotate()"
@@ -125,13 +132,39 @@ def _in_order(kinds: Sequence[type[Annotator]]) -> list[type[Annotator]]:
         raise ConfigurationError(f"annotators: each of {names} needs the next one") from error
 
 
-def fingerprints(annotators: Sequence[Annotator]) -> dict[str, str]:
-    """What the records of each annotator depend on, including the annotators that it needs."""
-    makers = {column: one for one in annotators for column in one.columns}
-    found: dict[str, str] = {}
+def fingerprints(
+    annotators: Sequence[Annotator], own: Mapping[str, str], stored: Mapping[str, str]
+) -> dict[str, str]:
+    """What the records of the annotators that run depend on, including the annotators they need.
+
+    Args:
+        annotators: In the order in which they run.
+        own: The fingerprints of those that run, by name.
+        stored: Those of the existing columns, which the other annotators do not change.
+    """
+    found = dict(stored)
     for annotator in annotators:
-        needed = dict.fromkeys(makers[column].name for column in annotator.needs)
-        found[annotator.name] = "+".join(
-            [annotator.fingerprint(), *(found[name] for name in needed)]
-        )
+        if annotator.name in own:
+            needed = (found.get(name, "") for name in _needed(annotator, annotators))
+            found[annotator.name] = "+".join([own[annotator.name], *needed])
+    return {name: found[name] for name in own}
+
+
+def with_dependents(annotators: Sequence[Annotator], names: Iterable[str]) -> set[str]:
+    """The names, and those of the annotators that need their columns, directly or not.
+
+    Args:
+        annotators: In the order in which they run.
+        names: Some of their names.
+    """
+    found = set(names)
+    for annotator in annotators:
+        if not found.isdisjoint(_needed(annotator, annotators)):
+            found.add(annotator.name)
     return found
+
+
+def _needed(annotator: Annotator, annotators: Sequence[Annotator]) -> list[str]:
+    """The names of the annotators whose columns an annotator needs."""
+    makers = {column: one.name for one in annotators for column in one.columns}
+    return list(dict.fromkeys(makers[column] for column in annotator.needs))

@@ -17,7 +17,7 @@ from bsmeta.annotate.chunks import ERRORS, Counts
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.pipeline import ShardPlan
 from bsmeta.annotate.shard import existing_rows
-from bsmeta.annotate.sources import counted, decode, open_source
+from bsmeta.annotate.sources import counted, decode, read_items
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD
 from bsmeta.report.page import HTML as PAGE
@@ -195,7 +195,7 @@ def _pages_of_shard(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[st
     if journal is None:
         return
     page_bytes = int(config.page_mb * 1e6)
-    items = open_source(plan.file.path, page_bytes).items(0)
+    items = read_items(plan.file.path, page_bytes)
     for (item, _), line in zip(items, existing_rows(plan.files, journal), strict=False):
         if isinstance(line, bytes):
             html = decode(item, page_bytes).html

@@ -27,6 +27,7 @@ from bsmeta.data.io.lines import LineReader
 FOLDER = "_annotation"
 SHARD_SUFFIX = ".jsonl.gz"
 PART = ".part"
+JOURNAL_SUFFIX = ".journal"
 FORMAT = 2
 
 
@@ -168,8 +169,8 @@ class ShardFiles:
     def __init__(self, output: Path, name: str) -> None:
         self.shard = output / f"{name}{SHARD_SUFFIX}"
         self.part = output / f"{name}{SHARD_SUFFIX}{PART}"
-        self.journal = output / FOLDER / f"{name}.journal"
-        self.journal_part = output / FOLDER / f"{name}.journal{PART}"
+        self.journal = output / FOLDER / f"{name}{JOURNAL_SUFFIX}"
+        self.journal_part = output / FOLDER / f"{name}{JOURNAL_SUFFIX}{PART}"
         self.lock = output / FOLDER / f"{name}.lock"
 
     def complete(self) -> Journal | None:
@@ -221,7 +222,8 @@ class ShardWriter:
         self.pages = journal.counts().pages if journal else 0
         self.is_complete = journal is not None and journal.is_complete
         if journal is None:
-            self._note(header)
+            with self._explained():
+                self._note(header)
 
     def add(self, written: Written) -> None:
         """Writes a chunk.
@@ -264,6 +266,7 @@ class ShardWriter:
         try:
             yield
         except OSError as error:
+            self.close()
             if error.errno not in FULL:
                 raise
             raise ConfigurationError(
@@ -310,11 +313,13 @@ def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropp
                     continue
                 lines = reader.read(number, 1)
                 if not lines:
-                    raise DataError(
-                        f"{files.shard}: damaged ({reader.damage or 'rows are missing'}); delete "
-                        "it, and repeat the command"
-                    )
+                    raise damaged_shard(files.shard, reader.damage or "rows are missing")
                 number += 1
                 yield bytes(lines[0])
     finally:
         reader.close()
+
+
+def damaged_shard(path: Path, reason: str) -> DataError:
+    """The error for a shard that cannot be read to its end."""
+    return DataError(f"{path}: damaged ({reason}); delete it, and repeat the command")

@@ -7,37 +7,48 @@ annotate them decode them, because one process reads for all.
 from __future__ import annotations
 
 import glob
+import gzip
 import os
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 import msgspec
-import xxhash
+import pyarrow as pa
+import pyarrow.parquet as pq
 from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
+from pyarrow import types
 
 from bsmeta.annotate.annotator import InputRecord
 from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import file_hash
 from bsmeta.data.io.lines import OVERLONG, LineReader
 
 READERS = 8
-_BLOCK = 1 << 20
 
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-WARCS = (".warc", ".warc.gz")
+WARCS = (".warc", ".warc.gz", ".warc.wet", ".warc.wet.gz")
 PARQUET = (".parquet",)
 SUFFIXES = (*LINES, *WARCS, *PARQUET)
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _TIMESTAMPS = ("timestamp", "c4_timestamp")
 _OK = 200
+_PAGES = (WarcRecordType.response, WarcRecordType.conversion)
 _BATCH = 64  # rows of a Parquet file in memory
+_BLOCK = 1 << 20  # bytes read at a time
+_GZIP = b"\x1f\x8b\x08"  # the first bytes of a gzip member
+_HEADER_END = b"\r\n\r\n"
+_LONGEST_HEADER = 1 << 20
+_CONTENT_LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 
 Item = bytes | InputRecord
 """A record, or the JSON line of one."""
@@ -119,15 +130,10 @@ def identified(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
 
 
 def _identify(path: str, name: str) -> InputFile:
-    found, size = xxhash.xxh3_64(), 0
     try:
-        with open(path, "rb") as file:
-            while block := file.read(_BLOCK):
-                found.update(block)
-                size += len(block)
+        return InputFile(path, name, os.path.getsize(path), file_hash(path))
     except OSError as error:
         raise DataError(f"input: {path} cannot be read: {error}") from error
-    return InputFile(path, name, size, found.hexdigest())
 
 
 def output_folder(path: str | None) -> Path:
@@ -146,38 +152,73 @@ def output_folder(path: str | None) -> Path:
     return folder
 
 
-class Source(Protocol):
-    """The records of an input file."""
+def read_items(path: str, page_bytes: int, skip: int = 0) -> Iterator[tuple[Item, int]]:
+    """The records of a file after the first `skip`, each with the bytes of the file read so far.
 
-    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
-        """The records after the first `skip`, each with the bytes of the file read so far.
-
-        Raises:
-            DataError: If the file is damaged, after the records before the damage.
-        """
-
-
-class LineSource:
-    """JSON lines; see `decode_line` for their columns."""
-
-    def __init__(self, path: str, page_bytes: int) -> None:
-        self._path = path
-
-    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
-        reader, number = LineReader(self._path), skip
-        try:
-            while lines := reader.read(number, 1):
-                number += 1
-                line = bytes(lines[0])
-                is_empty = not line or (line.isspace() and line != OVERLONG)
-                yield InputRecord(problem="empty_line") if is_empty else line, reader.bytes_read
-            if reader.damage:
-                raise damaged(self._path, number, reader.damage)
-        finally:
-            reader.close()
+    Raises:
+        DataError: If the file is damaged, after the records before the damage.
+    """
+    if path.endswith(LINES):
+        return _read_lines(path, skip)
+    if path.endswith(WARCS):
+        return _WarcReader(path, page_bytes).items(skip)
+    return _read_rows(path, skip)
 
 
-class WarcSource:
+def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
+    """The JSON lines of a file; see `decode_line` for their columns."""
+    reader, number = LineReader(path), skip
+    try:
+        while lines := reader.read(number, 1):
+            number += 1
+            line = bytes(lines[0])
+            is_empty = not line or (line.isspace() and line != OVERLONG)
+            yield InputRecord(problem="empty_line") if is_empty else line, reader.bytes_read
+        if reader.damage:
+            raise damaged(path, number, reader.damage)
+    finally:
+        reader.close()
+
+
+def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
+    """The rows of a Parquet file; columns as in JSON lines."""
+    size, number = os.path.getsize(path), 0
+    try:
+        with pq.ParquetFile(path) as file:
+            total = max(file.metadata.num_rows, 1)
+            for group in range(file.metadata.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if number + rows <= skip:
+                    number += rows
+                    continue
+                for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                    for row in _without_nanoseconds(batch).to_pylist():
+                        number += 1
+                        if number > skip:
+                            yield record_of(row), size * number // total
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, number, str(error)) from error
+
+
+def _without_nanoseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    fields = [field.with_type(_python_type(field.type)) for field in batch.schema]
+    return batch if fields == [*batch.schema] else batch.cast(pa.schema(fields), safe=False)
+
+
+def _python_type(kind: pa.DataType) -> pa.DataType:
+    """A type with microseconds instead of nanoseconds: neither Python nor JSON has those."""
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_python_type(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_python_type(kind.value_type)))
+    return kind
+
+
+class _WarcReader:
     """The responses of a WARC file, and the plain text (`conversion`) of a WET file.
 
     fastwarc's own decoding of compressed responses cannot be bounded (a record of which only a part
@@ -189,15 +230,19 @@ class WarcSource:
         self._page_bytes = page_bytes
 
     def items(self, skip: int) -> Iterator[tuple[Item, int]]:
-        number = 0
+        """See `read_items`."""
+        number, last = 0, 0
         with open(self._path, "rb") as file:
             try:
-                types = WarcRecordType.response | WarcRecordType.conversion
-                for record in ArchiveIterator(file, record_types=types, auto_decode="none"):
+                for record in ArchiveIterator(file, auto_decode="none"):
+                    last = record.stream_pos
+                    if record.record_type not in _PAGES:
+                        continue
                     number += 1
                     if number > skip:
                         yield self._page(record), file.tell()
-            except OSError as error:
+                _check_end(file, last)
+            except (EOFError, OSError, zlib.error) as error:
                 raise damaged(self._path, number, str(error)) from error
 
     def _page(self, record: WarcRecord) -> InputRecord:
@@ -262,39 +307,34 @@ def _http_problem(record: WarcRecord) -> str:
     return "" if kind in HTML_TYPES else "content_type"
 
 
-class ParquetSource:
-    """The rows of a Parquet file; columns as in JSON lines."""
+def _check_end(file: BinaryIO, last: int) -> None:
+    """Reads on from the last record of a WARC file: fastwarc does not report one that is cut off.
 
-    def __init__(self, path: str, page_bytes: int) -> None:
-        self._path = path
+    Args:
+        file: The file.
+        last: Where that record begins, as fastwarc reports it.
 
-    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
-        import pyarrow.parquet as pq
-        from pyarrow import ArrowException
-
-        size, number = os.path.getsize(self._path), 0
-        try:
-            with pq.ParquetFile(self._path) as file:
-                total = max(file.metadata.num_rows, 1)
-                for group in range(file.metadata.num_row_groups):
-                    rows = file.metadata.row_group(group).num_rows
-                    if number + rows <= skip:
-                        number += rows
-                        continue
-                    for batch in file.iter_batches(_BATCH, row_groups=[group]):
-                        for row in batch.to_pylist():
-                            number += 1
-                            if number > skip:
-                                yield record_of(row), size * number // total
-        except (ArrowException, OSError) as error:
-            raise damaged(self._path, number, str(error)) from error
-
-
-def open_source(path: str, page_bytes: int) -> Source:
-    """The source for a file, by its suffix."""
-    if path.endswith(LINES):
-        return LineSource(path, page_bytes)
-    return WarcSource(path, page_bytes) if path.endswith(WARCS) else ParquetSource(path, page_bytes)
+    Raises:
+        EOFError, OSError, zlib.error: If the file ends within a record or a gzip member.
+    """
+    for start in (last, 0):  # in a file compressed as a whole, `last` is no place to read from
+        file.seek(start)
+        if file.read(len(_GZIP)) == _GZIP:
+            file.seek(start)
+            with gzip.GzipFile(fileobj=file) as members:
+                while members.read(_BLOCK):
+                    pass
+            return
+    file.seek(last)
+    header, separator, _ = file.read(_LONGEST_HEADER).partition(_HEADER_END)
+    length = _CONTENT_LENGTH.search(header) if separator else None
+    if length is not None:
+        end = last + len(header) + len(separator) + int(length[1])
+        is_whole = end <= file.seek(0, os.SEEK_END)
+        file.seek(end)
+        if is_whole and not file.read(_BLOCK).strip():  # of a next record, if it is cut off
+            return
+    raise EOFError("it ends within a record")
 
 
 def counted(number: int, noun: str) -> str:
@@ -319,6 +359,7 @@ def item_bytes(item: Item) -> int:
 
 _LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str | None)
+_TIME = msgspec.json.Decoder(str | int | float | None)
 
 
 def decode(item: Item, page_bytes: int) -> InputRecord:
@@ -343,13 +384,15 @@ def decode_line(line: bytes) -> InputRecord:
     if line == OVERLONG:
         return InputRecord(problem="too_large")
     try:
+        line.decode()  # columns that are only carried along are not decoded
         columns: dict[str, Any] = _LINE.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return InputRecord(problem="not_json")
     try:
         for name in {"url", "html", "text", *_TIMESTAMPS} & columns.keys():
-            columns[name] = _STRING.decode(columns[name])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+            decoder = _TIME if name in _TIMESTAMPS else _STRING
+            columns[name] = decoder.decode(columns[name])
+    except msgspec.DecodeError:
         return InputRecord(problem="wrong_type")
     return record_of(columns)
 

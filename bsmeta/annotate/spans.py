@@ -102,6 +102,7 @@ class Entity(Annotator):
     """
 
     name = "entity"
+    version = 2
     columns = ("metadata_entity",)
     settings = ("entity_source", "profile")
 

@@ -24,7 +24,7 @@ def _open(
         config: The configuration.
         key: The key.
         user: What needs the model, for messages.
-        tasks: The tasks whose models can be used; messages recommend the first.
+        tasks: The tasks whose models can be used.
         overrides: Keys of the configuration of its run to change.
 
     Returns:
@@ -34,7 +34,7 @@ def _open(
         ConfigurationError, DataError: If it cannot be used.
     """
     checkpoint = getattr(config, key)
-    expected = f"expected a run of task={tasks[0]}"
+    expected = f"expected a run of task={' or '.join(tasks)}"
     if checkpoint is None:
         message = f"{key} is not set, but {user}; {expected}: {key}=runs/{tasks[0]}"
         raise ConfigurationError(message, [key])

@@ -28,7 +28,7 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import parse_page
 from bsmeta.annotate.pool import Status, collect_rarely
 from bsmeta.annotate.registry import make_annotators
-from bsmeta.annotate.sources import Item, decode, list_inputs, open_source
+from bsmeta.annotate.sources import Item, decode, list_inputs, read_items
 from bsmeta.config.compose import run_entry_point
 
 OWN_KEYS = {"limit": "300", "repeats": "5"}
@@ -40,7 +40,7 @@ def main(config: AnnotateConfig) -> None:
     collect_rarely()
     limit, repeats = int(OWN["limit"]), int(OWN["repeats"])
     paths = [path for path, _ in list_inputs(config.input)]
-    items = [item for path in paths for item, _ in open_source(path, PAGE_BYTES).items(0)]
+    items = [item for path in paths for item, _ in read_items(path, PAGE_BYTES)]
     items = items[:: max(1, len(items) // limit)][:limit]
     annotators = make_annotators(config)
     for what, seconds in _measure(config, annotators, items, repeats):

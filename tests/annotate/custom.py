@@ -36,6 +36,15 @@ class ManyWords(Annotator):
         return {"metadata_many_words": [global_record("many_words", str(count > 60))]}
 
 
+class WithoutColumns(Annotator):
+    """Lacks what every annotator declares."""
+
+    name = "without_columns"
+
+    def annotate(self, row: Row) -> Columns:
+        return {}
+
+
 class Faulty(Annotator):
     """Fails on the pages whose address says how."""
 

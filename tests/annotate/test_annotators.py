@@ -142,6 +142,18 @@ def test_website_description_that_a_page_declares() -> None:
     assert values(annotated(page(WORDS, meta), "website_description", **settings)) == []
 
 
+@pytest.mark.parametrize("url", ["", "https://[bad/"])
+@pytest.mark.parametrize("has_table", [False, True])
+def test_website_description_of_a_page_without_an_address(
+    has_table: bool, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "table.tsv").write_text("example.org\tA site about the history of computing.\n")
+    record = page(WORDS, '<meta name="description" content="All about sets and maps.">', url)
+    table = str(tmp_path / "table.tsv") if has_table else None
+    made = annotated(record, "website_description", descriptions=table)
+    assert values(made) == ["All about sets and maps."]
+
+
 @pytest.mark.parametrize(
     ("url", "value"),
     [

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.annotate import content
-from bsmeta.annotate.annotator import AnnotationError, InputRecord, Row
+from bsmeta.annotate.annotator import AnnotationError, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
 from bsmeta.annotate.registry import make_annotators
@@ -44,12 +44,6 @@ def test_the_article_is_found(extractor: str) -> None:
     assert text.startswith("Part 0 of this site")
     spans = columns["content_spans"][extractor]
     assert "\n".join(text[start:end] for start, end in spans) == "\n".join(["Bridges", *LINES])
-
-
-def test_a_page_of_bytes() -> None:
-    record = InputRecord(url="", html=str(PAGE.html).encode("utf-16"))
-    made = annotated(record, "content", content_extractors=["resiliparse"])
-    assert made == annotated(PAGE, "content", content_extractors=["resiliparse"])
 
 
 def test_one_extractor_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".sqlite"])
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".sqlite", "#1.sqlite"])
 def test_table_of_a_dump(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / f"sites{suffix}"
     dump = write_dump(tmp_path / "pages.xml.bz2")
@@ -115,6 +115,9 @@ def test_wrong_settings(tmp_path: Path) -> None:
         main(DescriptionsConfig())
     with pytest.raises(ConfigurationError, match=r"a\.csv: expected a name that ends in one of"):
         main(DescriptionsConfig(dump="x", output="a.csv"))
+    output = str(tmp_path / "none" / "a.sqlite")
+    with pytest.raises(ConfigurationError, match=rf"output={output} cannot be written"):
+        main(DescriptionsConfig(dump="not read", output=output))
     (tmp_path / "bad.xml").write_text("<mediawiki><page>")
     with pytest.raises(DataError, match=r"dump=.*bad\.xml cannot be read"):
         main(DescriptionsConfig(dump=str(tmp_path / "bad.xml"), output=str(tmp_path / "a.tsv")))

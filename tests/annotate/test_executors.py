@@ -132,9 +132,10 @@ def test_run_by_ray(pages: Path, tmp_path: Path) -> None:
     [
         ({"executor": "slurm"}, "slurm_partition is not set"),
         ({"executor": "ray"}, "ray is not installed"),
+        ({"executor": "slurm", "replace": ["title"]}, r"replace=\['title'\]: executor=slurm does"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_what_is_missing_or_impossible_is_named(
     settings: dict[str, Any], message: str, pages: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):

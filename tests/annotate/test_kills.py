@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.annotate.shard import PART, ShardFiles, read_journal
+from bsmeta.core.errors import ConfigurationError
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
 from tests.conftest import REPOSITORY
 from tests.waiting import STUCK_S, wait_until
@@ -175,6 +176,20 @@ def test_a_full_disk(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     process = start(tmp_path)
     process.communicate(timeout=STUCK_S)
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed)
+
+
+def test_a_disk_that_is_full_when_a_shard_begins(tmp_path: Path) -> None:
+    make_pages(tmp_path)
+    input, out = str(tmp_path / "pages/b.jsonl.gz"), tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # of any file
+    try:
+        with pytest.raises(ConfigurationError, match=f"the disk of {out} is full"):
+            annotate(input, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert annotate(input, out) == 0
+    assert len(rows(out / "b.jsonl.gz")) == 40
 
 
 def test_a_kill_between_the_renames_of_a_shard(tmp_path: Path) -> None:

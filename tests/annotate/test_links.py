@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from bsmeta.annotate.linked_crawl import is_held_out, write_linked_sets
+from bsmeta.annotate import linked_crawl
+from bsmeta.annotate.annotator import InputRecord
+from bsmeta.annotate.chunks import PAGE_STEP, Chunk
+from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.linked_crawl import Collecting, is_held_out, write_linked_sets
 from bsmeta.annotate.links import LinkIndex, index_path, link_key
+from bsmeta.annotate.pool import DIED, Status
+from bsmeta.annotate.sources import Item, decode
+from bsmeta.core.errors import DataError
 from tests.annotate.helpers import WORDS, annotate, rows, write_pages
 
 SITE = "https://www.example.org"
@@ -57,6 +64,9 @@ def annotated_crawl(tmp_path: Path) -> Path:
         ("https://Example.org/a/index.html#top", "example.org/a"),
         ("http://example.org/a/", "example.org/a"),
         ("https://example.org/a?id=1", "example.org/a?id=1"),
+        ("http://localhost:8000/a", "localhost:8000/a"),
+        ("https://example.org:443/a", "example.org/a"),
+        ("https://example.org:x/a", None),
         ("mailto:me@example.org", None),
         ("http://[bad", None),
     ],
@@ -97,6 +107,53 @@ def test_links_are_relative_to_the_base_that_a_page_declares(tmp_path: Path) -> 
     annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", annotators=["entity"])
     [entity] = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
     assert entity["url"] == "www.example.org/docs/sets.html"
+
+
+def test_links_to_the_page_itself_are_no_mentions(tmp_path: Path) -> None:
+    anchors = "<a href=''>empty</a> <a href=' #top'>top</a> <a href=' ?q'>query</a>"
+    pages = [
+        {"url": f"{SITE}/a/b.html", "html": f"<title>B</title><p>{anchors} {WORDS}"},
+        {"url": f"{SITE}/a/", "html": f"<title>A</title><p>{WORDS}"},
+        {"url": f"{SITE}/a/b.html?q", "html": f"<title>Q</title><p>{WORDS}"},
+    ]
+    write_pages(tmp_path / "a.jsonl.gz", pages)
+    annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", annotators=["entity"])
+    found = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
+    assert [one["url"] for one in found] == ["www.example.org/a/b.html?q"]
+
+
+def test_the_index_has_the_pages_of_the_present_limit(tmp_path: Path) -> None:
+    pages = crawl()[:2]
+    pages[1]["html"] += WORDS * 100
+    write_pages(tmp_path / "a.jsonl.gz", pages)
+    for page_mb, expected in ((0.005, []), (8, ["www.example.org/docs/sets.html"])):
+        settings = {"annotators": ["entity"], "page_mb": page_mb}
+        annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", **settings)
+        found = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
+        assert [one["url"] for one in found] == expected
+
+
+def test_a_page_that_ends_its_process_is_left_out_of_the_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ends(item: Item, page_bytes: int) -> InputRecord:
+        assert b"deadly" not in item
+        return decode(item, page_bytes)
+
+    monkeypatch.setattr(linked_crawl, "decode", ends)
+    lines = [f'{{"url": "{SITE}/{name}", "html": "<title>T"}}' for name in ("deadly", "a")]
+    chunk = Chunk(0, [line.encode() for line in lines])
+    found = Collecting(AnnotateConfig())(chunk, {(0, PAGE_STEP): DIED}, Status())
+    assert [json.loads(line)[0] for line in found.splitlines()] == ["www.example.org/a"]
+
+
+@pytest.mark.parametrize("name", ["a#1", "a?b", "a%20b"])
+def test_the_name_of_the_output_is_part_of_no_address(name: str, tmp_path: Path) -> None:
+    write_pages(tmp_path / "a.jsonl.gz", crawl()[:2])
+    for _ in range(2):
+        annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / name, annotators=["entity"])
+    assert len(rows(tmp_path / name / "a.jsonl.gz")[0]["metadata_entity"]) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl.gz", name}
 
 
 def test_entities_by_paragraph(annotated_crawl: Path) -> None:
@@ -149,6 +206,18 @@ def test_disambiguation_files(annotated_crawl: Path) -> None:
         "gold": [True, True],
         "document": f"{SITE}/docs/lists.html",
     }
+
+
+def test_a_damaged_shard_is_not_made_into_files_without_its_rest(annotated_crawl: Path) -> None:
+    out, folder = annotated_crawl / "out", annotated_crawl / "sets"
+    before = (folder / "train.jsonl").read_bytes()
+    content = bytearray((out / "b.jsonl.gz").read_bytes())
+    content[-20] ^= 1
+    (out / "b.jsonl.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"b\.jsonl\.gz: damaged .*; delete it, and repeat"):
+        write_linked_sets(sorted(out.glob("*.gz")), out, folder, 0, lambda *_: None)
+    assert (folder / "train.jsonl").read_bytes() == before
+    assert len(list(folder.iterdir())) == 3  # nothing is left over
 
 
 def test_pages_are_held_out_with_all_their_sentences(annotated_crawl: Path) -> None:

@@ -160,7 +160,7 @@ def test_settings_of_an_annotator_count_for_it_alone(
 def test_an_annotator_is_made_again_with_the_one_that_it_needs(
     pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.annotate.custom import ManyWords, Words
+    from tests.annotate.custom import Words
 
     names = [f"{CUSTOM}.ManyWords", f"{CUSTOM}.Words"]  # in the wrong order
     annotate(str(pages), tmp_path / "out", annotators=names)
@@ -168,7 +168,29 @@ def test_an_annotator_is_made_again_with_the_one_that_it_needs(
     assert made == ["False"] * 3 + ["True"] * 4 + ["False"] * 2
     monkeypatch.setattr(Words, "annotate", lambda *_: {"metadata_words": [{"value": "99"}]})
     monkeypatch.setattr(Words, "version", 2)
-    monkeypatch.setattr(ManyWords, "version", 1)
+    annotate(str(pages), tmp_path / "out", annotators=names)
+    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert made == ["True"] * 9
+    # Also if the version is the same, and the other one is named in `replace`.
+    monkeypatch.setattr(Words, "annotate", lambda *_: {"metadata_words": [{"value": "9"}]})
+    annotate(str(pages), tmp_path / "out", annotators=names, replace=["words"])
+    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert made == ["False"] * 9
+
+
+def test_columns_made_from_old_ones_are_made_again_with_these(
+    pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.annotate.custom import ManyWords, Words
+
+    names = [f"{CUSTOM}.Words", f"{CUSTOM}.ManyWords"]
+    annotate(str(pages), tmp_path / "out", annotators=names)
+    monkeypatch.setattr(Words, "annotate", lambda *_: {"metadata_words": [{"value": "99"}]})
+    monkeypatch.setattr(Words, "version", 2)
+    monkeypatch.setattr(ManyWords, "version", 2)
+    annotate(str(pages), tmp_path / "out", annotators=names, only=["many_words"])
+    made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
+    assert made == ["False"] * 3 + ["True"] * 4 + ["False"] * 2
     annotate(str(pages), tmp_path / "out", annotators=names)
     made = [row["metadata_many_words"][0]["value"] for row in rows(tmp_path / "out/b.jsonl.gz")]
     assert made == ["True"] * 9
@@ -319,6 +341,7 @@ def test_two_runs_do_not_write_one_shard(pages: Path, tmp_path: Path) -> None:
         ({"annotators": ["titel"]}, r"there is no titel \(did you mean title\?\)"),
         ({"annotators": ["no.such.Class"]}, r"no\.such\.Class cannot be imported"),
         ({"annotators": ["json.JSONDecoder"]}, "is no class derived from"),
+        ({"annotators": [f"{CUSTOM}.WithoutColumns"]}, "is no class .* with name, columns and"),
         (
             {"annotators": ["entity_paragraph"]},
             "needs metadata_entity: add entity",
@@ -348,6 +371,21 @@ def test_names_of_shards(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / "in" / folder).mkdir(parents=True)
         write_pages(tmp_path / "in" / folder / "a.jsonl.gz", some_pages(2))
+    annotate(str(tmp_path / "in/*/*.gz"), tmp_path / "out")
+    assert list(contents(tmp_path / "out")) == ["x_a.jsonl.gz", "y_a.jsonl.gz"]
+
+
+def test_a_shard_is_not_made_again_under_another_name(tmp_path: Path) -> None:
+    for folder, count in (("x", 2), ("y", 3)):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        write_pages(tmp_path / "in" / folder / "a.jsonl.gz", some_pages(count))
+    annotate(str(tmp_path / "in/x"), tmp_path / "out")
+    before = contents(tmp_path / "out")
+    message = "a.jsonl.gz has the pages of the input file whose shard is now named x_a.jsonl.gz"
+    with pytest.raises(ConfigurationError, match=message):
+        annotate(str(tmp_path / "in/*/*.gz"), tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    (tmp_path / "out/a.jsonl.gz").unlink()
     annotate(str(tmp_path / "in/*/*.gz"), tmp_path / "out")
     assert list(contents(tmp_path / "out")) == ["x_a.jsonl.gz", "y_a.jsonl.gz"]
 

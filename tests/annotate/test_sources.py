@@ -7,14 +7,16 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from backports import zstd
 from fastwarc.stream_io import BrotliWriter
+from fastwarc.warc import WarcRecord, WarcRecordType
 
 from bsmeta.annotate.annotator import InputRecord
-from bsmeta.annotate.sources import decode, decode_line, open_source
+from bsmeta.annotate.sources import decode, decode_line, list_inputs, read_items
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import warc_record
 
@@ -23,7 +25,7 @@ HTML = b"<p>caf\xc3\xa9</p>"
 
 
 def records(path: Path, skip: int = 0) -> list[InputRecord]:
-    items = open_source(str(path), PAGE_BYTES).items(skip)
+    items = read_items(str(path), PAGE_BYTES, skip)
     return [decode(item, PAGE_BYTES) for item, _ in items]
 
 
@@ -58,7 +60,8 @@ def test_json_lines(suffix: str, tmp_path: Path) -> None:
     [
         (b"{", "not_json"),
         (b"[1]", "not_json"),
-        (b'{"url": "\xff"}', "wrong_type"),
+        (b'{"url": "\xff"}', "not_json"),
+        (b'{"text": "a", "x": "\xff"}', "not_json"),
         (b'{"url": 7, "html": "a"}', "wrong_type"),
         (b'{"url": "a", "html": ["a"]}', "wrong_type"),
         (b'{"url": "a"}', "no_html"),
@@ -75,6 +78,15 @@ def test_shards_keep_their_columns() -> None:
     record = decode_line(line)
     assert (record.text, record.timestamp, record.html) == ("t", "2019", None)
     assert bytes(record.columns["metadata_url"]) == b'[{"value": "u"}]'
+
+
+@pytest.mark.parametrize(
+    ("time", "timestamp"),
+    [("1556196000", "1556196000"), ("1556196000.5", "1556196000.5"), ("null", None)],
+)
+def test_a_timestamp_may_be_a_number(time: str, timestamp: str | None) -> None:
+    record = decode_line(b'{"html": "a", "timestamp": %s}' % time.encode())
+    assert (record.problem, record.html, record.timestamp) == ("", "a", timestamp)
 
 
 def test_empty_lines_are_counted(tmp_path: Path) -> None:
@@ -98,6 +110,16 @@ def test_warc(compressed: bool, tmp_path: Path) -> None:
     assert [one.html for one in found] == ["<p>café</p>", "café", "<p>café</p>"]
     assert found[0].timestamp == "2019-04-05T06:07:08Z"
     assert records(path, skip=2) == found[2:]
+
+
+def test_plain_text_of_common_crawl(tmp_path: Path) -> None:
+    record = WarcRecord()
+    record.init_headers(record_type=WarcRecordType.conversion)
+    record.headers["WARC-Target-URI"] = "https://a.org/1"
+    record.set_bytes_content("café".encode())
+    path = write_warc(tmp_path / "CC-MAIN-00000.warc.wet.gz", record)
+    assert list_inputs(str(tmp_path)) == [(str(path), "CC-MAIN-00000")]
+    assert [(one.url, one.text) for one in records(path)] == [("https://a.org/1", "café")]
 
 
 def brotli(content: bytes) -> bytes:
@@ -153,6 +175,21 @@ def test_parquet(tmp_path: Path) -> None:
     assert records(path, skip=95) == found[95:]
 
 
+def test_nanoseconds_in_parquet_are_cut_off(tmp_path: Path) -> None:
+    time = pa.timestamp("ns", "UTC")
+    kinds = {"at": time, "took": pa.duration("ns"), "more": pa.struct({"seen": pa.list_(time)})}
+    row = {"html": "a", "at": 1_556_197_074_123_456_789, "took": 1_000_000_999}
+    row["more"] = {"seen": [1_556_197_074_000_000_000]}
+    schema = pa.schema({"html": pa.string(), **kinds})
+    path = tmp_path / "pages.parquet"
+    pq.write_table(pa.Table.from_pylist([row], schema), path)
+    (record,) = records(path)
+    assert msgspec.json.encode(record.columns) == (
+        b'{"at":"2019-04-25T12:57:54.123456Z","took":"PT1S",'
+        b'"more":{"seen":["2019-04-25T12:57:54Z"]}}'
+    )
+
+
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".warc.gz", ".parquet"])
 def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"pages{suffix}"
@@ -168,4 +205,34 @@ def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path:
     content[middle : middle + 400] = bytes(400)
     path.write_bytes(content if suffix != ".jsonl.gz" else content[:middle])
     with pytest.raises(DataError, match=rf"{path.name}: damaged after [\d,]+ records"):
+        records(path)
+
+
+@pytest.mark.parametrize("suffix", [".warc.gz", ".warc"])
+@pytest.mark.parametrize("kept", [2, 100, -12])  # bytes of the third record, or missing ones
+def test_a_warc_file_that_is_cut_off_is_damaged(kept: int, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    ends = []
+    for count in (2, 3):
+        pages = [warc_record(f"https://a.org/{n}", HTML) for n in range(count)]
+        ends.append(write_warc(path, *pages, compressed=suffix == ".warc.gz").stat().st_size)
+    with path.open("r+b") as file:
+        file.truncate(ends[0] + kept if kept > 0 else ends[1] + kept)
+    items = read_items(str(path), PAGE_BYTES)
+    assert [decode(next(items)[0], PAGE_BYTES).url for _ in range(2)] == [
+        "https://a.org/0", "https://a.org/1",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=rf"a{suffix}: damaged after [23] records"):
+        list(items)
+
+
+def test_a_warc_file_that_is_compressed_as_a_whole(tmp_path: Path) -> None:
+    pages = [warc_record(f"https://a.org/{n}", bytes(50_000)) for n in range(9)]
+    path = write_warc(tmp_path / "a.warc", *pages, compressed=False)
+    whole = gzip.compress(path.read_bytes())
+    path = tmp_path / "a.warc.gz"
+    path.write_bytes(whole)
+    assert len(records(path)) == 9
+    path.write_bytes(whole[:-9])
+    with pytest.raises(DataError, match="damaged after 9 records"):
         records(path)

@@ -10,7 +10,7 @@ import torch
 
 from bsmeta.annotate.annotator import InputRecord
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.registry import fingerprints, make_annotators
+from bsmeta.annotate.registry import make_annotators
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs
@@ -80,7 +80,7 @@ def test_improbable_entities_are_dropped(disambiguator: Path, tmp_path: Path) ->
     assert annotate(source, tmp_path / "out", entity_min_score=1.0, **settings) == 0
     assert [row["metadata_entity"] for row in rows(tmp_path / "out/pages.jsonl.gz")] == [[], []]
     changed = [
-        fingerprints(make_annotators(AnnotateConfig(entity_min_score=score, **settings)))["entity"]
+        make_annotators(AnnotateConfig(entity_min_score=score, **settings))[1].fingerprint()
         for score in (None, 0.5, 0.5)
     ]
     assert changed[0] != changed[1] == changed[2]
@@ -141,10 +141,10 @@ def test_the_share_of_flagged_words(detector: Path, text: str, share: str) -> No
 
 def test_records_depend_on_the_model(detector: Path) -> None:
     config = AnnotateConfig(annotators=["spelling"], spelling_model=str(detector))
-    before = fingerprints(make_annotators(config))
-    assert fingerprints(make_annotators(config)) == before
+    before = make_annotators(config)[0].fingerprint()
+    assert make_annotators(config)[0].fingerprint() == before
     (detector / "model" / "words.json").write_text('{"text": {}, "listed": {}}')
-    assert fingerprints(make_annotators(config)) != before
+    assert make_annotators(config)[0].fingerprint() != before
 
 
 def test_workers_use_the_model(detector: Path, tmp_path: Path) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.data.hub_fixtures import hub
+from tests.data.hub_fixtures import hub, stored
 
-__all__ = ["hub"]
+__all__ = ["hub", "stored"]

@@ -23,34 +23,29 @@ from bsmeta.data.stream.train_stream import TrainStream
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "12", "cafés", "😀"]
 
 
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of about 300 entries with an EOS token."""
+def bpe_tokenizer(texts: list[str], vocab_size: int = 320) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with an EOS token, trained on some texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=vocab_size,
         special_tokens=["<eos>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 3, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of about 300 entries."""
+    return bpe_tokenizer([" ".join(WORDS)] * 3)
 
 
 def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with a token for each of the words, and for each after a blank."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000,
-        special_tokens=["<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([form for one in words for form in (one, f" {one}")] * 9, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    """A tokenizer with a token for each of the words, and for each after a blank."""
+    return bpe_tokenizer([form for one in words for form in (one, f" {one}")] * 9, 1000)
 
 
 def page(number: int, words: int) -> dict[str, Any]:
@@ -219,6 +214,14 @@ def taken(stream: TrainStream) -> Iterator[Taken]:
             batch.tensors, batch.documents, batch.counts, batch.tokens, batch.padding,
             batch.weight, changed,
         )  # fmt: skip
+
+
+def batches(config: DataConfig, count: int) -> list[Taken]:
+    """The first steps of a stream with global batches of two."""
+    stream = TrainStream(
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    return list(itertools.islice(taken(stream), count))
 
 
 def same(one: Run, other: Run) -> bool:

@@ -12,7 +12,7 @@ from huggingface_hub import close_session, constants
 from bsmeta.data.io import files, remote
 from bsmeta.data.io.hub import HubRef, commit_of
 from bsmeta.data.io.remote import RemoteSettings
-from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, used_hub
+from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, shards_in, used_hub
 
 BLOCK = 1000
 CONTENT = random.Random(0).randbytes(7700)
@@ -33,6 +33,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with used_hub(Hub({"data.bin": CONTENT}), monkeypatch) as server:
         yield server
     close_session()
+
+
+@pytest.fixture
+def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A server with the shards of `folder`, private, in blocks of which a shard has several."""
+    monkeypatch.setattr(files, "BLOCK", 300)
+    hub.files = hub.listed = shards_in(folder)
+    hub.token = TOKEN
+    return hub
 
 
 def hub_file(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> HubRef:

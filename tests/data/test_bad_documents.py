@@ -23,7 +23,15 @@ from bsmeta.data.stream.counts import REASONS
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.rendering import Rendered
-from tests.data.helpers import Taken, page, pages, small_config, small_tokenizer, taken, write_shard
+from tests.data.helpers import (
+    batches,
+    page,
+    pages,
+    small_config,
+    small_tokenizer,
+    taken,
+    write_shard,
+)
 
 GOOD = json.dumps(page(1, 5)).encode()
 BAD = {
@@ -40,14 +48,6 @@ BAD = {
 }
 
 COUNTS = {f"bad_documents/{reason}" for reason in REASONS}
-
-
-def batches(config: DataConfig, count: int) -> list[Taken]:
-    stream = TrainStream(
-        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
-    )
-    iterator = taken(stream)
-    return [next(iterator) for _ in range(count)]
 
 
 @pytest.fixture(autouse=True)

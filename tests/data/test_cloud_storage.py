@@ -17,12 +17,11 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import files, remote
-from bsmeta.data.io.files import open_file
 from bsmeta.data.io.objects import ObjectRef, store_of
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
-from tests.data.test_objects import CONTENT, STEPS, forget
+from tests.data.test_objects import CONTENT, STEPS, forget, read
 
 URL = "gs://corpus"
 PAGE = 2
@@ -125,11 +124,6 @@ def refs(folder: Path, train_file: str) -> list[ObjectRef]:
     paths = [shard.path for shard in list_shards(config)]
     assert all(isinstance(path, ObjectRef) for path in paths)
     return paths  # type: ignore[return-value]
-
-
-def read(ref: ObjectRef) -> bytes:
-    with open_file(ref) as file:
-        return file.read()
 
 
 def test_listing_reading_and_checking(gs: Storage, tmp_path: Path) -> None:

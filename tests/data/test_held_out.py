@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import os
 import re
@@ -18,26 +17,16 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.stream.held_out import KIND, HeldOutFingerprints
-from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import Document
 from tests.data.helpers import (
-    Taken,
+    batches,
     page,
     pages,
     run,
     small_config,
-    small_tokenizer,
-    taken,
     write_shard,
 )
-
-
-def batches(config: DataConfig, count: int) -> list[Taken]:
-    stream = TrainStream(
-        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
-    )
-    return list(itertools.islice(taken(stream), count))
 
 
 def document(text: str, **columns: object) -> Document:

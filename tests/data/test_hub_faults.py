@@ -16,10 +16,9 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.batch import StepData
-from bsmeta.data.io import files
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, taken, write_shards
-from tests.data.hub_server import TOKEN, Answer, Fault, Hub, cutting, failing, shards_in
+from tests.data.hub_server import Answer, Fault, Hub, cutting, failing
 from tests.data.test_hub_stream import now_and_then, slow
 
 SIZES = [30, 41, 17, 26, 33, 9]
@@ -59,15 +58,6 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     first = [name for _, epoch, name in seen if epoch == 0]
     assert len(first) == len(set(first)) == sum(SIZES)
     return run(local, STEPS, batch=BATCH)
-
-
-@pytest.fixture
-def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A server with the same files, private, in blocks of which a shard has several."""
-    monkeypatch.setattr(files, "BLOCK", 300)
-    hub.files = hub.listed = shards_in(folder)
-    hub.token = TOKEN
-    return hub
 
 
 def changed() -> Fault:

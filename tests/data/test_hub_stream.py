@@ -23,7 +23,6 @@ from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import (
-    TOKEN,
     Answer,
     Fault,
     Hub,
@@ -31,7 +30,6 @@ from tests.data.hub_server import (
     failing,
     is_anything,
     is_content,
-    shards_in,
 )
 from tests.data.test_index import DATA, LINES
 from tests.waiting import wait_until
@@ -50,15 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(folder: Path) -> Run:
     """The run from local files."""
     return run(small_config(folder), STEPS)
-
-
-@pytest.fixture
-def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A server with the same files, private, in blocks of which a shard has several."""
-    monkeypatch.setattr(files, "BLOCK", 300)
-    hub.files = hub.listed = shards_in(folder)
-    hub.token = TOKEN
-    return hub
 
 
 def hub_config(folder: Path, **changes: Any) -> DataConfig:

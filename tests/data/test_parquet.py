@@ -29,10 +29,9 @@ from bsmeta.data.io.lines import first_lines, has_line, open_shard
 from bsmeta.data.io.parquet import ParquetReader, json_lines, without_views
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import sources
-from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.records import PartialLine
 from tests.conftest import REPOSITORY
-from tests.data.helpers import pages, small_config, small_tokenizer, taken
+from tests.data.helpers import batches, pages, small_config
 
 ROWS = 900
 UTC = datetime.UTC
@@ -136,7 +135,7 @@ def test_an_unsupported_type_is_not_called_damaged(
     expected = r"a\.parquet: not supported: no kernel for \(string_tree\)\. .* text: string"
     for skipped in ("strict", "skip"):
         with pytest.raises(DataError, match=expected) as error:
-            steps_of(one_stream(path, bad_documents=skipped), 1)
+            batches(one_stream(path, bad_documents=skipped), 1)
         assert "damaged" not in str(error.value)
 
 
@@ -283,11 +282,11 @@ def test_lists_are_converted_only_if_they_are_drawn(
     monkeypatch.setattr(sources, "with_samples", lambda shards, cache: list(shards))
     changes: dict[str, Any] = {"columns": columns, "metadata_list": [*LISTED, "title"]}
     changes |= {"metadata_probability": 0.5, "random_sample_metadata": True}
-    batches = [
-        [step.tensors["input_ids"] for step in steps_of(one_stream(file, **changes), 40)]
+    ids = [
+        [step.tensors["input_ids"] for step in batches(one_stream(file, **changes), 40)]
         for file in (shipped, path)
     ]
-    assert all(map(torch.equal, *batches))
+    assert all(map(torch.equal, *ids))
     lists = sum(bool(row[f"metadata_{key}"]) for row in rows for key in LISTED)
     assert 0 < len(converted) < lists / 2
 
@@ -302,7 +301,7 @@ def test_html_that_is_not_utf8_is_reported_as_from_json(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     config = one_stream(tmp_path / "a.parquet", metadata_list=["html"])
     with pytest.raises(DataError, match=r"a\.parquet, row 1: not_utf8: "):
-        steps_of(config, 1)
+        batches(config, 1)
 
 
 @pytest.fixture(scope="module", params=[1, 3, 300])
@@ -409,14 +408,6 @@ def one_stream(path: Path, **changes: Any) -> DataConfig:
     return small_config(path, **{"num_streams": 1, "window_documents": 100} | changes)
 
 
-def steps_of(config: DataConfig, count: int) -> list[Any]:
-    stream = TrainStream(
-        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
-    )
-    iterator = taken(stream)
-    return [next(iterator) for _ in range(count)]
-
-
 def bad_column(tmp_path: Path, text: pa.Array, at: int) -> Path:
     """A shard in which one row has the given text."""
     good = pa.array(["good"] * 20).cast(text.type) if len(text) else None
@@ -436,9 +427,9 @@ def bad_column(tmp_path: Path, text: pa.Array, at: int) -> Path:
 def test_a_bad_row(tmp_path: Path, reason: str, text: pa.Array) -> None:
     path = bad_column(tmp_path, text, at=7)
     with pytest.raises(DataError) as error:
-        steps_of(one_stream(path), 1)
+        batches(one_stream(path), 1)
     assert str(error.value).startswith(f"{path}, row 8: {reason}: ")
-    taken = steps_of(one_stream(path, bad_documents="skip", packing="pad"), 10)
+    taken = batches(one_stream(path, bad_documents="skip", packing="pad"), 10)
     assert sum(step.counts[f"bad_documents/{reason}"] for step in taken) == 1
     named = {name for step in taken for name in step.documents}
     assert named == {f"a.parquet:{row}" for row in range(21) if row != 7}
@@ -447,13 +438,13 @@ def test_a_bad_row(tmp_path: Path, reason: str, text: pa.Array) -> None:
 def test_columns_of_a_wrong_type(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", [{"text": 3, "url": "u"}], 1)
     with pytest.raises(DataError, match=r"a\.parquet, row 1: text_not_string: "):
-        steps_of(one_stream(path), 1)
+        batches(one_stream(path), 1)
     written(tmp_path / "a.parquet", [{"content": "a", "url": "u"}], 1)
     with pytest.raises(ConfigurationError, match=r"Fix: data_config\.columns\.text=content"):
-        steps_of(one_stream(path), 1)
+        batches(one_stream(path), 1)
     written(tmp_path / "a.parquet", [{"text": "a", "metadata_url": "u"}], 1)
     with pytest.raises(DataError, match=r"a\.parquet, row 1: wrong_type: "):
-        steps_of(one_stream(path), 1)
+        batches(one_stream(path), 1)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 0.5, 0.99])
@@ -462,9 +453,9 @@ def test_a_truncated_file(tmp_path: Path, kept: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data)) if kept < 1 else int(kept)])
     with pytest.raises(DataError, match=r"a\.parquet, row 1: damaged_file: the footer cannot be"):
-        steps_of(one_stream(path), 1)
+        batches(one_stream(path), 1)
     written(tmp_path / "b.parquet", pages(60))
-    taken = steps_of(one_stream(tmp_path, bad_documents="skip"), 5)
+    taken = batches(one_stream(tmp_path, bad_documents="skip"), 5)
     assert sum(step.counts["bad_documents/damaged_file"] for step in taken) == 1
 
 
@@ -484,10 +475,10 @@ def test_a_flipped_bit(tmp_path: Path, at: float) -> None:
     path = written(tmp_path / "a.parquet", pages(300), **options)
     flip(path, 1, at)
     with pytest.raises(DataError) as error:
-        steps_of(one_stream(path), 200)
+        batches(one_stream(path), 200)
     message = str(error.value)
     assert message.startswith(f"{path}, row 101: damaged_file: row group 1 cannot be read: ")
-    taken = steps_of(one_stream(path, bad_documents="skip", packing="pad"), 100)
+    taken = batches(one_stream(path, bad_documents="skip", packing="pad"), 100)
     assert sum(step.counts["bad_documents/damaged_file"] for step in taken) == 1
     named = {name for step in taken for name in step.documents}
     assert named == {f"a.parquet:{row}" for row in range(100)}
@@ -508,4 +499,4 @@ def test_a_hole_of_zeros(tmp_path: Path) -> None:
     path.write_bytes(data)
     assert size_of(str(path)) == len(data)
     with pytest.raises(DataError, match="row 201: damaged_file: row group 2 cannot be read: "):
-        steps_of(one_stream(path), 300)
+        batches(one_stream(path), 300)

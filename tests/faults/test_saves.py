@@ -15,7 +15,7 @@ import torch
 import xxhash
 from _pytest.mark import ParameterSet
 
-from tests.disks import mounted
+from tests.disks import small_disk
 from tests.faults.conftest import (
     RESUME,
     Run,
@@ -25,6 +25,8 @@ from tests.faults.conftest import (
     same_weights,
     status,
 )
+
+__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.faults
 
@@ -198,13 +200,6 @@ def test_row_8_retention_in_a_run(complete: Start, tmp_path: Path) -> None:
     best = min(evaluations, key=lambda step: evaluations[step])
     expected = {f"checkpoint-{step}step" for step in (3, 6, 8, best)}
     assert set(checkpoints(tmp_path / "run")) == expected
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 400 kB."""
-    with mounted(tmp_path / "disk", "400k") as folder:
-        yield folder
 
 
 SAVES = pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.tasks.classification.config import ClassificationDataConfig
+from tests.data.helpers import bpe_tokenizer
 
 TEXT = "Beat my Republican opponent! She will remove stop signs from your neighborhood."
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -40,16 +41,7 @@ def bert_tokenizer() -> PreTrainedTokenizerFast:
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer like that of GPT-2: no special tokens, and no stated limit."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    return bpe_tokenizer([TEXT] * 3)
 
 
 def write_csv(path: Path, rows: Sequence[Sequence[object]], header: Sequence[str]) -> Path:

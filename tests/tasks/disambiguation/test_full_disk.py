@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +14,16 @@ from bsmeta.tasks.disambiguation.embeddings import EntityVectors
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.profiles import build_entities
 from tests.conftest import REPOSITORY
-from tests.disks import mounted
+from tests.disks import small_disk
 from tests.tasks.disambiguation.helpers import lines, profiles, write_lines
 from tests.tasks.training import TRAIN
+
+__all__ = ["small_disk"]
 
 ENTITIES = REPOSITORY / "bsmeta" / "entities.py"
 SAMPLE = REPOSITORY / "examples" / "senses_sample"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted(tmp_path / "disk", "400k") as folder:
-        yield folder
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], path: Path) -> None:
