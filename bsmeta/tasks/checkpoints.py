@@ -68,9 +68,10 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
         )
     schemas = {name: entry.config for name, entry in TASKS.items()}
     config = saved_config(location.config, schemas, overrides)
-    # The checkpoint's own: the one that the run began with may not be on this machine.
-    own: dict[str, Any] = {"tokenizer_name": location.model}
-    config = replace(config, **{name: own[name] for name in vars(config).keys() & own})
+    # The checkpoint's own: those that the run began with may not be on this machine.
+    for name in ("model_name", "tokenizer_name"):
+        if hasattr(config, name):
+            setattr(config, name, location.model)
     return TASKS[config.task].make(config), Path(location.model)
 
 

@@ -172,6 +172,17 @@ class Evaluates(Protocol):
 
 
 @runtime_checkable
+class HasState(Protocol):
+    """A task whose evaluations choose what it exports with the model, such as a threshold."""
+
+    def state(self) -> Any:
+        """What was chosen last, JSON-serializable and the same on every rank; for checkpoints."""
+
+    def restore(self, state: Any) -> None:
+        """Takes the state of the checkpoint that a run resumes from or rolls back to."""
+
+
+@runtime_checkable
 class ReportsExposure(Protocol):
     """A task whose data has phases with shares that can be compared with the configured ones."""
 

@@ -34,7 +34,7 @@ from bsmeta.training.batches import batches_within, spread
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 THRESHOLD = "correction.json"
-"""File in the model's folder with the probability threshold for making a correction."""
+"""File in the model's folder with the probability threshold for making a correction (null: 0.5)."""
 LIKELY = 0.5
 """The probability above which a correction replaces a word where its neighbors are judged."""
 UNCORRECTED_SHARE = 0.3
@@ -250,9 +250,15 @@ class CandidateCorrection(SpellingTask):
         logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
         return [(own > 0).tolist() for own in logits]
 
+    def state(self) -> float | None:
+        return self._threshold
+
+    def restore(self, state: float | None) -> None:
+        self._threshold = state
+
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""
-        if self._threshold is None:  # resumed after the last evaluation
+        if self._threshold is None:  # no evaluation was due
             self.evaluate(model, context)
         return super().finish(model, context)
 
@@ -261,13 +267,15 @@ class CandidateCorrection(SpellingTask):
         if not isinstance(inputs, CandidateInputs):
             raise DataError(f"{folder}: not a model that corrects; expected one of task=sec")
         self._inputs = inputs
-        self._threshold = _read_threshold(folder)
+        saved = _read_threshold(folder)
+        if saved is not None:  # otherwise, `finish` has chosen it after that checkpoint
+            self._threshold = saved
         return model
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._inputs.write(folder)
-        content = json.dumps({"threshold": self._least}) + "\n"
+        content = json.dumps({"threshold": self._threshold}) + "\n"
         (folder / THRESHOLD).write_text(content, encoding="utf-8")
 
 
@@ -280,10 +288,12 @@ def make_correction(config: SecConfig) -> SpellingTask:
     return Seq2SeqCorrection(config)
 
 
-def _read_threshold(folder: Path) -> float:
+def _read_threshold(folder: Path) -> float | None:
+    """The threshold of an exported model; None if no evaluation had chosen one."""
     try:
         content = json.loads((folder / THRESHOLD).read_text(encoding="utf-8"))
-        return float(content["threshold"])
+        threshold = content["threshold"]
+        return None if threshold is None else float(threshold)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder / THRESHOLD} cannot be read: {error}; expected model/ of a run of task=sec"

@@ -30,7 +30,7 @@ import pyarrow as pa
 import xxhash
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import replacing
+from bsmeta.core.files import building
 from bsmeta.core.progress import exclusively, report_progress, reporting
 from bsmeta.data.seeds import derive, permutation
 from bsmeta.data.table.store import file_hashes, open_store
@@ -223,7 +223,7 @@ class Table:
         folder = self._folder / f"counts-{_digest(key)}"
 
         def write(part: Path) -> None:
-            part.mkdir(exist_ok=True)
+            part.mkdir()
             count(self.texts("counted"), part)
 
         self._once(folder, write)
@@ -233,7 +233,7 @@ class Table:
         """Writes a file or folder next to the samples if there is none, in one process."""
         with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
             if not file.exists():
-                with replacing(file) as part:
+                with building(file) as part:
                     write(part)
 
 
@@ -247,7 +247,7 @@ def open_table(config: SpellingConfig) -> Table:
     sets = [data_files(name) for name in config.datasets]
     hashes = file_hashes([file for files in sets for file in files], Path(config.store_dir))
     key = {
-        "files": [{file.name: hashes[file] for file in files} for files in sets],
+        "files": [[[file.name, hashes[file]] for file in files] for files in sets],
         "dataset_limits": _per_dataset(config.dataset_limits, len(sets)),
         "val_splits": _per_dataset(config.val_splits, len(sets)),
         "text_column": config.text_column,

@@ -143,6 +143,27 @@ def test_lengths_are_computed_once(tmp_path: Path) -> None:
     assert calls == [100, 100]
 
 
+def test_a_changed_file_beside_one_of_the_same_name_is_read_again(tmp_path: Path) -> None:
+    files = [tmp_path / "set" / language / "part.txt" for language in ("de", "en")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{file.parent.name} before\n")
+    config = config_of(SedWordsConfig, tmp_path, datasets=[str(tmp_path / "set")], val_splits=[])
+    assert sorted(open_table(config).texts("train")) == ["de before", "en before"]
+    files[0].write_text("de after\n")
+    assert sorted(open_table(config).texts("train")) == ["de after", "en before"]
+
+
+def test_a_word_list_without_counts_is_named(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("hello 5\nworld\n")
+    config = config_of(SedWordsConfig, tmp_path, counted_share=0.7, word_lists=[str(words)])
+    with pytest.raises(ConfigurationError, match="words.txt, line 2 is 'world'"):
+        next(iter(WordDetection(config).train_stream(0, 1, None)))
+    assert not [*(tmp_path / "store").rglob("*words.txt")]
+    assert not [*(tmp_path / "store").rglob("counts-*.part")]
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
