@@ -291,6 +291,14 @@ class ChangesText(Protocol):
 
 
 @runtime_checkable
+class PredictsFromData(Protocol):
+    """A task whose predictions also depend on data outside its model, such as a table."""
+
+    def data_fingerprint(self) -> Any:
+        """Identifies the content of these data; JSON-serializable."""
+
+
+@runtime_checkable
 class Predicts(Protocol):
     """A task whose exported model can be applied to new records."""
 

@@ -93,13 +93,12 @@ def find_format(
         encoding, note = find_encoding(path)
         notes += [note] if note else []
     sample = list(_sample(path, encoding))
-    if not "".join(sample).strip("\ufeff \r\n"):
+    declared = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", sample[0]) if sample else None
+    skipped = 1 if declared else 0
+    if not "".join(sample[skipped:]).strip("\ufeff \r\n"):
         raise DataError(f"{path} is empty; expected a CSV file with a header")
-    skipped = 0
-    declared = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", sample[0])
     if declared:  # a first line for Excel
         separator = declared[1] if separator == AUTO else separator
-        skipped = 1
     separators = list(SEPARATORS) if separator == AUTO else [_one_character(separator)]
     found = max(
         (_Trial.of(sample[skipped:], separator, escape, wanted)

@@ -488,5 +488,5 @@ def _tuples(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
 
 def _order_of_labels(name: str) -> tuple[bool, float, str]:
     """Numbers by their value, before all else by its letters."""
-    is_number = name.lstrip("-").isdecimal() and name.isascii()
+    is_number = name.removeprefix("-").isdecimal() and name.isascii()
     return (not is_number, int(name) if is_number else 0, name)

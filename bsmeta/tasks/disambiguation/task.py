@@ -162,6 +162,9 @@ class EntityDisambiguator:
     def inputs(self) -> tuple[str, ...]:
         return ("text",)
 
+    def data_fingerprint(self) -> Any:
+        return self.data.table.fingerprint
+
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:

@@ -190,11 +190,11 @@ class Seq2SeqCorrection(SpellingTask):
     ) -> list[str]:
         """The correction of each line; long lines are corrected in chunks.
 
-        A word that is longer than a chunk is no prose, and stays.
+        A word that is longer than a chunk is no prose, and stays; so does white space.
         """
         limit = self._config.max_characters
-        chunks = [cut(line, limit) for line in lines]
-        texts = [chunk for own in chunks for chunk in own if len(chunk.strip()) <= limit]
+        chunks = [[chunk.strip() for chunk in cut(line, limit)] for line in lines]
+        texts = [chunk for own in chunks for chunk in own if 0 < len(chunk) <= limit]
 
         def correct(batch: np.ndarray) -> list[str]:
             return self._generate(model, [texts[number] for number in batch], context.device)
@@ -202,7 +202,7 @@ class Seq2SeqCorrection(SpellingTask):
         batches = self._batches(self._token_counts(texts))
         found = iter(spread(batches, correct, context))
         corrected = [
-            " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
+            " ".join(next(found) if 0 < len(chunk) <= limit else chunk for chunk in own)
             for own in chunks
         ]
         return corrected if self._detector is None else self._at_flags(lines, corrected, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import tracemalloc
 from collections.abc import Iterator
@@ -206,6 +207,30 @@ def test_pairs_of_a_file_keep_their_target_and_must_agree_in_words(tmp_path: Pat
         open_table(config)
     merged = config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[])
     assert len(open_table(merged).numbers("train")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "\\ud83d"}', "line 1: not JSON"),
+        ('{"text": "", "target_sequence": "the cat"}', "line 1: no word in the text or in target"),
+        ('{"text": "the cat", "target_sequence": " "}', "line 1: no word in the text or in target"),
+    ],
+)
+def test_lines_that_cannot_be_used_are_named(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(DataError, match=message):
+        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt.gz"
+    content = bytearray(gzip.compress(b"".join(b"some text %d\n" % n for n in range(200))))
+    content[20:60] = b"\xff" * 40
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="texts.txt.gz cannot be read"):
+        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
 
 
 def test_noise_follows_from_seed_epoch_and_sample(tmp_path: Path) -> None:
