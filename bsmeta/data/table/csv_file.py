@@ -64,10 +64,6 @@ class CSVFormat:
     header_line: int
     notes: tuple[str, ...]
 
-    def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """The rows of some lines; the reader of `csv`, whose errors it raises."""
-        return _reader(lines, self.separator, self.escape)
-
 
 def find_format(
     path: Path,
@@ -301,7 +297,7 @@ def read_rows(
     """Yields the rows of a file after its header.
 
     Args:
-        advance: Called from time to time with the bytes of the file that have been read.
+        advance: Called periodically with the number of bytes read.
 
     Raises:
         DataError: If the file ends early (gzip), is not in its encoding, or cannot be read.
@@ -345,7 +341,7 @@ def _checked(row: Row, form: CSVFormat) -> Row:
 
 def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], str | None]]:
     """The first line, the cells, and the problem of each record after the header."""
-    reader = form.reader(lines)
+    reader = _reader(lines, form.separator, form.escape)
     padded = re.compile(rf'" +(?={re.escape(form.separator)}|\r?\n?$)')
     repaired = 0  # the line of the last record whose padding was removed
     empty: list[int] = []  # lines that are rows if others follow: empty texts

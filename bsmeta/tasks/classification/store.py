@@ -151,7 +151,9 @@ def _settings(
     config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
     values = dataclasses.asdict(config)
-    Folding(tokenizer, config.fold_by, config.max_length)  # encodes: no truncation in what follows
+    # Folding encodes a text, which switches truncation off; truncation is part of the tokenizer's
+    # fingerprint.
+    Folding(tokenizer, config.fold_by, config.max_length)
     return {
         "format": FORMAT,
         "tokenizer": tokenizer_fingerprint(tokenizer),
