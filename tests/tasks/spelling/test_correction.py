@@ -179,6 +179,16 @@ def test_a_model_is_reloaded_with_its_threshold(tmp_path: Path) -> None:
     assert np.isfinite(again._threshold)
 
 
+def test_a_model_exported_before_any_evaluation_leaves_the_threshold(tmp_path: Path) -> None:
+    task, model = corrector(0.02)
+    task.restore(None)
+    task.export(model, model.state_dict(), tmp_path)
+    assert (tmp_path / "correction.json").read_text() == '{"threshold": null}\n'
+    task.restore(0.3)  # as `finish` chooses it after the last checkpoint
+    task.load(tmp_path)
+    assert task.state() == 0.3
+
+
 def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     TASK.export(MODEL, MODEL.state_dict(), tmp_path / "model")
