@@ -74,12 +74,19 @@ def _encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     """Encodes a range of entities with a trained model, which keeps the result on disk."""
     import numpy as np
 
-    from bsmeta.tasks.checkpoints import open_task
+    from bsmeta.tasks.checkpoints import open_task, task_of
     from bsmeta.tasks.disambiguation.task import EntityDisambiguator
+    from bsmeta.training.locations import locate
 
+    location = locate(checkpoint)
+    if location.has_run_config and task_of(location) != "disambiguation":
+        raise ConfigurationError(
+            f"checkpoint={checkpoint} is a model of task={task_of(location)}; expected a run of "
+            "task=disambiguation",
+            ["checkpoint"],
+        )
     task, folder = open_task(checkpoint, {"data_config": {"entity_table": str(table)}})
-    if not isinstance(task, EntityDisambiguator):
-        raise ConfigurationError(f"checkpoint={checkpoint} is no disambiguator", ["checkpoint"])
+    assert isinstance(task, EntityDisambiguator)
 
     def encode(start: int, end: int) -> None:
         task.predictor(task.load(folder).eval()).embeddings.get(np.arange(start, end))

@@ -25,7 +25,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import Record, read_records
+from bsmeta.data.table.records import Record, flattened, read_records
 from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -71,7 +71,10 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
         "checkpoint": {
             file.name: file_hash(file) for file in sorted(model.folder.iterdir()) if file.is_file()
         },
+        "data": model.data_fingerprint(),
         "overrides": config.overrides,
+        "csv_separator": config.csv_separator,
+        "csv_encoding": config.csv_encoding,
         "on_bad_row": config.on_bad_row,
     }
     writer = RecordWriter(output, key)
@@ -82,7 +85,7 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
     results = zip(originals, model.predict_each(records), strict=True)
     with progress_bar("predicting", total) as show:
         for done, (record, result) in enumerate(results, writer.done + 1):
-            _refuse_same_names(source, record, result)
+            _refuse_same_names(source, output, record, result)
             writer.write({**record, **result})
             show(done, f"{done:,} of {total:,} rows")
     writer.finish()
@@ -176,12 +179,16 @@ def _records(
     )
 
 
-def _refuse_same_names(source: Path, record: Record, result: Mapping[str, Any]) -> None:
-    same = sorted(record.keys() & result.keys())
+def _refuse_same_names(
+    source: Path, output: Path, record: Record, result: Mapping[str, Any]
+) -> None:
+    same = record.keys() & result.keys()
+    if output.suffix == ".csv":
+        same |= flattened(record).keys() & flattened(result).keys()
     if same:
         raise ConfigurationError(
-            f"{source} has {', '.join(map(repr, same))}, which the predictions would overwrite; "
-            "rename it"
+            f"{source} has {', '.join(map(repr, sorted(same)))}, which the predictions would "
+            "overwrite; rename it"
         )
 
 

@@ -39,7 +39,7 @@ from bsmeta.tasks.causal_lm.generation.requests import changed
 from bsmeta.tasks.causal_lm.generation.text_mode import Result, Writer
 from bsmeta.tasks.checkpoints import open_task, task_of
 from bsmeta.training.locations import locate
-from bsmeta.training.task import ChangesText, Predicts, Task
+from bsmeta.training.task import ChangesText, Predicts, PredictsFromData, Task
 
 LANGUAGE_MODEL = "causal_lm"
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
@@ -313,6 +313,10 @@ class Predictor(Model):
     def predict_each(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the predictions of records one by one, for more than fit into memory."""
         return self._task.predict(self.module, records)
+
+    def data_fingerprint(self) -> Any:
+        """Identifies the data outside the model on which predictions depend; None without any."""
+        return self._task.data_fingerprint() if isinstance(self._task, PredictsFromData) else None
 
     def _record(self, given: str | Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(given, str):

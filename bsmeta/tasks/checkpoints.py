@@ -16,6 +16,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.tools import EvaluateConfig, refuse_unused, saved_config, saved_task
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.training.locations import Location, locate
 from bsmeta.training.task import Task
 
@@ -68,9 +69,11 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
         )
     schemas = {name: entry.config for name, entry in TASKS.items()}
     config = saved_config(location.config, schemas, overrides)
-    # The checkpoint's own: the one that the run began with may not be on this machine.
-    own: dict[str, Any] = {"tokenizer_name": location.model}
-    config = replace(config, **{name: own[name] for name in vars(config).keys() & own})
+    # The checkpoint's own: those that the run began with may not be on this machine.
+    if hasattr(config, "tokenizer_name"):
+        config.tokenizer_name = location.model
+    if isinstance(config, SpellingConfig):  # its name says which class of model it is
+        config.model_name = location.model
     return TASKS[config.task].make(config), Path(location.model)
 
 

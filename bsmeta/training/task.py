@@ -172,6 +172,17 @@ class Evaluates(Protocol):
 
 
 @runtime_checkable
+class HasState(Protocol):
+    """A task whose evaluations choose what it exports with the model, such as a threshold."""
+
+    def state(self) -> Any:
+        """What was chosen last, JSON-serializable and the same on every rank; for checkpoints."""
+
+    def restore(self, state: Any) -> None:
+        """Takes the state of the checkpoint that a run resumes from or rolls back to."""
+
+
+@runtime_checkable
 class ReportsExposure(Protocol):
     """A task whose data has phases with shares that can be compared with the configured ones."""
 
@@ -277,6 +288,14 @@ class ChangesText(Protocol):
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
         """The parts of each text, in order, with their character offsets."""
+
+
+@runtime_checkable
+class PredictsFromData(Protocol):
+    """A task whose predictions also depend on data outside its model, such as a table."""
+
+    def data_fingerprint(self) -> Any:
+        """Identifies the content of these data; JSON-serializable."""
 
 
 @runtime_checkable

@@ -45,6 +45,7 @@ from bsmeta.training.task import (
     EvaluationContext,
     FinishContext,
     Finishes,
+    HasState,
     Metric,
     ReportsExposure,
     ScalesRates,
@@ -358,6 +359,7 @@ class Trainer:
             "consecutive_skips": self.nonfinite.consecutive,
             "last_losses": self.spikes.state(),
             "early_stopping": self.early_stopping.state(),
+            "task": self.task.state() if isinstance(self.task, HasState) else None,
         }
         self.saver.save(step, state, data)
         self._last_saved = step
@@ -384,6 +386,8 @@ class Trainer:
         self.nonfinite.consecutive = int(state["consecutive_skips"])
         self.spikes.restore(state["last_losses"])
         self.early_stopping.restore(state["early_stopping"])
+        if isinstance(self.task, HasState):
+            self.task.restore(state.get("task"))
         self._last_saved = saved.step
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank

@@ -64,10 +64,6 @@ class CSVFormat:
     header_line: int
     notes: tuple[str, ...]
 
-    def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """The rows of some lines; the reader of `csv`, whose errors it raises."""
-        return _reader(lines, self.separator, self.escape)
-
 
 def find_format(
     path: Path,
@@ -93,13 +89,12 @@ def find_format(
         encoding, note = find_encoding(path)
         notes += [note] if note else []
     sample = list(_sample(path, encoding))
-    if not "".join(sample).strip("\ufeff \r\n"):
+    declared = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", sample[0]) if sample else None
+    skipped = 1 if declared else 0
+    if not "".join(sample[skipped:]).strip("\ufeff \r\n"):
         raise DataError(f"{path} is empty; expected a CSV file with a header")
-    skipped = 0
-    declared = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", sample[0])
     if declared:  # a first line for Excel
         separator = declared[1] if separator == AUTO else separator
-        skipped = 1
     separators = list(SEPARATORS) if separator == AUTO else [_one_character(separator)]
     found = max(
         (_Trial.of(sample[skipped:], separator, escape, wanted)
@@ -302,7 +297,7 @@ def read_rows(
     """Yields the rows of a file after its header.
 
     Args:
-        advance: Called from time to time with the bytes of the file that have been read.
+        advance: Called periodically with the number of bytes read.
 
     Raises:
         DataError: If the file ends early (gzip), is not in its encoding, or cannot be read.
@@ -346,7 +341,7 @@ def _checked(row: Row, form: CSVFormat) -> Row:
 
 def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], str | None]]:
     """The first line, the cells, and the problem of each record after the header."""
-    reader = form.reader(lines)
+    reader = _reader(lines, form.separator, form.escape)
     padded = re.compile(rf'" +(?={re.escape(form.separator)}|\r?\n?$)')
     repaired = 0  # the line of the last record whose padding was removed
     empty: list[int] = []  # lines that are rows if others follow: empty texts

@@ -128,7 +128,7 @@ def _utf16(head: bytes) -> str | None:
 
 
 def find_encoding(path: Path) -> tuple[str, str | None]:
-    """The encoding of a file, and how it was found out, for the user; the whole file is read.
+    """Detects a file's encoding; returns it with a note for the user. The whole file is read.
 
     Raises:
         DataError: If it is neither UTF-8, UTF-16 nor UTF-32: in which of the many others, the

@@ -56,13 +56,18 @@ def fraction_problems(shares: Sequence[float]) -> list[Problem]:
     return [Problem(key, HYDRA, show(list(shares)), expected, f"{key}=[0.8,0.1,0.1], for example")]
 
 
+def _lacks_validation(config: ClassificationConfig) -> bool:
+    shares = config.data_config.split_fractions
+    return config.data_config.split_column is None and len(shares) == 3 and shares[1] == 0
+
+
 def _validation(config: ClassificationConfig) -> Iterator[Problem]:
     """Yields a `keep_best_by` for a table whose validation split is empty."""
-    data = config.data_config
-    fractions = data.split_fractions
-    empty = data.split_column is None and len(fractions) == 3 and fractions[1] == 0
-    if empty and config.keep_best_by is not None:
-        expected = f"null, because data_config.split_fractions={fractions} leaves no validation"
+    fractions = config.data_config.split_fractions
+    if _lacks_validation(config) and config.keep_best_by is not None:
+        expected = (
+            f"null, because data_config.split_fractions={fractions} leaves no validation split"
+        )
         fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
         yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
 
@@ -75,9 +80,10 @@ def _method(config: ClassificationConfig) -> Iterator[Problem]:
         expected = f"mean, cls, max or last, because method={method} needs vectors"
         yield Problem("pooling", HYDRA, HEAD, expected, "pooling=mean, or method=fine_tune")
     starts_linear = config.head_start == "linear" and config.pooling != HEAD
-    no_validation = config.data_config.split_column is None and len(shares) == 3 and shares[1] == 0
-    if no_validation and method != LINEAR and (method != FINE_TUNE or starts_linear):
-        expected = f"linear or fine_tune, because split_fractions={shares} leaves no validation"
+    if _lacks_validation(config) and method != LINEAR and (method != FINE_TUNE or starts_linear):
+        expected = (
+            f"linear or fine_tune, because split_fractions={shares} leaves no validation split"
+        )
         fix = "method=fine_tune head_start=random, or a share for it"
         yield Problem("method", HYDRA, method, expected, fix)
     for key, default in (("train_layers", None), ("layer_decay", 1.0)):

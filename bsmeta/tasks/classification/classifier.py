@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.layers import layers_of
 from bsmeta.models.pretrained import check_files, load_exported
 from bsmeta.tasks.classification.config import POOLINGS
@@ -250,9 +250,19 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
     Args:
         encoder: The encoder.
         train_layers: How many; None: all, with the embeddings.
+
+    Raises:
+        ConfigurationError: If it has fewer layers.
     """
     if train_layers is None:
         return
+    count = len(layers_of(encoder))
+    if train_layers > count:
+        raise ConfigurationError(
+            f"train_layers={train_layers}: expected at most {count}, the layers of the encoder"
+            + ("" if count else " that have weights of their own"),
+            ["train_layers"],
+        )
     depths = depth_of(encoder)
     for name, parameter in encoder.named_parameters():
         parameter.requires_grad_(train_layers > 0 and depths[name] < train_layers)

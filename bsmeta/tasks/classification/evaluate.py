@@ -9,6 +9,7 @@ not find it, the model is scored alone.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from bsmeta.data.table.records import flattened, read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
 from bsmeta.tasks.classification.classifier import Classifier
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding
 from bsmeta.tasks.classification.model import labels_of, listed, load_model
 from bsmeta.tasks.classification.predictions import Scored, predictions, score
@@ -79,7 +80,7 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
     labels = labels_of(model)
     examples: Examples | None = None
     try:
-        examples = open_examples(train.data_config, tokenizer)
+        examples = open_examples(_training_data(config, location, train), tokenizer)
     except UserError as error:
         if config.validation_file is None:
             raise
@@ -123,6 +124,21 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
     )  # fmt: skip
 
 
+def _training_data(
+    config: EvaluateConfig, location: Location, train: ClassificationConfig
+) -> ClassificationDataConfig:
+    """How the run's own table was read: overrides say how `validation_file` is read, if it is set.
+
+    Those of the places of the table apply in any case, since it may have been moved.
+    """
+    if config.validation_file is None:
+        return train.data_config
+    saved = training_run(dataclasses.replace(config, overrides={}), location, ClassificationConfig)
+    return dataclasses.replace(
+        saved.data_config, csv=train.data_config.csv, database=train.data_config.database
+    )
+
+
 def _plain_scores(scored: Scored, labels: Sequence[str]) -> dict[str, float]:
     """The scores, with a loss without class weights."""
     return scored.scores([1.0] * len(labels))
@@ -144,13 +160,14 @@ def read_table(
     data = config.data_config
     wanted = [data.text_column, data.label_column]
     wanted += [] if data.split_by is None else [data.split_by]
-    bad = BadRows(path, data.on_bad_row)
+    bad = BadRows(path, data.on_bad_row, "+overrides.data_config.on_bad_row")
     numbers = {label: number for number, label in enumerate(labels)}
     texts, groups, chunks, without_tokens = [], [], [], 0
     records = read_records(
         path, wanted, bad, separator=data.csv_separator, encoding=data.csv_encoding
     )
-    for row, record in enumerate(records, start=1):
+    for good, record in enumerate(records, start=1):
+        row = good + bad.count
         label = record[data.label_column].strip()
         if label not in numbers:
             raise DataError(

@@ -79,7 +79,7 @@ class Folding:
         specials = len(self._prefix) + len(self._suffix)
         by_words = fold_by == "words"
         self._max_words = max_length if by_words else None
-        self._max_tokens = (_limit(tokenizer) if by_words else max_length) - specials
+        self._max_tokens = (words_limit(tokenizer) if by_words else max_length) - specials
         if self._max_tokens < 1:
             raise ConfigurationError(
                 f"data_config.max_length={max_length}: expected at least {specials + 1}, because "
@@ -131,7 +131,8 @@ def _word_end(words: np.ndarray, first: int, limit: int) -> int:
     return begin if begin > first else limit
 
 
-def _limit(tokenizer: PreTrainedTokenizerBase) -> int:
+def words_limit(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The most tokens of a chunk of words, with the special ones."""
     stated = int(tokenizer.model_max_length)
     return stated if stated < _STATES_NO_LIMIT else TOKENS_WITHOUT_LIMIT
 

@@ -36,6 +36,7 @@ from bsmeta.models.pretrained import (
 )
 from bsmeta.tasks.classification import classifier
 from bsmeta.tasks.classification.config import FINE_TUNE, ClassificationConfig
+from bsmeta.tasks.classification.examples import words_limit
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +164,19 @@ def labels_of(model: nn.Module) -> tuple[str, ...]:
 def _check_length(
     config: ClassificationConfig, shape: Any, tokenizer: PreTrainedTokenizerBase, where: str
 ) -> None:
-    limit, length = token_limit(shape, tokenizer), config.data_config.max_length
-    if limit is not None and length > limit:
+    limit, data = token_limit(shape, tokenizer), config.data_config
+    if limit is None:
+        return
+    if data.fold_by == "tokens" and data.max_length > limit:
         raise ConfigurationError(
-            f"data_config.max_length={length}: expected at most {limit}, the tokens of a row of "
-            f"the model ({where}); longer texts are folded into several rows"
+            f"data_config.max_length={data.max_length}: expected at most {limit}, the tokens of a "
+            f"row of the model ({where}); longer texts are folded into several rows"
+        )
+    if data.fold_by == "words" and words_limit(tokenizer) > limit:
+        raise ConfigurationError(
+            f"data_config.fold_by=words: chunks may have {words_limit(tokenizer)} tokens, but a "
+            f"row of the model {limit} ({where}); expected fold_by=tokens, or "
+            f'"model_max_length": {limit} in the tokenizer_config.json of the tokenizer'
         )
 
 

@@ -75,9 +75,7 @@ class Scored:
             text_logits: float [texts, labels]; None: the mean over the chunks of each text.
         """
         labels = np.array([chunk.label for chunk in chunks])
-        sources, first, counts = np.unique(
-            [chunk.source for chunk in chunks], return_index=True, return_counts=True
-        )
+        sources, first, counts = texts_of(chunks)
         exact = logits.astype(np.float64)
         losses = cross_entropies(torch.from_numpy(exact), torch.from_numpy(labels), smoothing)
         means = means_over_chunks(exact, first, counts) if text_logits is None else text_logits
@@ -102,6 +100,15 @@ class Scored:
             **{name: float(value) for name, value in scores(*confusion.totals()).items()},
             "chunk_accuracy": float(np.mean(self.chunk_labels == self.chunk_predicted)),
         }
+
+
+def texts_of(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The source row of each text, its first chunk, and the number of its chunks, int [texts].
+
+    Args:
+        chunks: Text by text, in the order of the source rows.
+    """
+    return np.unique([chunk.source for chunk in chunks], return_index=True, return_counts=True)
 
 
 def means_over_chunks(values: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -157,7 +164,7 @@ def score(
         context: The processes.
         smoothing: Share of the target that is spread over all labels, for the losses.
     """
-    _, counts = np.unique([chunk.source for chunk in chunks], return_counts=True)
+    _, _, counts = texts_of(chunks)
     found: dict[str, np.ndarray] = {}
     filled: Counter[str] = Counter()
     for part in parts_of(counts, labels):
@@ -193,9 +200,7 @@ def _logits(
         logits = outputs_of(run, ids, tokenizer, batch_size, context)
     if words is None:
         return logits, None
-    _, first, counts = np.unique(
-        [chunk.source for chunk in chunks], return_index=True, return_counts=True
-    )
+    _, first, counts = texts_of(chunks)
     texts = [
         "".join(chunk.text for chunk in chunks[start : start + count])
         for start, count in zip(first.tolist(), counts.tolist(), strict=True)

@@ -83,7 +83,8 @@ def report(
         commands=own_command(),
     )
     written = write_report(page, results.as_dict(), folder)
-    print_report(tables_of(results), sentences, [*files, *written])
+    tables = [table for section in sections[:2] for table in section.tables if table.rows]
+    print_report(tables, sentences, [*files, *written])
 
 
 def summary(results: Results) -> list[str]:
@@ -124,14 +125,6 @@ def _compared(other: Compared) -> str:
         f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
         f"{'' if difference.interval.excludes_zero else ': not distinguishable on this test set'})"
     )
-
-
-def tables_of(results: Results) -> list[Table]:
-    """The tables that the terminal shows."""
-    tables = [
-        _systems(results), _differences(results), *_choice(results), *_label_tables(results)
-    ]  # fmt: skip
-    return [table for table in tables if table.rows]
 
 
 def _label_tables(results: Results) -> list[Table]:

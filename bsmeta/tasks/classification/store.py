@@ -151,7 +151,9 @@ def _settings(
     config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
     values = dataclasses.asdict(config)
-    Folding(tokenizer, config.fold_by, config.max_length)  # encodes: no truncation in what follows
+    # Folding encodes a text, which switches truncation off; truncation is part of the tokenizer's
+    # fingerprint.
+    Folding(tokenizer, config.fold_by, config.max_length)
     return {
         "format": FORMAT,
         "tokenizer": tokenizer_fingerprint(tokenizer),
@@ -488,5 +490,5 @@ def _tuples(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
 
 def _order_of_labels(name: str) -> tuple[bool, float, str]:
     """Numbers by their value, before all else by its letters."""
-    is_number = name.lstrip("-").isdecimal() and name.isascii()
+    is_number = name.removeprefix("-").isdecimal() and name.isascii()
     return (not is_number, int(name) if is_number else 0, name)

@@ -45,7 +45,7 @@ from bsmeta.tasks.classification.config import (
     ClassificationConfig,
 )
 from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.predictions import means_over_chunks, outputs_of
+from bsmeta.tasks.classification.predictions import means_over_chunks, outputs_of, texts_of
 from bsmeta.tasks.classification.scoring import SCORES, Compared, Confusion, compare, scores
 from bsmeta.training.task import EvaluationContext
 
@@ -300,7 +300,7 @@ class Fitting:
             return
         if len(np.unique(self._truth)) * words.shape[1] > MOST_WEIGHTS:
             self.notes.append(
-                f"there is no TF-IDF + linear SVM beside the model: with {len(self._labels):,} "
+                f"TF-IDF + linear SVM left out: with {len(self._labels):,} "
                 f"labels it would have more than {MOST_WEIGHTS:,} weights"
             )
             return
@@ -491,9 +491,7 @@ def text_vectors(
     context = EvaluationContext.alone(next(model.parameters()).device)
     ids = [chunk.ids for chunk in chunks]
     vectors = outputs_of(model.vectors, ids, tokenizer, batch_size, context)
-    _, first, counts = np.unique(
-        [chunk.source for chunk in chunks], return_index=True, return_counts=True
-    )
+    _, first, counts = texts_of(chunks)
     return means_over_chunks(vectors, first, counts)
 
 

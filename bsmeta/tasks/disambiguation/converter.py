@@ -35,7 +35,9 @@ defaults:
   - schedule: null
 
 """
-_JSON_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
+_JSON_PARTS = re.compile(
+    r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=(?>\s+|//[^\n]*|/\*.*?\*/)*+[}\]])', re.DOTALL
+)
 """Strings, and what JSON does not have: comments, and commas before a closing bracket."""
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 """A number that YAML 1.1 takes for a text, such as 2e-5."""
@@ -132,7 +134,7 @@ def _first_files(source: Source) -> tuple[list[str], list[str]]:
     """The files of types and of relations that embeddings name."""
     types: list[str] = []
     relations: list[str] = []
-    for embedding in source.get("data_config.ent_embeddings", []):
+    for embedding in source.get("data_config.ent_embeddings") or []:
         arguments = embedding.get("args", {})
         if "kg_adj" in arguments:
             relations.append(arguments["kg_adj"])
@@ -162,7 +164,7 @@ def _total_eval_batch_size(value: Any, source: Source) -> Converted:
 
 def _evaluation_freq(value: Any, source: Source) -> Converted:
     unit = source.get("emmental.counter_unit", "epoch")
-    if unit == "batch":
+    if unit == "batch" or value == 0:
         return Converted((("eval_steps", int(value)),), "")
     if unit != "epoch":
         return Converted((), f"counter_unit={unit}: set eval_steps or evals_per_epoch")
@@ -172,8 +174,11 @@ def _evaluation_freq(value: Any, source: Source) -> Converted:
 def _checkpoint_freq(value: Any, source: Source) -> Converted:
     """Counts evaluations."""
     every = float(source.get("emmental.evaluation_freq", 1)) * float(value)
-    if source.get("emmental.counter_unit", "epoch") == "batch":
+    unit = source.get("emmental.counter_unit", "epoch")
+    if unit == "batch" or every == 0:
         return Converted((("save_steps", int(every)),), "")
+    if unit != "epoch":
+        return Converted((), f"counter_unit={unit}: set save_steps or saves_per_epoch")
     return Converted((("saves_per_epoch", max(1, round(1 / every))),), "")
 
 

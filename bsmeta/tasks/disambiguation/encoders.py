@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.models.layers import layers_of
 from bsmeta.models.pretrained import (
     check_files,
     explained,
@@ -18,7 +19,7 @@ from bsmeta.models.pretrained import (
     whole_weights,
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare, layers_of
+from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 
 MOST_TOKENS = 512
@@ -77,13 +78,15 @@ def _encoder(
 
 def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
     """Leaves only the last layers of an encoder to be trained; `key` is that of their number."""
-    count = encoder.config.num_hidden_layers
+    layers = layers_of(encoder)
+    count = len(layers)
     if trained > count:
         raise ConfigurationError(
             f"{key}={trained}: expected at most {count}, the layers of the encoder"
+            + ("" if count else " that have weights of their own")
         )
     encoder.requires_grad_(False)
-    for layer in layers_of(encoder)[count - trained :]:
+    for layer in layers[count - trained :]:
         layer.requires_grad_(True)
 
 

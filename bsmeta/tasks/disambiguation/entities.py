@@ -353,17 +353,6 @@ class EntityTable:
         """The number of an entity; -1 if it is unknown."""
         return self._find_id(entity_id)
 
-    def index(self, entity_id: str) -> int:
-        """The number of an entity.
-
-        Raises:
-            DataError: If it is unknown.
-        """
-        found = self._find_id(entity_id)
-        if found < 0:
-            raise DataError(f"{self.folder} has no entity {entity_id!r}")
-        return found
-
     def entity_id(self, index: int) -> str:
         """The id of an entity."""
         return self._ids[index]

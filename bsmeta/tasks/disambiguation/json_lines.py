@@ -65,7 +65,7 @@ class JsonLines(Generic[Form]):
         path: The file.
         form: The type of a line.
         problems: Collects lines that are not of this type, which are left out.
-        advance: Called now and then with the bytes of the file that have been read.
+        advance: Called periodically with the number of bytes read.
     """
 
     def __init__(

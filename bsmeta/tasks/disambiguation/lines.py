@@ -149,7 +149,7 @@ def read_lines(
         path: A `.jsonl(.gz|.zst)` file.
         problems: Collects the lines that are invalid, which are left out. The caller may add
             to it, and closes it at the end.
-        advance: Called now and then with the bytes of the file that have been read.
+        advance: Called periodically with the number of bytes read.
 
     Raises:
         DataError: If the file cannot be read, or has too many problems.

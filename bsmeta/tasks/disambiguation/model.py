@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import DataError
+from bsmeta.models.layers import layers_of
 from bsmeta.models.pretrained import check_files, whole_weights
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.training.batches import batches_within
@@ -41,12 +42,6 @@ TOKENS_AT_ONCE = 8192
 KEPT_CHUNKS = 2
 """Batches of a step whose activations are kept for the backward pass."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-
-
-def layers_of(encoder: PreTrainedModel) -> nn.ModuleList:
-    """The layers of an encoder, first to last."""
-    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
-    return next(found for found in lists if len(found) == encoder.config.num_hidden_layers)
 
 
 def states_before(
@@ -103,7 +98,7 @@ class _Reached(Exception):
 
 
 @contextmanager
-def _skipped(layers: nn.ModuleList, states: torch.Tensor) -> Iterator[None]:
+def _skipped(layers: Sequence[nn.Module], states: torch.Tensor) -> Iterator[None]:
     """The layers return these states instead of running.
 
     Encoders that expect a tuple of a layer take its first part, which the next layer ignores.

@@ -173,8 +173,10 @@ def count_plot(results: Results) -> Figure:
     """Accuracy of each system by training count, with 95% intervals."""
     figure, (axes,) = figures.canvas(4.4)
     places = np.arange(len(results.by_count))
-    looks = [Look(SERIES[1], "o"), *(look(number + 2) for number in range(len(results.systems)))]
-    looks = looks[: len(results.systems)]
+    looks = [
+        Look(SERIES[1], "o"),
+        *(look(number + 2) for number in range(len(results.systems) - 1)),
+    ]
     for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
         shares = [one.accuracy[system] for one in results.by_count]
         values = np.array([share.value for share in shares])

@@ -1,8 +1,7 @@
 """The task: model, stream, loss, evaluation and export; `finish` scores the test set at the end.
 
-Before the first step, all splits are encoded, and what evaluations will need is checked: what is
-wrong with a file, a slice or the model that is compared would otherwise end a run at its first
-evaluation, or after its last step.
+Before the first step, all splits are encoded and every evaluation input is checked, so that errors
+in files, slices or the compared model surface at the start.
 """
 
 from __future__ import annotations
@@ -161,6 +160,9 @@ class EntityDisambiguator:
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("text",)
+
+    def data_fingerprint(self) -> Any:
+        return self.data.table.fingerprint
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]

@@ -111,7 +111,9 @@ class SpellingConfig(RunConfig):
         finite=True,
     )
     text_column: str = key(
-        "auto", "key of the text in JSON lines; auto: the first of sequence, text and sentence"
+        "auto",
+        "key of the text in JSON lines; auto: the first of sequence, text and sentence (in "
+        "predict.py, text; another: +overrides.text_column=NAME)",
     )
     target_column: str = key(
         "target_sequence", "key of the correct text; where it is missing, the text gets noise"

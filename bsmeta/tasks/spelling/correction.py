@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -23,18 +23,17 @@ from bsmeta.tasks.spelling.detector import (
     build_inputs,
     load_detector,
     log_probabilities,
-    logits_of_words,
 )
-from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Rows, Words, row_tensors
+from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, row_tensors
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
-from bsmeta.tasks.spelling.task import SpellingTask
+from bsmeta.tasks.spelling.task import Corrector, SpellingTask
 from bsmeta.tasks.spelling.text import words
 from bsmeta.training.batches import batches_within, spread
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 THRESHOLD = "correction.json"
-"""File in the model's folder with the probability threshold for making a correction."""
+"""File in the model's folder with the probability threshold for making a correction (null: 0.5)."""
 LIKELY = 0.5
 """The probability above which a correction replaces a word where its neighbors are judged."""
 UNCORRECTED_SHARE = 0.3
@@ -50,11 +49,8 @@ class Choice(NamedTuple):
     probability: float
 
 
-class CandidateCorrection(SpellingTask):
+class CandidateCorrection(Corrector):
     """Corrects words by choosing among candidates."""
-
-    _config: SecConfig
-    forms = ("text", "color", "json", "diff")
 
     def __init__(self, config: SecConfig) -> None:
         super().__init__(config)
@@ -205,25 +201,12 @@ class CandidateCorrection(SpellingTask):
         """The probability above which a correction is made."""
         return 0.5 if self._threshold is None else self._threshold
 
-    @cached_property
-    def _detector(self) -> tuple[nn.Module, Inputs] | None:
-        """The detector whose flags say which words may be changed, and its inputs."""
-        folder = self._config.detector
-        return None if folder is None else load_detector(Path(folder))
-
     def judge(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> list[str]:
         """The correction of each line."""
         found = self._line_changes(model, lines, context)
         return [apply_corrections(line, own) for line, own in zip(lines, found, strict=True)]
-
-    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
-        """The corrections of each text; each of its lines is a text by itself for the model."""
-        context = EvaluationContext.alone(next(model.parameters()).device)
-        lines = [line for text in texts for line in text.splitlines(keepends=True)]
-        found = iter(self._line_changes(model, lines, context))
-        return [_joined(text.splitlines(keepends=True), found) for text in texts]
 
     def _line_changes(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
@@ -241,18 +224,15 @@ class CandidateCorrection(SpellingTask):
             )
         ]
 
-    def flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
-        """Which words may be changed: those that the detector flags, or all."""
-        if self._detector is None:
-            return [[True] * len(text) for text in texts]
-        model, inputs = self._detector
-        budget = self._config.batch_max_length
-        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
-        return [(own > 0).tolist() for own in logits]
+    def state(self) -> float | None:
+        return self._threshold
+
+    def restore(self, state: float | None) -> None:
+        self._threshold = state
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""
-        if self._threshold is None:  # resumed after the last evaluation
+        if self._threshold is None:  # no evaluation was due
             self.evaluate(model, context)
         return super().finish(model, context)
 
@@ -261,13 +241,15 @@ class CandidateCorrection(SpellingTask):
         if not isinstance(inputs, CandidateInputs):
             raise DataError(f"{folder}: not a model that corrects; expected one of task=sec")
         self._inputs = inputs
-        self._threshold = _read_threshold(folder)
+        saved = _read_threshold(folder)
+        if saved is not None:  # otherwise, `finish` has chosen it after that checkpoint
+            self._threshold = saved
         return model
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._inputs.write(folder)
-        content = json.dumps({"threshold": self._least}) + "\n"
+        content = json.dumps({"threshold": self._threshold}) + "\n"
         (folder / THRESHOLD).write_text(content, encoding="utf-8")
 
 
@@ -280,26 +262,16 @@ def make_correction(config: SecConfig) -> SpellingTask:
     return Seq2SeqCorrection(config)
 
 
-def _read_threshold(folder: Path) -> float:
+def _read_threshold(folder: Path) -> float | None:
+    """The threshold of an exported model; None if no evaluation had chosen one."""
     try:
         content = json.loads((folder / THRESHOLD).read_text(encoding="utf-8"))
-        return float(content["threshold"])
+        threshold = content["threshold"]
+        return None if threshold is None else float(threshold)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder / THRESHOLD} cannot be read: {error}; expected model/ of a run of task=sec"
         ) from error
-
-
-def _joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Correction]:
-    """The corrections of the lines of a text, with their places in the text."""
-    at, joined = 0, []
-    for line, own in zip(lines, found, strict=False):
-        joined += [
-            Correction(at + change.start, at + change.end, change.text, change.correction)
-            for change in own
-        ]
-        at += len(line)
-    return joined
 
 
 def likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:

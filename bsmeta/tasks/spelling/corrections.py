@@ -129,6 +129,18 @@ def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
     return "".join([*parts, text[at:]])
 
 
+def joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Correction]:
+    """The corrections of the lines of a text, with their places in the text."""
+    at, moved = 0, []
+    for line, own in zip(lines, found, strict=False):
+        moved += [
+            Correction(at + change.start, at + change.end, change.text, change.correction)
+            for change in own
+        ]
+        at += len(line)
+    return moved
+
+
 def restricted(
     text: str, corrections: Iterable[Correction], flags: Sequence[bool] | np.ndarray
 ) -> list[Correction]:

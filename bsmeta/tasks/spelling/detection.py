@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,9 +139,15 @@ class Detection(SpellingTask):
         logits = self._logits(model, [line.split() for line in lines], context)
         return [(row > self._least).astype(int).tolist() for row in logits]
 
+    def state(self) -> dict[str, Any] | None:
+        return None if self._calibration is None else asdict(self._calibration)
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        self._calibration = None if state is None else Calibration(**state)
+
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""
-        if self._calibration is None:  # resumed after the last evaluation
+        if self._calibration is None:  # no evaluation was due
             self.evaluate(model, context)
         return super().finish(model, context)
 
@@ -150,7 +157,8 @@ class Detection(SpellingTask):
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
-        """The flags in each text: of words, or of sentences."""
+        """The flags in each text: of words, or of chunks of at most
+        `max_characters`."""
         parts = [self._parts(text) for text in texts]
         chosen = [
             text[start:end].split()

@@ -33,7 +33,7 @@ from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import is_editable
-from bsmeta.tasks.spelling.samples import Table, make_noise
+from bsmeta.tasks.spelling.samples import Table, is_small, make_noise
 from bsmeta.training.batches import batches_within, spread
 from bsmeta.training.task import EvaluationContext
 
@@ -297,16 +297,11 @@ def build_inputs(config: SpellingConfig, table: Table) -> Inputs:
     Raises:
         ConfigurationError: If the tokenizer, a list or the model to start from is missing.
     """
-    if is_lexicon(config.model_name):
-        return small_inputs(config, Path(str(config.model_name)))
-    if config.model_name is None and config.model_config_file is None:
-        return small_inputs(config, count_words(config, table))
-    tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
-    return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
-
-
-def small_inputs(config: SpellingConfig, folder: Path) -> CandidateInputs:
-    """The inputs of the small model, with the words that are counted in a folder."""
+    if not is_small(config):
+        tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
+        return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
+    is_new = config.model_name is None
+    folder = count_words(config, table) if is_new else Path(str(config.model_name))
     return CandidateInputs(Lexicon.read(folder), config.hidden_misspellings)
 
 

@@ -54,6 +54,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
     other = config.validation_file is not None
     for location in locations:
         train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
+        train.model_name = location.model  # what the run began with may be gone
         train.benchmarks = config.validation_file or train.benchmarks
         train.benchmark_lines = config.max_documents
         if train.benchmarks is None:

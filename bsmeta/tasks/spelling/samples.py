@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import re
+import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +26,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import replacing
+from bsmeta.core.files import building
 from bsmeta.core.progress import exclusively, report_progress, reporting
 from bsmeta.data.seeds import derive, permutation
 from bsmeta.data.table.store import file_hashes, open_store
@@ -131,14 +133,14 @@ def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]
                 if not line.strip():
                     continue
                 yield _parse(config, f"{file}, line {number:,}", line) if is_json else (line, None)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}; expected text in UTF-8") from error
 
 
 def _parse(config: SpellingConfig, where: str, line: str) -> tuple[str, str | None]:
     try:
-        record = json.loads(line)
-    except ValueError as error:
+        record = msgspec.json.decode(line)  # refuses halves of characters, which no file can hold
+    except msgspec.MsgspecError as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     names = TEXT_COLUMNS if config.text_column == "auto" else (config.text_column,)
     texts = [record[name] for name in names if isinstance(record, dict) and name in record]
@@ -148,6 +150,8 @@ def _parse(config: SpellingConfig, where: str, line: str) -> tuple[str, str | No
     if target is None:
         return texts[0], None
     source, correct = texts[0].split(), str(target).split()
+    if not source or not correct:
+        raise DataError(f"{where}: no word in the text or in {config.target_column}; leave it out")
     if config.task != "sec" and len(source) != len(correct):
         raise DataError(
             f"{where}: {len(source)} words, but {len(correct)} in {config.target_column}; expected "
@@ -223,7 +227,7 @@ class Table:
         folder = self._folder / f"counts-{_digest(key)}"
 
         def write(part: Path) -> None:
-            part.mkdir(exist_ok=True)
+            part.mkdir()
             count(self.texts("counted"), part)
 
         self._once(folder, write)
@@ -233,7 +237,7 @@ class Table:
         """Writes a file or folder next to the samples if there is none, in one process."""
         with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
             if not file.exists():
-                with replacing(file) as part:
+                with building(file) as part:
                     write(part)
 
 
@@ -247,7 +251,7 @@ def open_table(config: SpellingConfig) -> Table:
     sets = [data_files(name) for name in config.datasets]
     hashes = file_hashes([file for files in sets for file in files], Path(config.store_dir))
     key = {
-        "files": [{file.name: hashes[file] for file in files} for files in sets],
+        "files": [[[file.name, hashes[file]] for file in files] for files in sets],
         "dataset_limits": _per_dataset(config.dataset_limits, len(sets)),
         "val_splits": _per_dataset(config.val_splits, len(sets)),
         "text_column": config.text_column,

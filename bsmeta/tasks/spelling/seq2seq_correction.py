@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -24,18 +23,16 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, load_exported
-from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     apply_corrections,
     find_corrections,
     restricted,
 )
-from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
-from bsmeta.tasks.spelling.inputs import ROOM, Inputs
+from bsmeta.tasks.spelling.inputs import ROOM
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.samples import Pair, Sample
-from bsmeta.tasks.spelling.task import SpellingTask
+from bsmeta.tasks.spelling.task import Corrector
 from bsmeta.tasks.spelling.text import cut
 from bsmeta.training.batches import batches_within, spread
 from bsmeta.training.task import EvaluationContext, Loss, Metric
@@ -44,11 +41,8 @@ IGNORED = -100
 """The label of padding."""
 
 
-class Seq2SeqCorrection(SpellingTask):
+class Seq2SeqCorrection(Corrector):
     """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
-
-    _config: SecConfig
-    forms = ("text", "color", "json", "diff")
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -190,11 +184,11 @@ class Seq2SeqCorrection(SpellingTask):
     ) -> list[str]:
         """The correction of each line; long lines are corrected in chunks.
 
-        A word that is longer than a chunk is no prose, and stays.
+        A word that is longer than a chunk is no prose, and stays; so does white space.
         """
         limit = self._config.max_characters
-        chunks = [cut(line, limit) for line in lines]
-        texts = [chunk for own in chunks for chunk in own if len(chunk.strip()) <= limit]
+        chunks = [[chunk.strip() for chunk in cut(line, limit)] for line in lines]
+        texts = [chunk for own in chunks for chunk in own if 0 < len(chunk) <= limit]
 
         def correct(batch: np.ndarray) -> list[str]:
             return self._generate(model, [texts[number] for number in batch], context.device)
@@ -202,7 +196,7 @@ class Seq2SeqCorrection(SpellingTask):
         batches = self._batches(self._token_counts(texts))
         found = iter(spread(batches, correct, context))
         corrected = [
-            " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
+            " ".join(next(found) if 0 < len(chunk) <= limit else chunk for chunk in own)
             for own in chunks
         ]
         return corrected if self._detector is None else self._at_flags(lines, corrected, context)
@@ -223,23 +217,14 @@ class Seq2SeqCorrection(SpellingTask):
         corrected = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [" ".join(text.split()) for text in corrected]
 
-    @cached_property
-    def _detector(self) -> tuple[nn.Module, Inputs] | None:
-        """The detector that says which words may be changed, and its inputs."""
-        folder = self._config.detector
-        return None if folder is None else load_detector(Path(folder))
-
     def _at_flags(
         self, lines: Sequence[str], corrected: Sequence[str], context: EvaluationContext
     ) -> list[str]:
         """The corrections of words that the detector flags; the others stay as they are."""
-        assert self._detector is not None
-        model, inputs = self._detector
-        texts, budget = [line.split() for line in lines], self._config.batch_max_length
-        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        flags = self.flags([line.split() for line in lines], context)
         return [
-            apply_corrections(line, restricted(line, find_corrections(line, new), scores > 0))
-            for line, new, scores in zip(lines, corrected, logits, strict=True)
+            apply_corrections(line, restricted(line, find_corrections(line, new), own))
+            for line, new, own in zip(lines, corrected, flags, strict=True)
         ]
 
     def load(self, folder: Path) -> nn.Module:
@@ -250,23 +235,11 @@ class Seq2SeqCorrection(SpellingTask):
             raise DataError(f"{folder}: the model cannot be loaded: {error}") from error
         return model
 
-    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
-        """The corrections of each text; each of its lines is a text by itself for the model."""
-        device = next(model.parameters()).device
-        context = EvaluationContext.alone(device)
-        lines = [line for text in texts for line in text.splitlines(keepends=True)]
-        corrected = iter(self.judge(model, lines, context))
-        found = []
-        for text in texts:
-            at, own = 0, []
-            for line in text.splitlines(keepends=True):
-                own += [
-                    replace(change, start=at + change.start, end=at + change.end)
-                    for change in find_corrections(line, next(corrected))
-                ]
-                at += len(line)
-            found.append(own)
-        return found
+    def _line_changes(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[list[Correction]]:
+        corrected = self.judge(model, lines, context)
+        return [find_corrections(line, new) for line, new in zip(lines, corrected, strict=True)]
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]

@@ -17,9 +17,11 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.spelling.checks import shares_of
-from bsmeta.tasks.spelling.config import SpellingConfig
-from bsmeta.tasks.spelling.corrections import as_record
+from bsmeta.tasks.spelling.config import SecConfig, SpellingConfig
+from bsmeta.tasks.spelling.corrections import Correction, as_record, joined
+from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
 from bsmeta.tasks.spelling.evaluate import finish
+from bsmeta.tasks.spelling.inputs import Inputs, Words
 from bsmeta.tasks.spelling.samples import (
     VALIDATION_EPOCH,
     Pair,
@@ -167,3 +169,38 @@ class SpellingTask(ABC):
             texts = [str(record[column]) for record in batch]
             for text, changes in zip(texts, self.changes(model, texts), strict=True):
                 yield as_record(text, changes, corrects="text" in self.forms)
+
+
+class Corrector(SpellingTask):
+    """A task that corrects texts; a detector may say which words may be changed."""
+
+    _config: SecConfig
+    forms = ("text", "color", "json", "diff")
+
+    @cached_property
+    def _detector(self) -> tuple[nn.Module, Inputs] | None:
+        """The detector and its inputs."""
+        folder = self._config.detector
+        return None if folder is None else load_detector(Path(folder))
+
+    def flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
+        """Which words may be changed: those that the detector flags, or all."""
+        if self._detector is None:
+            return [[True] * len(text) for text in texts]
+        model, inputs = self._detector
+        budget = self._config.batch_max_length
+        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        return [(own > 0).tolist() for own in logits]
+
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
+        """The corrections of each text; each of its lines is a text by itself for the model."""
+        context = EvaluationContext.alone(next(model.parameters()).device)
+        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        found = iter(self._line_changes(model, lines, context))
+        return [joined(text.splitlines(keepends=True), found) for text in texts]
+
+    @abstractmethod
+    def _line_changes(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[list[Correction]]:
+        """The corrections of each line, with their places in it."""

@@ -166,6 +166,14 @@ def test_a_damaged_line_is_named_and_the_others_are_not_decoded_anew(tmp_path: P
         read(tmp_path, damaged)
 
 
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf\r\n", b"sep=;", b"sep=;\r\n\r\n"])
+def test_a_file_without_a_header_is_empty(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="is empty; expected a CSV file with a header"):
+        find_format(file, ["text"])
+
+
 def test_one_column_of_prose(tmp_path: Path) -> None:
     content = b"text\nFirst, second, third\nNo comma here\nOne, two\n"
     assert read(tmp_path, content, ("text",))[1] == [

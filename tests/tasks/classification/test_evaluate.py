@@ -104,6 +104,13 @@ def test_rows_that_are_left_out_are_in_the_report(
         "1 row was left out: row 2 (line 3): no text in 'text'",
     ]
     assert "1 row was left out" in (run / "evaluation-gaps" / "evaluation.md").read_text()
+    assert "TF-IDF + linear SVM" in found["systems"]  # the run's own table is read as before
+
+    with pytest.raises(DataError, match=r"with \+overrides.data_config.on_bad_row=skip"):
+        evaluated(run, validation_file=str(other))
+    more = write_csv(tmp_path / "more.csv", [*rows, ("a", "centre")], ["text", "label"])
+    with pytest.raises(DataError, match="row 4 has the label 'centre'"):
+        evaluated(run, validation_file=str(more), overrides=skip)
 
 
 def test_texts_of_the_training_split_and_its_absence_are_reported(
@@ -126,6 +133,30 @@ def test_texts_of_the_training_split_and_its_absence_are_reported(
         assert list(found["systems"]) == ["model", "model, first chunk only"]
     finally:
         other.rename(table)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"max_length": 65}, "data_config.max_length=65: expected at most 64, the tokens of a row"),
+        ({"fold_by": "words"}, "fold_by=words: chunks may have 512 tokens, but a row of the model"),
+    ],
+)
+def test_chunks_that_the_model_cannot_read_are_refused(
+    encoder: Path, data: dict[str, Any], message: str
+) -> None:
+    data_keys = ClassificationDataConfig(**data)
+    config = ClassificationConfig(data_config=data_keys, model_name=str(encoder))
+    with pytest.raises(ConfigurationError, match=message):
+        build_with_head(config, bert_tokenizer(), LABELS)
+
+
+def test_chunks_of_words_are_limited_by_tokens_alone(encoder: Path) -> None:
+    tokenizer = bert_tokenizer()
+    tokenizer.model_max_length = 64
+    data = ClassificationDataConfig(fold_by="words", max_length=600)
+    config = ClassificationConfig(data_config=data, model_name=str(encoder))
+    assert build_with_head(config, tokenizer, LABELS).config.num_labels == len(LABELS)
 
 
 @pytest.mark.parametrize("keys", [{"windows": "first_piece"}, {"prompt": True}])

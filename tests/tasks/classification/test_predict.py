@@ -95,6 +95,9 @@ def test_an_interrupted_call_is_continued(
     size = part.stat().st_size
     assert size > 4096
     assert not (tmp_path / "out.csv").exists()
+    other = launch(PREDICT, *arguments, "csv_encoding=cp1251", check=False)
+    assert other.returncode == 2
+    assert "csv_encoding" in other.stderr
     done = launch(PREDICT, *arguments)
     assert "continuing after" in done.stderr
     assert not part.exists()
@@ -118,6 +121,7 @@ def test_an_interrupted_call_is_continued(
         (b"body\na\n", {}, "there is no column 'text'"),
         (b"text,b\na,b\nc\n", {}, r"row 2 \(line 3\): 1 column, the header has 2"),
         (b"text,prediction\na,b\n", {}, "has 'prediction', which the predictions would overwrite"),
+        (b"text,probabilities.left\na,b\n", {}, "has 'probabilities.left', which the predictions"),
         (
             b"text\na\n",
             {"overrides": {"data_config": {"texts": "b"}}},

@@ -122,4 +122,4 @@ def test_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "MOST_WEIGHTS", 30)
     words, (note,) = fit_words("ab", [1.0, 1.0], labels, texts)
     assert words is None
-    assert note.startswith("there is no TF-IDF + linear SVM beside the model: with 2 labels")
+    assert note.startswith("TF-IDF + linear SVM left out: with 2 labels")

@@ -89,9 +89,10 @@ def test_a_database_does_not_depend_on_how_many_rows_are_written_at_one_time(
 
 
 def test_numbers_as_labels_are_in_their_order(tmp_path: Path) -> None:
-    rows = [(f"stop {n}", label) for n in range(9) for label in ("10", "-1", "2", "b", "a")]
+    labels = ("10", "-1", "2", "b", "a", "--5")
+    rows = [(f"stop {n}", label) for n in range(9) for label in labels]
     csv = write_csv(tmp_path / "stars.csv", rows, ["text", "label"])
-    assert open_examples(data_config(csv), TOKENIZER).labels == ("-1", "2", "10", "a", "b")
+    assert open_examples(data_config(csv), TOKENIZER).labels == ("-1", "2", "10", "--5", "a", "b")
 
 
 def test_builds_once_and_reads_again_without_the_csv(

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AlbertConfig, AlbertModel, AutoModel, BertConfig, BertModel
 
 import bsmeta
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.classification.checks import value_problems
 from bsmeta.tasks.classification.classifier import (
     CONFIG,
@@ -239,7 +239,7 @@ def deep() -> BertModel:
 
 
 @pytest.mark.parametrize(
-    ("train_layers", "trained"), [(None, {0, 1, 2, 3}), (0, set()), (2, {0, 1}), (9, {0, 1, 2, 3})]
+    ("train_layers", "trained"), [(None, {0, 1, 2, 3}), (0, set()), (2, {0, 1}), (3, {0, 1, 2})]
 )
 def test_layers_that_are_trained(
     deep: BertModel, train_layers: int | None, trained: set[int]
@@ -252,6 +252,17 @@ def test_layers_that_are_trained(
     assert depths["encoder.layer.2.output.dense.weight"] == 0
     found = {depths[name] for name, value in deep.named_parameters() if value.requires_grad}
     assert found == trained
+
+
+def test_more_layers_than_the_encoder_has_are_refused(deep: BertModel) -> None:
+    with pytest.raises(ConfigurationError, match="train_layers=4: expected at most 3, the layers"):
+        freeze_below(deep, 4)
+    shape = AlbertConfig(
+        vocab_size=8, embedding_size=4, hidden_size=4, num_hidden_layers=3, num_attention_heads=1,
+        intermediate_size=4, max_position_embeddings=8,
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError, match="expected at most 0, the layers of the encoder"):
+        freeze_below(AlbertModel(shape), 1)  # its layers share their weights
 
 
 def test_each_layer_has_its_learning_rate(tmp_path: Path, encoder: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_mention_without_its_entity_among_the_candidates(make: Make) -> None:
         task = make(train_in_candidates=train_in_candidates, negatives="own")
         row = rows_of(task, 1)[0]
         wrong = {"bank": "seal-river"}.get(task.data.table.alias(int(row.aliases[0])), "bank-river")
-        row = replace(row, entities=np.array([[task.data.table.index(wrong)]]))
+        row = replace(row, entities=np.array([[task.data.table.find(wrong)]]))
         batch = task._batches.micro_batch([row], 0)
         return batch.tensors["targets"][0].tolist(), batch.weight
 
@@ -76,7 +76,7 @@ def test_a_mention_may_have_several_entities(make: Make) -> None:
     task = make(negatives="batch", hard_negatives=2, mask_rarest=0.0, mask_most_frequent=0.0)
     data, row = task.data, rows_of(task, 1)[0]
     word = data.table.alias(int(row.aliases[0]))
-    both = np.array([[data.table.index(f"{word}-river"), data.table.index(f"{word}-money")]])
+    both = np.array([[data.table.find(f"{word}-river"), data.table.find(f"{word}-money")]])
     row = replace(row, entities=both)
     batch = task._batches.micro_batch([row], 0).tensors
     assert batch["targets"].sum().item() == 2

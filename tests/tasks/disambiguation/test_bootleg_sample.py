@@ -46,7 +46,7 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
     )
     assert "kg_conn.txt: 9991 of 10000 pairs name entities without a title" in caplog.text
     assert table.entity_id(1) == "Q1951"  # the first title
-    nigeria = table.index("Q1033")
+    nigeria = table.find("Q1033")
     assert table.types(nigeria)[0] == "<wordnet_country_108544813>"
     assert table.relations(nigeria)[:2] == [("seal description", 0), ("central bank", 0)]
 
@@ -57,7 +57,7 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
         "1,523 entities, 13,450 aliases (484 of several entities, 29 at most), 190 types, "
         "8,601 relations"
     )
-    gabon = second.index("Q1000")
+    gabon = second.find("Q1000")
     assert second.types(gabon) == ["sovereign state", "country", "French colonial empire"]
     assert second.title(gabon) == "Gabon"
     assert second.description(gabon).startswith("Gabon ( ; ) , officially the Gabonese Republic")

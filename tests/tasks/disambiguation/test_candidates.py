@@ -22,7 +22,7 @@ def table(world: Path) -> EntityTable:
 
 
 def numbers(table: EntityTable, *ids: str) -> np.ndarray:
-    return np.array([[table.index(one)] for one in ids])
+    return np.array([[table.find(one)] for one in ids])
 
 
 def test_candidates_of_mentions(table: EntityTable) -> None:
@@ -77,14 +77,14 @@ def test_fewer_candidates_keep_the_entity_of_the_mention(table: EntityTable) -> 
 def test_several_entities_of_a_mention(table: EntityTable) -> None:
     bank, bass = table.alias_index("bank"), table.alias_index("bass")
     pairs = numbers(table, "unseen", "bank-money").T
-    alone = np.array([[table.index("seal-river"), -1]])
+    alone = np.array([[table.find("seal-river"), -1]])
     found = candidates_of(table, [bank, bass], np.concatenate([pairs, alone]))
     assert found.is_gold.tolist() == [[False, True, True], [False, False, False]]
     assert found.place.tolist() == [1, -1]
     few = found.first(2)  # both entities, without the most popular candidate
-    assert few.entities[0].tolist() == [table.index("bank-money"), table.index("unseen")]
+    assert few.entities[0].tolist() == [table.find("bank-money"), table.find("unseen")]
     assert few.is_gold.tolist() == [[True, True], [False, False]]
-    assert found.first(1).entities[0].tolist() == [table.index("bank-money")]
+    assert found.first(1).entities[0].tolist() == [table.find("bank-money")]
 
 
 def test_percentiles_of_the_entities_in_the_training_data() -> None:

@@ -138,6 +138,7 @@ def test_the_second_generation() -> None:
         ({"dataparallel": True}, {"data_config.batch_scope": "total"}),
         ({"dataparallel": False}, {"data_config.batch_scope": "per_device"}),
         ({"counter_unit": "batch", "evaluation_freq": 50}, {"eval_steps": 50, "save_steps": 100}),
+        ({"evaluation_freq": 0}, {"eval_steps": 0, "save_steps": 0}),
         ({"n_steps": 9}, {"max_train_steps": 9, "num_train_epochs": None}),
         ({"checkpoint_metric": {"NED/Bootleg/dev/final_loss/acc_notincand": "max"}},
          {"keep_best_by": "accuracy", "export_best": True}),
@@ -160,6 +161,43 @@ def test_every_key_has_a_row_and_unknown_ones_are_named() -> None:
         "unknown here; see whether you need it"
     ]
     assert all(row.ours or row.note for row in rows)
+
+
+def test_another_unit_is_left_to_the_user() -> None:
+    emmental = SECOND_CONFIG["emmental"] | {"counter_unit": "sample"}
+    rows = {row.key: row for row in convert({**SECOND_CONFIG, "emmental": emmental})}
+    for key, names in (
+        ("emmental.evaluation_freq", "eval_steps or evals_per_epoch"),
+        ("emmental.checkpoint_freq", "save_steps or saves_per_epoch"),
+    ):
+        assert (rows[key].ours, rows[key].note) == ((), f"counter_unit=sample: set {names}")
+
+
+def test_no_embeddings_name_no_files() -> None:
+    data = {**FIRST_CONFIG["data_config"], "ent_embeddings": None}
+    (row,) = [
+        row for row in convert({**FIRST_CONFIG, "data_config": data}) if "entity_dir" in row.key
+    ]
+    assert row.note == "built by bsmeta/entities.py table=data/entity_db/table " + (
+        "entity_dir=data/entity_db emb_dir=data/emb_data"
+    )
+
+
+def test_commas_before_comments_and_brackets_are_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "first.json"
+    file.write_text("""{
+        "train_config": {"lr": 1e-4, // last }
+            /* [} */
+        },
+        "run_config": {"seed": 1, /* a */ "max_epochs": 2 /* } */}, // {b}
+        "data_config": {"max_aliases": 10, // {c}
+            "data_dir": "a,}"},
+    }""")
+    assert main([str(file), "--out", str(tmp_path / "out.yaml")]) == 0
+    found = yaml.safe_load((tmp_path / "out.yaml").read_text())
+    assert (found["learning_rate"], found["seed"], found["num_train_epochs"]) == (1e-4, 1, 2)
+    assert found["data_config"]["max_mentions"] == 10
+    assert found["data_config"]["train_file"] == "a,}/train.jsonl"
 
 
 def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:

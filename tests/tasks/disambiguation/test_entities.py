@@ -58,15 +58,14 @@ def test_a_table_has_what_the_profiles_say(tmp_path: Path) -> None:
     assert candidates_of(table, "mary lincoln") == [("Q94", 2.0)]
     assert table.alias_index("Lincoln") == -1
     assert list(table.aliases()) == ["lincoln", "abraham lincoln", "mary lincoln"]
-    lincoln = table.index("Q91")
+    lincoln = table.find("Q91")
     assert table.title(lincoln) == "Abraham Lincoln"
     assert table.description(lincoln) == "16th president"
     assert table.types(lincoln) == ["human", "politician", "person"]
-    assert table.relations(lincoln) == [("spouse", table.index("Q94"))]
+    assert table.relations(lincoln) == [("spouse", table.find("Q94"))]
     assert (table.title(0), table.types(0), table.relations(0)) == ("", [], [])
-    assert table.types(table.index("Q94")) == []
-    with pytest.raises(DataError, match="has no entity 'Q7'"):
-        table.index("Q7")
+    assert table.types(table.find("Q94")) == []
+    assert table.find("Q7") == -1
     assert candidates_of(pickle.loads(pickle.dumps(table)), "lincoln")[0] == ("Q28260", 9.5)
 
 

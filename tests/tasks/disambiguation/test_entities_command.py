@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.compose import to_yaml
 from bsmeta.config.tools import EntitiesConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.entities import main
+from bsmeta.tasks.classification.config import ClassificationConfig
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
 
 
@@ -50,3 +52,19 @@ def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_keys_that_do_not_fit_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         main(EntitiesConfig(**keys))
+
+
+def test_a_model_of_another_task_is_refused(tmp_path: Path) -> None:
+    table = str(tmp_path / "entities")
+    main(
+        EntitiesConfig(
+            table=table, profiles=str(write(tmp_path / "profiles.jsonl", [LINCOLN, TODD]))
+        )
+    )
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model.parent / "config.yaml").write_text(to_yaml(ClassificationConfig()))
+    new = str(write(tmp_path / "new.jsonl", [CITY]))
+    with pytest.raises(ConfigurationError, match="is a model of task=classification; expected a"):
+        main(EntitiesConfig(table=table, add=new, checkpoint=str(model.parent)))

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AlbertConfig,
+    AlbertModel,
     BertConfig,
     BertModel,
     GPT2Config,
@@ -141,6 +143,16 @@ def test_only_the_last_layers_are_trained(encoder: Path) -> None:
     assert {name.split(".")[0] for name, p in of_encoder if p.requires_grad} == {"encoder"}
     with pytest.raises(ConfigurationError, match="train_layers=2: expected at most 1, the layers"):
         built(encoder, train_layers=2)
+
+
+def test_layers_that_share_their_weights_are_not_trained_apart(tmp_path: Path) -> None:
+    write_encoder(tmp_path)
+    AlbertModel(AlbertConfig(
+        vocab_size=100, embedding_size=8, hidden_size=8, num_hidden_layers=2,
+        num_attention_heads=2, intermediate_size=8, max_position_embeddings=64,
+    )).save_pretrained(tmp_path)  # fmt: skip
+    with pytest.raises(ConfigurationError, match="train_layers=1: expected at most 0, the layers"):
+        built(tmp_path, train_layers=1)
 
 
 def test_a_frozen_encoder_has_no_dropout_in_training(encoder: Path) -> None:

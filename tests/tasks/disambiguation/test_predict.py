@@ -13,7 +13,7 @@ import pytest
 
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.disambiguation.profiles import add_entities
-from bsmeta.training.task import Predicts
+from bsmeta.training.task import Predicts, PredictsFromData
 from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation.helpers import CONTEXTS, write_lines, write_world
 from tests.tasks.disambiguation.test_training import arguments
@@ -106,6 +106,8 @@ def test_an_added_entity_is_a_candidate_at_once_without_encoding_the_others_agai
 
     task, folder = open_task(str(run_folder), {})
     assert isinstance(task, Predicts)
+    assert isinstance(task, PredictsFromData)
+    before = task.data_fingerprint()
     assert [*task.predict(task.load(folder), [{"text": sentence("money", "crane")}])]
     new: dict[str, Any] = {
         "entity_id": "crane-new", "mentions": [["crane", 1000.0], ["zorp", 1.0]], "title": "crane",
@@ -126,6 +128,8 @@ def test_an_added_entity_is_a_candidate_at_once_without_encoding_the_others_agai
     first, _ = task.predict(task.load(folder), texts)
     assert [entity["entity"] for entity in first["entities"]] == ["crane-new"]
     assert encoded == [len(task.data.table) - 1]  # type: ignore[attr-defined]
+    assert isinstance(task, PredictsFromData)
+    assert task.data_fingerprint() != before  # an interrupted call is not continued with it
 
 
 def test_the_program_writes_the_entities_of_each_record(

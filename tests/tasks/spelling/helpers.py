@@ -58,3 +58,20 @@ TEXTS = [
 def lexicon() -> Lexicon:
     """The words of `TEXTS`, and the known misspellings."""
     return build_lexicon(TEXTS, [], {word: tuple(wrong) for word, wrong in MISSPELLINGS.items()})
+
+
+ANSWERS = {
+    "sed_words": ["1 0 0", "0 0 1 0"],
+    "sed_sequence": ["1", "1"],
+    "sec": ["the cat sat", "we received some mail"],
+}
+
+
+def write_test_set(folder: Path) -> Path:
+    """Two lines with one error each, for every task."""
+    for task, correct in ANSWERS.items():
+        own = folder / task / "small" / "dev"
+        own.mkdir(parents=True)
+        (own / "corrupt.txt").write_text("teh cat sat\nwe received soem mail\n")
+        (own / "correct.txt").write_text("\n".join(correct) + "\n")
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bsmeta.config.compose import to_yaml
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import DataError
+from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import (
     CandidateCorrection,
@@ -22,10 +26,12 @@ from bsmeta.tasks.spelling.correction import (
 )
 from bsmeta.tasks.spelling.corrections import apply_corrections, as_record
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig, error_logits, log_probabilities
+from bsmeta.tasks.spelling.evaluate import run
 from bsmeta.tasks.spelling.inputs import CandidateInputs, RowBuilder
 from bsmeta.tasks.spelling.samples import Pair
+from bsmeta.training.locations import locate
 from bsmeta.training.task import EvaluationContext
-from tests.tasks.spelling.helpers import lexicon
+from tests.tasks.spelling.helpers import lexicon, write_test_set
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))
 
@@ -171,3 +177,29 @@ def test_a_model_is_reloaded_with_its_threshold(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected model/ of a run of task=sec"):
         CandidateCorrection(SecConfig()).load(tmp_path)
     assert np.isfinite(again._threshold)
+
+
+def test_a_model_exported_before_any_evaluation_leaves_the_threshold(tmp_path: Path) -> None:
+    task, model = corrector(0.02)
+    task.restore(None)
+    task.export(model, model.state_dict(), tmp_path)
+    assert (tmp_path / "correction.json").read_text() == '{"threshold": null}\n'
+    task.restore(0.3)  # as `finish` chooses it after the last checkpoint
+    task.load(tmp_path)
+    assert task.state() == 0.3
+
+
+def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    TASK.export(MODEL, MODEL.state_dict(), tmp_path / "model")
+    config = SecConfig(model_name=str(tmp_path / "gone"), benchmarks=str(write_test_set(tmp_path)))
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    task, folder = open_task(str(tmp_path), {})
+    assert isinstance(task, CandidateCorrection)
+    texts = ["teh villiage"]
+    assert task.changes(task.load(folder), texts) == TASK.changes(MODEL, texts)
+
+    pytest.importorskip("symspellpy")
+    settings = EvaluateConfig(checkpoint=[str(tmp_path)], out_dir=str(tmp_path / "report"))
+    run(settings, [locate(str(tmp_path))], ALONE)
+    assert json.loads((tmp_path / "report/evaluation.json").read_text())["task"] == "sec"

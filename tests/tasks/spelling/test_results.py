@@ -24,26 +24,11 @@ from bsmeta.tasks.spelling.benchmarks import judge_test_sets, read_test_sets
 from bsmeta.tasks.spelling.evaluate import summary, table_of
 from bsmeta.training.task import EvaluationContext
 from tests.conftest import REPOSITORY
-from tests.tasks.spelling.helpers import arguments
+from tests.tasks.spelling.helpers import arguments, write_test_set
 
 PREDICT = REPOSITORY / "bsmeta" / "predict.py"
 ALONE = EvaluationContext.alone(torch.device("cpu"))
 Launch = Callable[..., subprocess.CompletedProcess[str]]
-ANSWERS = {
-    "sed_words": ["1 0 0", "0 0 1 0"],
-    "sed_sequence": ["1", "1"],
-    "sec": ["the cat sat", "we received some mail"],
-}
-
-
-def write_test_set(folder: Path) -> Path:
-    """Two lines with one error each, for every task."""
-    for task, correct in ANSWERS.items():
-        own = folder / task / "small" / "dev"
-        own.mkdir(parents=True)
-        (own / "corrupt.txt").write_text("teh cat sat\nwe received soem mail\n")
-        (own / "correct.txt").write_text("\n".join(correct) + "\n")
-    return folder
 
 
 def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import tracemalloc
 from collections.abc import Iterator
@@ -143,6 +144,27 @@ def test_lengths_are_computed_once(tmp_path: Path) -> None:
     assert calls == [100, 100]
 
 
+def test_a_changed_file_beside_one_of_the_same_name_is_read_again(tmp_path: Path) -> None:
+    files = [tmp_path / "set" / language / "part.txt" for language in ("de", "en")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{file.parent.name} before\n")
+    config = config_of(SedWordsConfig, tmp_path, datasets=[str(tmp_path / "set")], val_splits=[])
+    assert sorted(open_table(config).texts("train")) == ["de before", "en before"]
+    files[0].write_text("de after\n")
+    assert sorted(open_table(config).texts("train")) == ["de after", "en before"]
+
+
+def test_a_word_list_without_counts_is_named(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("hello 5\nworld\n")
+    config = config_of(SedWordsConfig, tmp_path, counted_share=0.7, word_lists=[str(words)])
+    with pytest.raises(ConfigurationError, match="words.txt, line 2 is 'world'"):
+        next(iter(WordDetection(config).train_stream(0, 1, None)))
+    assert not [*(tmp_path / "store").rglob("*words.txt")]
+    assert not [*(tmp_path / "store").rglob("counts-*.part")]
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +207,30 @@ def test_pairs_of_a_file_keep_their_target_and_must_agree_in_words(tmp_path: Pat
         open_table(config)
     merged = config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[])
     assert len(open_table(merged).numbers("train")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "\\ud83d"}', "line 1: not JSON"),
+        ('{"text": "", "target_sequence": "the cat"}', "line 1: no word in the text or in target"),
+        ('{"text": "the cat", "target_sequence": " "}', "line 1: no word in the text or in target"),
+    ],
+)
+def test_lines_that_cannot_be_used_are_named(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(DataError, match=message):
+        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt.gz"
+    content = bytearray(gzip.compress(b"".join(b"some text %d\n" % n for n in range(200))))
+    content[20:60] = b"\xff" * 40
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="texts.txt.gz cannot be read"):
+        open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
 
 
 def test_noise_follows_from_seed_epoch_and_sample(tmp_path: Path) -> None:

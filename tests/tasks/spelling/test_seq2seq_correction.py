@@ -79,6 +79,19 @@ def test_long_lines_are_corrected_in_chunks_and_a_model_is_reloaded(tmp_path: Pa
     assert found[1:] == ["x" * 40, ""]  # a word longer than a chunk stays
 
 
+def test_blank_lines_stay_as_they_are(tmp_path: Path) -> None:
+    task = small(tmp_path)
+    model = task.build_model().eval()
+    read: list[list[int]] = []
+    model.encoder.register_forward_pre_hook(
+        lambda _, __, inputs: read.extend(inputs["input_ids"].tolist()), with_kwargs=True
+    )
+    text = "abc\n \n\nabd"
+    (changes,) = task.changes(model, [text])
+    assert sorted(read) == [[100, 101, 102, 1], [100, 101, 103, 1]]
+    assert all(text[change.start : change.end].strip() for change in changes)
+
+
 def test_a_run_with_a_model_name_is_one_of_seq2seq(tmp_path: Path) -> None:
     task = small(tmp_path)
     assert isinstance(TASKS["sec"].make(task._config), Seq2SeqCorrection)

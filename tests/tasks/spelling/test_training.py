@@ -28,13 +28,21 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, task: str
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    launch(TRAIN, *arguments(task, tmp_path, whole), processes=2)
+    often = ("saves_per_epoch=2", "keep_last_checkpoints=0")
+    launch(TRAIN, *arguments(task, tmp_path, whole, *often), processes=2)
     epoch = max(steps(whole)) // 3
-    again = arguments(task, tmp_path, killed)
+    again = arguments(task, tmp_path, killed, *often)
     train_killed_and_resumed(launch, again, epoch + 2, processes=2)
 
-    assert [event["step"] for event in events(killed, "resume")] == [epoch]
+    assert [event["step"] for event in events(killed, "resume")] == [epoch + 1]
     assert_same_runs(killed, whole, steps, documents)
+    file = "correction.json" if task == "sec" else "calibration.json"
+    thresholds = [
+        [saved.read_text() for saved in sorted(run.glob(f"checkpoint-*/model/{file}"))]
+        for run in (killed, whole)
+    ]
+    assert thresholds[0] == thresholds[1]  # also before the first evaluation after the resume
+    assert len(thresholds[0]) == (9 if task == "sec" else 7)
 
     seen = Counter(name for names in documents(whole).values() for name in names)
     assert {*seen.values()} == {3}
