@@ -82,6 +82,16 @@ class Resume:
             processes.on_main(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def resumes(config: RunConfig, out_dir: Path) -> bool:
+    """Whether a run resumes that in `out_dir`, rather than begin with another run's checkpoint."""
+    named = config.resume_from_checkpoint_dir
+    if named is None:
+        return False
+    folder = Path(named).absolute()  # a link may be in `out_dir`, or lead there
+    in_out_dir = out_dir in (*folder.resolve().parents, folder.parent.resolve())
+    return named == "latest" or in_out_dir
+
+
 def resume_point(
     config: RunConfig, max_steps: int, accelerator: Accelerator, processes: Processes, out_dir: Path
 ) -> Resume | None:

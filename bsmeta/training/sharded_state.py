@@ -27,8 +27,8 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.training.distributed import Processes
 
 _METADATA = ".metadata"
-# What a description of tensors consists of, beside dtypes. The classes are named one by one, because
-# their module also has `os`.
+# What a description of tensors consists of, beside dtypes. The classes are named one by one: their
+# module also has `os`.
 _CLASSES = (
     "BytesStorageMetadata",
     "ChunkStorageMetadata",

@@ -110,6 +110,19 @@ def test_row_6_changed_settings_are_used_and_logged(
     assert f"{key}: {value}\n" in (tmp_path / "changed" / "config.yaml").read_text()
 
 
+def test_row_6_a_run_from_another_checkpoint_that_makes_no_step_saves_its_own(
+    start: Start, complete: Start, tmp_path: Path
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    complete(whole, processes=1)
+    named = f"resume_from_checkpoint_dir={whole}/checkpoint-4step"
+    assert start(stopped, named, processes=1, fault="data_signal:0").wait() == 75
+    assert checkpoints(stopped) == ["checkpoint-4step"]
+    complete(stopped, RESUME, processes=1)
+    assert sorted(figures(stopped)) == [5, 6, 7, 8]
+    assert same_weights(stopped, whole)
+
+
 def test_row_8_damaged_checkpoints_do_not_push_out_whole_ones(
     complete: Start, tmp_path: Path, saved: Path
 ) -> None:
