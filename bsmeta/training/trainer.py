@@ -176,6 +176,8 @@ class Trainer:
                 self._train_step()
                 result = self._unread.popleft()
                 self._apply(result.read(data.targets).stats)
+                if self._out_of_data:
+                    self.steps.raise_error()
                 if number < warm_up:
                     self.throughput.start()
                 else:
