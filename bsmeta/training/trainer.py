@@ -412,6 +412,7 @@ class Trainer:
         saved = rollback_point(self.run.path, step, self.processes)
         self.tracker.event("spike", step, loss=metrics.loss, has_checkpoint=saved is not None)
         if saved is None:
+            self.spikes.accept(metrics.loss)  # or at a new level, every later loss is a spike
             return False
         self.spikes.rolled_back(saved.step)
         self._load(saved)  # but not the state of the data
