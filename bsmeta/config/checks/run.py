@@ -147,7 +147,8 @@ def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[
                 fix = f"keep_best_by=loss, for example, or leave {key} out"
                 yield Problem("keep_best_by", HYDRA, f"null, but {key} is set", expected, fix)
         return
-    if config.eval_steps == 0 and config.evals_per_epoch is None:
+    evaluates = config.eval_steps or config.evals_per_epoch or config.extra_steps_to_eval_save_at
+    if not evaluates:
         expected = "null, because eval_steps=0 evaluates nothing"
         fix = "keep_best_by=null, or eval_steps=1000, for example"
         yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
