@@ -72,7 +72,7 @@ def run(
                     raise
                 raise ending from error
     if config.push_to_hub and code == 0 and processes.is_main:
-        publish.push(folder.path, config.push_to_hub, schedule.max_steps)
+        publish.push(folder.path, config.push_to_hub, watchdog.step)
     return code
 
 

@@ -170,5 +170,8 @@ def test_two_processes_end_at_the_same_step_resumed_or_not(launch: Launch, tmp_p
     names = ("eval", "early_stop", "save")
     assert events(resumed, *names) == events(whole, *names)
 
-    launch(TOY, *arguments, *latest, processes=2)  # a finished run stays finished
+    push = "push_to_hub=owner/name"
+    environ = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # nobody listens
+    launch(TOY, *arguments, *latest, push, processes=2, **environ)  # a finished run stays finished
     assert events(resumed, *names) == events(whole, *names)
+    assert [(e["step"], e["pushed"]) for e in events(resumed, "push")] == [(8, False)]
