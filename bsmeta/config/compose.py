@@ -2,7 +2,8 @@
 
 `run_entry_point` composes `hydra_configs/NAME.yaml` and the overrides onto the schema, converts the
 result once, calls the entry point, and turns every outcome into the documented exit code: 0 done,
-75 stopped by a signal with a checkpoint saved, 2 an error that the user can fix, 1 anything else.
+75 stopped by a signal (with a checkpoint saved, if training had begun), 2 an error that the user can
+fix, 1 anything else.
 """
 
 from __future__ import annotations
