@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from bsmeta.core.reporting import note_exit_code
 
 EXIT_FAILURE = 1
+# SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) asks a scheduler to requeue it.
 EXIT_PREEMPTED = 75
 LAUNCHER_GONE = "the end of the launcher"
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
