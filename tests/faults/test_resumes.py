@@ -185,6 +185,6 @@ def test_row_11_a_rollback_takes_a_whole_checkpoint_of_the_past(
     run = complete(tmp_path / "run", *keys, processes=1, fault="spoiled_spike:7")
     rollbacks = [(e["step"], e["to_step"]) for e in events(tmp_path / "run", "rollback")]
     assert rollbacks == [(7, 4)]
-    assert f"{tmp_path}/run/checkpoint-6step is damaged and passed over" in run.errors
+    assert f"{tmp_path}/run/checkpoint-6step is damaged and skipped" in run.errors
     final = json.loads((tmp_path / "run" / "checkpoint-8step" / "trainer_state.json").read_text())
     assert final["progress"]["step"] == 8

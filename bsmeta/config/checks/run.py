@@ -364,7 +364,7 @@ def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
             key="GPUs",
             file="this machine",
             found="0",
-            expected="one a process, as the launch file asks for",
+            expected="one GPU per process, as the launch file requests",
             fix="see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch "
             "with experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml",
         )
@@ -394,7 +394,7 @@ def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
 def _deepspeed(launch: Launch) -> Iterator[Problem]:
     key = "deepspeed_config.deepspeed_config_file"
     if launch.deepspeed_config_file is None:
-        expected = "the DeepSpeed JSON; the settings must stand in one place"
+        expected = "the DeepSpeed JSON; all DeepSpeed settings belong in one file"
         fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
         yield Problem(key, launch.source, show(None), expected, fix)
     elif not launch.deepspeed_config_file.is_file():
