@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.hydra_ext import composed_files, overridden_keys
+from bsmeta.config.hydra_ext import composed_files, reading
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import set_branch_length
 from bsmeta.config.summary import launch_notes, print_summary, summary
@@ -37,7 +37,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     is_main = rank() == 0
     set_branch_length(config)
     with _refusal_in_status(config):
-        checked = check_run(config, os.environ, TASKS, mistakes, overridden_keys())
+        checked = check_run(config, os.environ, TASKS, mistakes, reading.overridden)
     entry = TASKS[config.task]
     if is_main:
         remarks = [*launch_notes(checked.launch), *entry.notes(config)]

@@ -62,7 +62,7 @@ choose_run() {
     RUN=(--config-name "$config")
   else
     fail "neither BSMETA_CONFIG (a name in hydra_configs/, or a YAML file) nor BSMETA_RESUME (the" \
-      "folder of a run to go on with) is set; expected one of them"
+      "folder of a run to resume) is set; expected one of them"
   fi
 }
 
@@ -74,7 +74,8 @@ find_out_dir() {
   OUT_DIR=${OUT_DIR/#\~\//$HOME/}
 }
 
-# Sets LAUNCH_FILE, and PROCESSES (of this machine; empty: as many as the launch file says).
+# Sets LAUNCH_FILE, ON_CPU (true where it hides the GPUs), and PROCESSES (of this machine; empty: as
+# many as the launch file says).
 find_launch_file() { # GPUS, where BSMETA_LAUNCH_FILE is not set
   PROCESSES=${BSMETA_PROCESSES:-}
   [[ -z $PROCESSES ]] || PROCESSES=$(number BSMETA_PROCESSES) || exit
@@ -86,7 +87,8 @@ find_launch_file() { # GPUS, where BSMETA_LAUNCH_FILE is not set
   [[ -f $LAUNCH_FILE ]] || LAUNCH_FILE=$EXPERIMENTS/accelerate/$LAUNCH_FILE
   [[ -f $LAUNCH_FILE ]] ||
     fail "BSMETA_LAUNCH_FILE=$BSMETA_LAUNCH_FILE: no such file, here or in $EXPERIMENTS/accelerate"
-  python "$EXPERIMENTS/launch_file.py" "$LAUNCH_FILE" "$PROCESSES" || exit "$EXIT_USER_ERROR"
+  ON_CPU=$(python "$EXPERIMENTS/launch_file.py" "$LAUNCH_FILE" "$PROCESSES") ||
+    exit "$EXIT_USER_ERROR"
 }
 
 # Sets the same, and CUDA_VISIBLE_DEVICES where the run takes fewer GPUs than there are.
@@ -96,7 +98,7 @@ choose_launch() {
     fail "accelerate is not in PATH; activate the environment first (. .venv/bin/activate)"
   [[ -n ${BSMETA_LAUNCH_FILE:-} ]] || gpus=$(count_gpus)
   find_launch_file "$gpus"
-  grep -q '^gpu_ids: *"\?-1' "$LAUNCH_FILE" && return # for CPUs
+  [[ $ON_CPU != true ]] || return 0
   gpus=${gpus:-$(count_gpus)}
   PROCESSES=${PROCESSES:-$gpus}
   [[ $PROCESSES -le $gpus && $gpus -gt 0 ]] ||

@@ -1,5 +1,7 @@
 """Checks a launch file before it is used: `python launch_file.py FILE [PROCESSES]`.
 
+Prints whether its processes run on the CPU: `true` or `false`.
+
 The launch scripts call this first, since `accelerate launch` exits with an error of its own if it
 cannot read the file. Checks that need the training configuration are left to the training.
 """
@@ -16,7 +18,7 @@ from bsmeta.core.problems import refuse
 
 
 def main() -> None:
-    """Print the problems of the file, and exit with code 2 if there are any."""
+    """Prints the answer, or the problems of the file, and exits with code 2 if there are any."""
     try:
         launch = read_launch({}, sys.argv[1])
         if (
@@ -24,6 +26,7 @@ def main() -> None:
         ):  # the number given by the scripts overrides that of the file
             launch = replace(launch, num_processes=int(sys.argv[2]))
         refuse([*launcher_problems(launch)])
+        print(str(launch.gpus == 0).lower())
     except ConfigurationError as error:
         print(f"BSMETA_LAUNCH_FILE: {error}", file=sys.stderr)
         sys.exit(2)

@@ -36,7 +36,8 @@ def run(
         program.write_text(
             "#!/usr/bin/env bash\n"
             f'[[ "$1" == -c ]] && echo {gpus} && exit\n'
-            '[[ "$1" == */launch_file.py || "$1" == */meeting.py ]] && exit\n'
+            f'[[ "$1" == */launch_file.py ]] && exec {sys.executable} "$@"\n'
+            '[[ "$1" == */meeting.py ]] && exit\n'
             '[[ "$1" == */gpus.py ]] && echo GPU-b,GPU-a,GPU-c | cut -d, -f-$2 && exit\n'
             f'[[ "$*" == *"--cfg job"* ]] && echo "{folder}/run" && exit\n'
             "[[ \"$1 $2\" == 'show hostnames' ]] && printf 'one\\ntwo\\n' && exit\n"
@@ -119,6 +120,18 @@ def test_demo_of_spelling(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("gpus", "processes"), [(1, 1), (2, 2), (3, 2), (8, 2)])
+def test_demo_of_spelling_on_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
+    """Its batches are divided evenly among two processes, but not among three."""
+    _, *trained, _ = run("experiments/demo_spelling.sh", tmp_path, [], gpus=gpus)
+    assert trained == [
+        "accelerate launch --config_file experiments/accelerate/ddp.yaml"
+        f" --num_processes {processes} -m bsmeta.train"
+        f" --config-name {name} overwrite_out_dir=true"
+        for name in ("demo_spelling_words", "demo_spelling")
+    ]
+
+
 LAUNCH = "accelerate launch --config_file ROOT/experiments/accelerate/"
 SEVERAL = (
     "--same_network --main_process_ip one --main_process_port 29500 --rdzv_conf timeout=600"
@@ -159,6 +172,21 @@ def test_one_machine_or_a_slurm_job(
 ) -> None:
     found = run("experiments/train.sh", tmp_path, ["seed=1"], gpus, BSMETA_CONFIG="demo", **environ)
     assert found == [started]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "distributed_type: MULTI_GPU\nnum_processes: 2\ngpu_ids: '-1,-1'\n",  # as PyYAML writes it
+        'distributed_type: "NO"\nuse_cpu: true\n',
+    ],
+)
+def test_a_launch_file_of_ones_own_for_cpus(text: str, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    variables = {"BSMETA_CONFIG": "demo", "BSMETA_LAUNCH_FILE": "own.yaml"}
+    assert run("experiments/train.sh", tmp_path, [], **variables) == [
+        "accelerate launch --config_file own.yaml -m bsmeta.train --config-name demo"
+    ]
 
 
 def test_a_configuration_file_and_a_run_to_go_on_with(tmp_path: Path) -> None:

@@ -29,8 +29,15 @@ _ACCELERATE = {
     "main_process_port", "deepspeed_config_file", "use_deepspeed", "multi_gpu", "cpu", "gpu_ids",
     "zero_stage", "same_network",
 }  # fmt: skip
-# Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key).
-_HOME = re.compile(r"(?<=[=\[,])(~[^\s,\[\]{}'\"]*)")
+# Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key), and in
+# quoted text, which comes first.
+_HOME = re.compile(
+    r"""
+    "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*'
+    | (?<=[=\[,]) (?P<path> ~[^\s,\[\]{}'"]* )
+    """,
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +140,7 @@ def pasteable(command: Sequence[str], **environment: str) -> str:
 
 def quote_home(override: str) -> str:
     """Quotes every value of an override that begins with ~, as Hydra's grammar requires."""
-    return _HOME.sub(r"'\1'", override)
+    return _HOME.sub(lambda found: f"'{found['path']}'" if found["path"] else found[0], override)
 
 
 def _resolved(folder: str | None) -> Path | None:

@@ -2,7 +2,8 @@
 
 `run_entry_point` composes `hydra_configs/NAME.yaml` and the overrides onto the schema, converts the
 result once, calls the entry point, and turns every outcome into the documented exit code: 0 done,
-75 stopped by a signal with a checkpoint saved, 2 an error that the user can fix, 1 anything else.
+75 stopped by a signal (with a checkpoint saved, if training had begun), 2 an error that the user
+can fix, 1 anything else.
 """
 
 from __future__ import annotations
@@ -44,12 +45,10 @@ from bsmeta.core.problems import HYDRA, Problem, bound_problems, refuse, show
 from bsmeta.core.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
 from bsmeta.core.resources import CONFIG_FOLDER, ROOT
 from bsmeta.core.secrets import redact, redact_values
+from bsmeta.core.signals import EXIT_FAILURE, EXIT_PREEMPTED  # noqa: F401 (all codes are read here)
 
 EXIT_USER_ERROR = 2
-EXIT_FAILURE = 1
 EXIT_NO_READER = 141  # as a shell reports a program that SIGPIPE has ended
-# SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) asks a scheduler to requeue it.
-EXIT_PREEMPTED = 75
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)

@@ -85,11 +85,6 @@ def unread_keys(name: str) -> list[str]:
     return interpolation.unread(reading.written, name) if name in reading.written else []
 
 
-def overridden_keys() -> tuple[str, ...]:
-    """The keys that the command line of this process sets."""
-    return reading.overridden
-
-
 def key_of(override: str) -> str:
     """The key or group of an override, `+learning_rate=1` or `~model`."""
     return override.partition("=")[0].lstrip("+~")

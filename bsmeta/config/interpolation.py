@@ -138,7 +138,7 @@ def _content(
     file = _find(path, folder, where)
     if file in chain:
         cycle = " -> ".join(str(link) for link in (*chain[chain.index(file) :], file))
-        raise ConfigurationError(f"{where}: from_file goes round in a circle: {cycle}")
+        raise ConfigurationError(f"{where}: circular from_file reference: {cycle}")
     text = file.read_text(encoding="utf-8")
     if file.suffix not in _YAML:
         values: Any = text.removesuffix("\n")

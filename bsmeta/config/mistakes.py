@@ -255,7 +255,9 @@ def compose_all(
         ConfigurationError: Listing the mistakes, if nothing can be composed.
     """
     of_files: list[Problem] = []
-    found = {override: _of_grammar(override) for override in overrides}
+    found = {
+        override: _of_grammar(override) or _of_group(override, schema) for override in overrides
+    }
 
     def fine() -> list[str]:
         return [override for override in overrides if not found[override]]
@@ -385,6 +387,25 @@ def _of_grammar(override: str) -> list[Problem]:
         fix = f"{name}=[{value}], or --multirun to run with each of them"
         return [Problem(name, COMMAND_LINE, value, "one value, or a list in brackets", fix)]
     return []
+
+
+def _of_group(override: str, schema: type) -> list[Problem]:
+    """What makes Hydra fail with an error of Python: a group that is set to anything but names."""
+    name, value = key_of(override), override.partition("=")[2]
+    options, known = group_options().get(name.partition("@")[0], []), key_names(schema)
+    if not options or override.startswith("~") or name in known:
+        return []
+    content = OverridesParser.create().parse_override(override).value()
+    chosen = content if isinstance(content, list) else [content]
+    if all(isinstance(option, str) for option in chosen):
+        return []
+    keys = [key for key in known if key.endswith(f".{name}")]
+    expected = f"one of {', '.join(options)}: {name} is a group"
+    fix = f"{'+' * override.startswith('+')}{name}={options[0]}"
+    if keys and isinstance(content, list):
+        expected += f", and {keys[0]} a key that takes a list"
+        fix = f"{keys[0]}={value}"
+    return [Problem(name, COMMAND_LINE, value, expected, fix)]
 
 
 def _of_override(override: str, error: Exception, schema: type) -> Problem:

@@ -187,7 +187,7 @@ class RunConfig:
         at_least=0,
     )
     keep_every_checkpoint_steps: int = key(
-        0, "checkpoints at multiples of this are never deleted; 0: no such", at_least=0
+        0, "checkpoints at multiples of this are never deleted (0: off)", at_least=0
     )
     keep_best_by: str | None = key(
         None, "never delete the checkpoint with the best value of this metric of the evaluation"
@@ -209,8 +209,8 @@ class RunConfig:
     max_consecutive_skips: int = key(10, "skip: stop after more such steps in a row", at_least=0)
     loss_spike_deviations: float = key(
         0.0,
-        "roll back to the last intact checkpoint, and skip the data seen since, when a loss is so "
-        "many standard deviations above the mean of the last ones; 0: never",
+        "roll back to the last intact checkpoint, and skip the data seen since, when a loss "
+        "exceeds the mean of the window by this many standard deviations (0: off)",
         at_least=0,
         finite=True,
     )

@@ -6,7 +6,7 @@ The only place that computes the length of a run and the global batch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class Schedule:
     logging_steps: int = 1
     eval_steps: int = 0
     save_steps: int = 0
-    extra_steps: frozenset[int] = field(default_factory=frozenset)
+    extra_steps: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, config: RunConfig, steps_per_epoch: int | None = None) -> Schedule:

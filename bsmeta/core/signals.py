@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from bsmeta.core.reporting import note_exit_code
 
 EXIT_FAILURE = 1
+# SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) asks a scheduler to requeue it.
 EXIT_PREEMPTED = 75
 LAUNCHER_GONE = "the end of the launcher"
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -42,7 +43,7 @@ class _Children:
     """How processes that are forked from this one handle signals.
 
     Attributes:
-        are_plain: Whether as any program does.
+        are_plain: Whether they use default signal handling.
     """
 
     are_plain = False
@@ -149,6 +150,8 @@ class StopRequest:
 
     def _receive(self, numbers: int) -> None:
         while number := os.read(numbers, 1)[0]:
+            if number not in (*_SIGNALS, *_FROM_TERMINAL):
+                continue  # of another handler, such as that of a DataLoader for SIGCHLD
             self._record(number)
             if self._is_starting and self.leave is not None:
                 code = EXIT_FAILURE
@@ -174,10 +177,13 @@ class _Lossy:
 
     A run that is asked to stop must still save: in `… | tee log`, Ctrl-C also ends `tee`, before
     the run.
+
+    Args:
+        stream: None if the caller closed it, as in `train.py … >&-`: all output is discarded.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
     def write(self, text: str) -> int:
         with suppress(OSError):

@@ -8,13 +8,13 @@ without any is recognized by the tokens that `config.json` records for its weigh
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import msgspec
 import xxhash
 
+from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.progress import report_progress
 
 MANIFEST = "manifest.json"
@@ -25,7 +25,6 @@ UNCHECKED = ("README.md",)
 TOKENS_HASH = "tokenizer_xxh3"
 """Key of an exported model's `config.json`: the hash of the tokens and ids of its tokenizer."""
 
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
 _BLOCK = 1 << 22
 
 
@@ -143,7 +142,8 @@ def _tokens_hash(folder: Path) -> str | None:
 
 def has_manifest(model: Path) -> bool:
     """Whether the files of a model folder are listed by its manifest or its checkpoint's."""
-    return (model / MANIFEST).is_file() or bool(_CHECKPOINT.fullmatch(model.resolve().parent.name))
+    above = model.resolve().parent
+    return (model / MANIFEST).is_file() or CHECKPOINT_NAME.fullmatch(above.name) is not None
 
 
 def model_damage(model: Path) -> list[str]:
@@ -155,7 +155,7 @@ def model_damage(model: Path) -> list[str]:
     above = model.resolve().parent
     if (model / MANIFEST).is_file():
         root, start = model, ""
-    elif _CHECKPOINT.fullmatch(above.name):
+    elif CHECKPOINT_NAME.fullmatch(above.name):
         root, start = above, f"{model.resolve().name}/"
     else:
         return []

@@ -222,7 +222,7 @@ def newest_whole(
         damaged += faults
         if processes.is_main:
             logger.warning(
-                "%s is damaged and passed over:\n  %s", candidate.folder, "\n  ".join(faults)
+                "%s is damaged and skipped:\n  %s", candidate.folder, "\n  ".join(faults)
             )
     return None, damaged
 

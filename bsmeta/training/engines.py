@@ -25,7 +25,7 @@ from bsmeta.training.optimizers import own_settings
 from bsmeta.training.sharded_state import described, read_shards, read_whole, write_shards
 
 _PLAIN_FILE = "torch.pt"
-_TAG = "pytorch_model"
+TAG = "pytorch_model"
 
 
 class Engine(Protocol):
@@ -369,7 +369,7 @@ class DeepSpeedEngine:
     def save(self, folder: Path) -> None:
         if self._model.zero_optimization_stage() == 0:
             self._refuse_damaged_weights()
-        self._model.save_checkpoint(str(folder), _TAG)
+        self._model.save_checkpoint(str(folder), TAG)
 
     def _refuse_damaged_weights(self) -> None:
         """Raises an error if a weight is not finite.
@@ -392,7 +392,7 @@ class DeepSpeedEngine:
                 # This run's own checkpoints are loaded in the format in which it saves them.
                 self._model._config.load_universal_checkpoint = False
             else:
-                path, _ = self._model.load_checkpoint(str(folder), _TAG)
+                path, _ = self._model.load_checkpoint(str(folder), TAG)
                 if path is None:
                     raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
         if limit is not None:

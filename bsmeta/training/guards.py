@@ -107,8 +107,8 @@ class SpikeGuard:
 
     Args:
         deviations: Standard deviations above the mean at which a loss counts as a spike; 0: never.
-        window: Number of past losses to compare with; no spike is detected before there are so
-            many.
+        window: Number of past losses to compare with; no spike is detected until the window is
+            full.
         limit: How often the run may roll back to the same checkpoint.
     """
 
@@ -124,8 +124,12 @@ class SpikeGuard:
             spread = self._deviations * statistics.pstdev(self._losses)
             if loss > statistics.fmean(self._losses) + spread:
                 return True
-        self._losses.append(loss)
+        self.accept(loss)
         return False
+
+    def accept(self, loss: float) -> None:
+        """Adds a loss to the window: also a spike that the run continues with."""
+        self._losses.append(loss)
 
     def rolled_back(self, step: int) -> None:
         """Counts a rollback to the checkpoint of `step`.

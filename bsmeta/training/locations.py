@@ -7,8 +7,9 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
+from bsmeta.config.steps import how_to_export, lacks_model
 from bsmeta.core.errors import DataError
+from bsmeta.training.checkpoint import list_checkpoints
 
 HUB = "hf://"
 RECIPE = "metadata.yaml"
@@ -60,15 +61,18 @@ def locate(checkpoint: str) -> Location:
         )
     model = _model_folder(folder)
     if model is None:
-        without = [saved for saved in (folder, *_checkpoints(folder)) if lacks_model(saved)]
+        saved = [found.folder for found in list_checkpoints(folder)]
+        without = [path for path in (folder, *saved) if lacks_model(path)]
         if without:
             raise DataError(f"checkpoint={checkpoint}: {how_to_export(without[-1])}")
         raise DataError(
             f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
             "a checkpoint-{step}step folder (a run has its first at save_steps)"
         )
-    near = [folder / "config.yaml" for folder in (model, *model.resolve().parents[:2])]
-    config = next((path for path in (*near, model / RECIPE) if path.is_file()), None)
+    written = model.resolve()  # a run and its checkpoints have their model in `model/`
+    of_run = [written.parent / "config.yaml"] if written.name == "model" else []
+    near = (model / "config.yaml", *of_run, model / RECIPE)
+    config = next((path for path in near if path.is_file()), None)
     above = [folder.resolve(), *folder.resolve().parents[:2]]
     run_folder = next((folder for folder in above if (folder / "metrics.jsonl").is_file()), None)
     return Location(checkpoint, str(model), config, run_folder)
@@ -94,12 +98,5 @@ def _model_folder(folder: Path) -> Path | None:
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():
             return candidate
-    models = [saved / "model" for saved in _checkpoints(folder)]
+    models = [saved.folder / "model" for saved in list_checkpoints(folder)]
     return next((model for model in reversed(models) if (model / "config.json").is_file()), None)
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoint folders of a run folder, oldest first."""
-    entries = [(CHECKPOINT_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir()]
-    steps = [(int(match[1]), entry) for match, entry in entries if match]
-    return [entry for _, entry in sorted(steps)]

@@ -6,7 +6,6 @@ copied to a new file of the same name.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -138,7 +137,7 @@ class ProcessLog(logging.Handler):
     def _write(self, line: str) -> None:
         """Writes a line; on a full disk it is lost, and the run ends where it needs the space."""
         if self._file is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._file.write(line)
 
     def restore(self) -> bool:
@@ -156,5 +155,5 @@ class ProcessLog(logging.Handler):
             self.handle(logging.LogRecord(*values))
         logging.getLogger().removeHandler(self)
         if self._file is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._file.close()

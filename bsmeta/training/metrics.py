@@ -26,9 +26,12 @@ from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult
 from bsmeta.training.tracking import Tracker
 
-# Dense bf16 peak of one device in FLOP/s, from the vendors' data sheets (without sparsity).
+# Dense bf16 peak of one device in FLOP/s, from the vendors' data sheets (without sparsity). The
+# first name that is part of the device's counts.
 PEAK_FLOPS = {
     "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
@@ -78,7 +81,7 @@ class Throughput:
             `padding`, the share of the positions that is padding; `step_s`, seconds per step;
             `data_wait_s`, seconds that the loop waited for data in all these steps;
             `memory_gb`, the peak allocation on this rank's GPU, or resident size of its process,
-            so far.
+            so far, in GiB (2^30 bytes).
         """
         rate = self._tokens / self._seconds
         mfu = None

@@ -7,6 +7,7 @@ well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -105,11 +106,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
         inner, outer = (
             [group for group in groups if group[IN_LAYERS] == flag] for flag in (True, False)
         )
-        self._muon = torch.optim.Muon(
-            inner, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"
-        )
-        self._adamw = torch.optim.AdamW(outer, lr=lr, betas=betas, eps=eps, fused=True)
-        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+        self._parts: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(inner, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        ]
+        if outer:  # none with adapters alone, which are matrices of layers
+            self._parts.append(torch.optim.AdamW(outer, lr=lr, betas=betas, eps=eps, fused=True))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -118,15 +120,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        count = len(self._muon.param_groups)
-        self._muon.param_groups = self.param_groups[:count]
-        self._adamw.param_groups = self.param_groups[count:]
-        self._muon.state = self._adamw.state = self.state
+        groups = iter(self.param_groups)
+        for part in self._parts:
+            part.param_groups = [*itertools.islice(groups, len(part.param_groups))]
+            part.state = self.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates all parameters."""
-        self._muon.step()
-        self._adamw.step()
+        for part in self._parts:
+            part.step()
 
 
 def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:

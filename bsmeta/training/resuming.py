@@ -46,12 +46,11 @@ from bsmeta.training.checkpoint import (
     newest_whole,
 )
 from bsmeta.training.distributed import Accelerator, Processes
-from bsmeta.training.engines import FSDPEngine, PlainEngine, engine_name
+from bsmeta.training.engines import TAG, FSDPEngine, PlainEngine, engine_name
 from bsmeta.training.retention import check_room
 
 logger = logging.getLogger(__name__)
 
-_TAG = "pytorch_model"
 _SHOWN = 20  # differences in a message
 _UNCOMPARED = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
 """Keys that affect how a process starts, not how the run trains."""
@@ -80,6 +79,16 @@ class Resume:
         if folder is not None:
             processes.barrier()
             processes.on_main(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def resumes(config: RunConfig, out_dir: Path) -> bool:
+    """Whether a run resumes that in `out_dir`, rather than begin with another run's checkpoint."""
+    named = config.resume_from_checkpoint_dir
+    if named is None:
+        return False
+    folder = Path(named).absolute()  # a link may be in `out_dir`, or lead there
+    in_out_dir = out_dir in (*folder.resolve().parents, folder.parent.resolve())
+    return named == "latest" or in_out_dir
 
 
 def resume_point(
@@ -266,7 +275,7 @@ def convert(saved: Checkpoint, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-    command += ["--input_folder", str(saved.folder / "state" / _TAG)]
+    command += ["--input_folder", str(saved.folder / "state" / TAG)]
     command += ["--output_folder", str(folder / "universal"), "--inject_missing_state"]
     alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
     with opaque_work():

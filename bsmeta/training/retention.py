@@ -91,7 +91,7 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
 def remedy(out_dir: Path) -> str:
     """Describes what the user can do about a full disk."""
     saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
-    last = f"{saved.folder.name} is whole" if saved else "There is no whole checkpoint yet"
+    last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
     return (
         f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "
         "resume_from_checkpoint_dir=latest"

@@ -18,7 +18,7 @@ from bsmeta.core.signals import StopRequest
 from bsmeta.training import publish
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.logs import ProcessLog
-from bsmeta.training.resuming import resume_point
+from bsmeta.training.resuming import resume_point, resumes
 from bsmeta.training.retention import explain_full_disk
 from bsmeta.training.run_folder import RunFolder, write_refusal, write_stopped_start
 from bsmeta.training.task import HasEpochs, Task
@@ -55,7 +55,7 @@ def run(
             schedule = Schedule.of(config, epoch)
         seed_everything(config.seed)
         folder = RunFolder(out_dir.resolve())
-        resume = config.resume_from_checkpoint_dir is not None
+        resume = resumes(config, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
         )
@@ -72,7 +72,7 @@ def run(
                     raise
                 raise ending from error
     if config.push_to_hub and code == 0 and processes.is_main:
-        publish.push(folder.path, config.push_to_hub, schedule.max_steps)
+        publish.push(folder.path, config.push_to_hub, watchdog.step)
     return code
 
 

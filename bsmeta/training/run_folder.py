@@ -187,10 +187,11 @@ class RunFolder:
         self.remember(MARK)
         if (checkpoints or (self.path / METRICS).exists()) and not resume:
             if not overwrite:
+                resuming = "Resume it (resume_from_checkpoint_dir=latest), replace"
                 raise ConfigurationError(
-                    f"out_dir: {self.path} holds an earlier run; expected an empty folder. Resume "
-                    "it (resume_from_checkpoint_dir=latest), replace it (overwrite_out_dir=true), "
-                    "or choose another out_dir"
+                    f"out_dir: {self.path} holds an earlier run; expected an empty folder. "
+                    f"{resuming if checkpoints else 'Replace'} it (overwrite_out_dir=true), or "
+                    "choose another out_dir"
                 )
             self._empty()
 

@@ -27,9 +27,20 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.training.distributed import Processes
 
 _METADATA = ".metadata"
-_CLASSES = "torch.distributed.checkpoint.metadata"
-# What else a description of tensors consists of.
+# What a description of tensors consists of, beside dtypes. The classes are named one by one: their
+# module also has `os`.
+_CLASSES = (
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "Metadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "_MEM_FORMAT_ENCODING",
+)
 _GLOBALS = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in _CLASSES),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -118,7 +129,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if module == _CLASSES or (module, name) in _GLOBALS or is_dtype:
+        if (module, name) in _GLOBALS or is_dtype:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} does not describe a tensor")
 

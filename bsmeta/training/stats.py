@@ -164,7 +164,7 @@ class StepResult:
 
     Attributes:
         step: Its number, from 1.
-        data_wait_s: Seconds that the loop waited for them.
+        data_wait_s: Seconds that the loop waited for the step's data.
         learning_rate: The learning rate of the step.
         losses: Sum of losses of each of this rank's micro-batches, on the device.
         reduced: The statistics of all ranks.

@@ -26,12 +26,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.files import write_json
 from bsmeta.core.problems import HYDRA, Problem, refuse
+from bsmeta.core.progress import PLAIN_INTERVAL_S
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.training.run_folder import METRICS, RunFolder
 
 logger = logging.getLogger(__name__)
 
-_PLAIN_INTERVAL_S = 10.0
 _METRICS_SHOWN = 4
 
 
@@ -124,7 +124,7 @@ class Screen:
             text = _step_text(values)
             if self._bar is not None:
                 self._bar.update(self._task, completed=step, description=text)
-            elif time.monotonic() - self._last_line > _PLAIN_INTERVAL_S or step == self._total:
+            elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
                 self._last_line = time.monotonic()
                 self._print(f"step {step}/{self._total}  {text}")
             return

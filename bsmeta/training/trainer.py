@@ -80,7 +80,7 @@ class Trainer:
         self.progress = Progress()
         self.stop = stop
         self.garbage = GarbageCollection()
-        self._last_saved = -1
+        self._last: Checkpoint | None = None  # the last one that was loaded or saved
         self._evaluated: tuple[int, list[Metric]] = (-1, [])
         self._phase = 0  # phase of the data of the last recorded step
         self._data_state: dict[str, Any] = {}  # of this rank, after the last recorded step
@@ -177,6 +177,8 @@ class Trainer:
                 self._train_step()
                 result = self._unread.popleft()
                 self._apply(result.read(data.targets).stats)
+                if self._out_of_data:
+                    self.steps.raise_error()
                 if number < warm_up:
                     self.throughput.start()
                 else:
@@ -324,9 +326,11 @@ class Trainer:
             return
         self.watchdog.enter("finishing")
         self.model.eval()
-        best = self.saver.best()
-        exported = self.run.path / name(self.progress.step) if best is None else best.folder
-        context = FinishContext(**vars(self._context), folder=self.run.path, exported=exported)
+        exported = self.saver.best() or self._last
+        assert exported is not None  # `_loop` has saved the last step
+        context = FinishContext(
+            **vars(self._context), folder=self.run.path, exported=exported.folder
+        )
         self._log_metrics(self.task.finish(self.model, context))
 
     def _log_metrics(self, metrics: list[Metric]) -> None:
@@ -338,8 +342,13 @@ class Trainer:
     def _save(self) -> None:
         step = self.progress.step
         if self.run.share(self.processes):
-            self._last_saved = -1  # that checkpoint is gone with the deleted folder
-        if step == self._last_saved:
+            self._last = None  # that checkpoint is gone with the deleted folder
+        # A run that began with another run's checkpoint needs its own to resume, unless it is done.
+        if (
+            self._last is not None
+            and self._last.step == step
+            and (self._is_done() or self._last.folder.parent.resolve() == self.run.path)
+        ):
             return
         self.watchdog.enter(f"step {step}: saving")
         self._log_exposure(step)
@@ -362,7 +371,7 @@ class Trainer:
             "task": self.task.state() if isinstance(self.task, HasState) else None,
         }
         self.saver.save(step, state, data)
-        self._last_saved = step
+        self._last = Checkpoint(self.run.path / name(step), step)
         self._log_saves()
 
     def _log_saves(self) -> None:
@@ -388,7 +397,7 @@ class Trainer:
         self.early_stopping.restore(state["early_stopping"])
         if isinstance(self.task, HasState):
             self.task.restore(state.get("task"))
-        self._last_saved = saved.step
+        self._last = saved
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank
         restore_rng(saved.folder, rank, state["world_size"], own_seed)
@@ -407,6 +416,7 @@ class Trainer:
         saved = rollback_point(self.run.path, step, self.processes)
         self.tracker.event("spike", step, loss=metrics.loss, has_checkpoint=saved is not None)
         if saved is None:
+            self.spikes.accept(metrics.loss)  # or at a new level, every later loss is a spike
             return False
         self.spikes.rolled_back(saved.step)
         self._load(saved)  # but not the state of the data

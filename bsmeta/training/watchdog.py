@@ -31,13 +31,12 @@ import torch.distributed as dist
 
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.progress import report_progress, watch_progress
-from bsmeta.core.signals import StopRequest
+from bsmeta.core.signals import EXIT_FAILURE, StopRequest
 from bsmeta.training.distributed import Processes, is_connection_error, print_stacks
 from bsmeta.training.run_folder import RunFolder, write_status
 
 logger = logging.getLogger(__name__)
 
-EXIT_FAILURE = 1
 _INTERVAL_S = 1.0
 # A rank whose counter does not change for this number of intervals is dead or stopped.
 _SILENT_INTERVALS = 4

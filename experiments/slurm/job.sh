@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on all machines of the SLURM job that it is called in: in the shell of an allocation
 # (salloc), through experiments/train.sh, or from train.sbatch, which then has it queue the job again
-# when it was stopped. Each start goes on from the newest whole checkpoint.
+# when it was stopped. Each start resumes from the newest intact checkpoint.
 #
 #   BSMETA_CONFIG=v2 experiments/slurm/job.sh [--dry-run] [key=value ...]
 #
@@ -12,7 +12,7 @@ set -euo pipefail
 # shellcheck source=experiments/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-# A line for each checkpoint. Steps alone would not show progress: a run that passes over damaged
+# A line for each checkpoint. Steps alone would not show progress: a run that skips damaged
 # checkpoints sets them aside, and begins at an earlier step than the newest one.
 checkpoints() {
   stat -c '%n %i %y' "$OUT_DIR"/checkpoint-*step/manifest.json 2>/dev/null | sort || true

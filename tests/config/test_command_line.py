@@ -96,6 +96,20 @@ def test_a_home_folder_is_expanded_everywhere(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "status.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("out_dir=~/run", "out_dir='~/run'"),
+        ("data_config.train_file=[~/a,'~/b',~c/d]", "data_config.train_file=['~/a','~/b','~c/d']"),
+        ('prompt="about 5,~10 items"', 'prompt="about 5,~10 items"'),
+        (r"prompt='it\'s =~ [~x,~y]',~/z", r"prompt='it\'s =~ [~x,~y]','~/z'"),
+        ("~seed", "~seed"),
+    ],
+)
+def test_only_paths_that_begin_with_a_tilde_are_quoted(override: str, expected: str) -> None:
+    assert command_line.quote_home(override) == expected
+
+
 def test_a_key_that_is_given_twice() -> None:
     given = ["seed=1", "learning_rate=1", "+seed=2", "learning_rate=1", "~seed", "seed=2"]
     assert [*command_line.repeated(given)] == [

@@ -59,7 +59,7 @@ def test_a_path_may_name_variables(folder: Path, monkeypatch: pytest.MonkeyPatch
     ("text", "told"),
     [
         ("${from_file:names.txt}", "there is no such file (did you mean name.txt?); expected it"),
-        ("${from_file:round.yaml}", "goes round in a circle"),
+        ("${from_file:round.yaml}", "circular from_file reference"),
         ("${from_file:${oc.env:UNSET_NAME}.yaml}", "Environment variable 'UNSET_NAME' not found"),
         ("${from_file:${model_name}.yaml}", "may hold ${oc.env:NAME,default} only"),
         ("${from_file:name.txt", "is not closed"),

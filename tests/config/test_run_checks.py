@@ -36,6 +36,8 @@ def test_what_an_engine_cannot_do() -> None:
     assert problems(DEEPSPEED, 0, on_nonfinite="skip") == ["on_nonfinite"]
     assert problems(DEEPSPEED, 2, async_save=True) == ["async_save"]
     assert problems(keep_best_by="loss", eval_steps=0) == ["keep_best_by"]
+    extra = {"extra_steps_to_eval_save_at": [100]}
+    assert problems(keep_best_by="bits_per_byte_with", eval_steps=0, **extra) == []
     assert problems(early_stopping_patience=2) == ["keep_best_by"]
     assert problems(export_best=True) == ["keep_best_by"]
 

@@ -142,7 +142,7 @@ class FaultyLoader(IterableDataset):
         self.merge = stream.merge
 
     def __iter__(self) -> Iterator[Any]:
-        if KIND in ("data_hang", "data_raise"):
+        if KIND in ("data_hang", "data_raise", "data_signal"):
             return self._inside()
         if get_worker_info() is None:
             return iter(
@@ -158,6 +158,8 @@ class FaultyLoader(IterableDataset):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if KIND.endswith("_hang"):
                     time.sleep(10_000)
+                if KIND == "data_signal":
+                    os.kill(os.getpid(), signal.SIGTERM)
                 if KIND == "data_raise":
                     raise UserError("a broken document")
                 raise ValueError("a broken document")

@@ -110,6 +110,19 @@ def test_row_6_changed_settings_are_used_and_logged(
     assert f"{key}: {value}\n" in (tmp_path / "changed" / "config.yaml").read_text()
 
 
+def test_row_6_a_run_from_another_checkpoint_that_makes_no_step_saves_its_own(
+    start: Start, complete: Start, tmp_path: Path
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    complete(whole, processes=1)
+    named = f"resume_from_checkpoint_dir={whole}/checkpoint-4step"
+    assert start(stopped, named, processes=1, fault="data_signal:0").wait() == 75
+    assert checkpoints(stopped) == ["checkpoint-4step"]
+    complete(stopped, RESUME, processes=1)
+    assert sorted(figures(stopped)) == [5, 6, 7, 8]
+    assert same_weights(stopped, whole)
+
+
 def test_row_8_damaged_checkpoints_do_not_push_out_whole_ones(
     complete: Start, tmp_path: Path, saved: Path
 ) -> None:
@@ -172,6 +185,6 @@ def test_row_11_a_rollback_takes_a_whole_checkpoint_of_the_past(
     run = complete(tmp_path / "run", *keys, processes=1, fault="spoiled_spike:7")
     rollbacks = [(e["step"], e["to_step"]) for e in events(tmp_path / "run", "rollback")]
     assert rollbacks == [(7, 4)]
-    assert f"{tmp_path}/run/checkpoint-6step is damaged and passed over" in run.errors
+    assert f"{tmp_path}/run/checkpoint-6step is damaged and skipped" in run.errors
     final = json.loads((tmp_path / "run" / "checkpoint-8step" / "trainer_state.json").read_text())
     assert final["progress"]["step"] == 8

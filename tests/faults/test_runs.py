@@ -224,6 +224,14 @@ def test_row_11_a_spike_goes_back_and_leaves_the_data_out(
     assert sorted(every, key=lambda n: int(n.split(":")[1])) == [f"toy:{g}" for g in range(72)]
 
 
+def test_row_11_a_new_level_of_the_loss_before_the_first_checkpoint_is_one_spike(
+    complete: Start, tmp_path: Path
+) -> None:
+    keys = ("loss_spike_deviations=20", "loss_spike_window=4", "save_steps=0")
+    complete(tmp_path, *keys, processes=1, fault="spike:5,6,7,8")
+    assert [(e["step"], e["has_checkpoint"]) for e in events(tmp_path, "spike")] == [(5, False)]
+
+
 def test_row_10_ranks_that_read_other_data_are_refused(start: Start, tmp_path: Path) -> None:
     """As when a branch of the Hub moves between the moments in which two ranks look."""
     assert start(tmp_path, fault="other_data::1").wait() != 0

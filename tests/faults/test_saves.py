@@ -226,7 +226,7 @@ def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str, stage: str)
     state = status(small_disk / "run")
     assert (state["state"], state["exit_code"]) == ("failed", 2)
     assert f"{small_disk / 'run'} has" in state["message"]
-    assert "checkpoint-2step is whole. Free some space" in state["message"]
+    assert "checkpoint-2step is intact. Free some space" in state["message"]
     assert checkpoints(small_disk / "run") == ["checkpoint-2step"]
 
 
@@ -244,7 +244,7 @@ def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_p
     assert run.wait() == 2
     message = status(tmp_path / "run")["message"]
     assert f"the disk of {tmp_path / 'run'} is full or its quota used up" in message
-    assert "checkpoint-2step is whole. Free some space" in message
+    assert "checkpoint-2step is intact. Free some space" in message
     assert "Traceback" not in run.errors
     assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
 

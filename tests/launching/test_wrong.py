@@ -241,4 +241,4 @@ def test_a_launch_for_gpus_without_any(tmp_path: Path) -> None:
     )
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (done.returncode, status["state"], status["exit_code"]) == (1, "failed", 2)
-    assert "GPUs in this machine: found 0, expected one a process" in status["message"]
+    assert "GPUs in this machine: found 0, expected one GPU per process" in status["message"]

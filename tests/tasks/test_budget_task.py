@@ -59,6 +59,18 @@ def test_a_task_on_a_table_is_killed_resumed_and_equal_for_one_process(
             assert step["tokens"] == steps(whole)[number]["tokens"]
 
 
+def test_a_run_from_the_last_checkpoint_of_another_tests_that(
+    launch: Launch, tmp_path: Path
+) -> None:
+    keys = (*COMMON, f"store={tmp_path}/store", "export_best=false", "keep_best_by=null")
+    launch(SCRIPT, *keys, f"out_dir={tmp_path}/first")
+    (saved,) = (tmp_path / "first").glob("checkpoint-*step")
+    named = f"resume_from_checkpoint_dir={saved}"
+    launch(SCRIPT, *keys, f"out_dir={tmp_path}/again", named)
+    first, again = (tmp_path / name / "test.json" for name in ("first", "again"))
+    assert json.loads(again.read_text()) == json.loads(first.read_text())
+
+
 def test_epochs_need_no_number_of_steps_and_too_many_processes_are_refused(
     launch: Launch, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,8 +23,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import CheckedRun
 from bsmeta.config.compose import compose
+from bsmeta.config.launch import Launch
 from bsmeta.config.optimizers import OPTIMIZERS
+from bsmeta.core.errors import DataError
+from bsmeta.data.batch import StepData
 from bsmeta.models.layers import layers_of, recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.estimate import (
@@ -34,11 +40,13 @@ from bsmeta.training.estimate import (
     duration,
     measure_state,
     optimizer_bytes,
+    probe,
     state,
 )
 from bsmeta.training.optimizers import build_optimizer
 from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY, run_warm
+from tests.training.toy_task import ToyStream, ToyTask
 
 SIZES = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 
@@ -275,3 +283,25 @@ def test_a_probe_measures_and_leaves_nothing(
     assert counted in said
     assert re.search(r"time to finish 600 steps x [\d.]+ s = ", said)
     assert re.search(r"tokens/s [\d,]+ on all devices", said)
+
+
+class BreakingTask(ToyTask):
+    """Its data cannot be read from the third step on."""
+
+    def train_stream(self, *arguments: Any) -> ToyStream:
+        return BreakingStream(self.config, 0, 1, 0)
+
+
+class BreakingStream(ToyStream):
+    def __iter__(self) -> Iterator[StepData]:
+        yield from itertools.islice(super().__iter__(), 2)
+        raise DataError("shard 7 cannot be read")
+
+
+def test_a_probe_reports_data_that_cannot_be_read() -> None:
+    config = CausalLMConfig(max_train_steps=8, num_warmup_steps=1, estimate_steps=4)
+    launch = Launch(source="the environment", num_processes=1)
+    checked = CheckedRun(launch=launch, deepspeed_config=None, fully_shard=None)
+    with pytest.raises(DataError, match="shard 7 cannot be read"):
+        probe(config, BreakingTask(config), checked)
+    AcceleratorState._reset_state(reset_partial_state=True)  # other tests begin with their own

@@ -88,6 +88,14 @@ def test_a_spike_is_found_by_a_full_window_and_does_not_enter_it() -> None:
         again.rolled_back(10)
 
 
+def test_the_window_follows_a_new_level_of_the_loss_that_is_accepted() -> None:
+    spikes = SpikeGuard(3.0, 4, limit=1)
+    assert [spikes.is_spike(loss) for loss in (1.0, 1.1, 0.9, 1.0, 5.0)] == [False] * 4 + [True]
+    spikes.accept(5.0)
+    assert spikes.state() == [1.1, 0.9, 1.0, 5.0]
+    assert [spikes.is_spike(loss) for loss in (5.0, 5.1, 4.9)] == [False] * 3
+
+
 def test_no_deviations_no_spikes() -> None:
     spikes = SpikeGuard(0.0, 2, limit=1)
     assert not any(spikes.is_spike(loss) for loss in (1.0, 1.0, 1e9))
@@ -162,5 +170,8 @@ def test_two_processes_end_at_the_same_step_resumed_or_not(launch: Launch, tmp_p
     names = ("eval", "early_stop", "save")
     assert events(resumed, *names) == events(whole, *names)
 
-    launch(TOY, *arguments, *latest, processes=2)  # a finished run stays finished
+    push = "push_to_hub=owner/name"
+    environ = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # nobody listens
+    launch(TOY, *arguments, *latest, push, processes=2, **environ)  # a finished run stays finished
     assert events(resumed, *names) == events(whole, *names)
+    assert [(e["step"], e["pushed"]) for e in events(resumed, "push")] == [(8, False)]

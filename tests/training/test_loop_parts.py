@@ -124,6 +124,9 @@ def test_garbage_is_collected_when_it_is_time_to() -> None:
     [
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
         ("Tesla V100-SXM2-32GB", None),  # it has no bf16
     ],
 )

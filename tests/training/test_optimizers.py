@@ -223,3 +223,19 @@ def test_muon_updates_the_matrices_of_repeated_layers() -> None:
 def test_muon_needs_repeated_layers() -> None:
     with pytest.raises(ConfigurationError, match="optimizer_type=muon: the model has no repeated"):
         build_optimizer(nn.Linear(3, 4), CausalLMConfig(optimizer_type="muon"))
+
+
+def test_muon_trains_a_model_that_has_nothing_for_adamw() -> None:
+    """As with adapters: all that is trained are matrices of layers."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    inside = matrices_in_layers(model)
+    for parameter in set(model.parameters()) - inside:
+        parameter.requires_grad_(requires_grad=False)
+    optimizer = build_optimizer(model, CausalLMConfig(optimizer_type="muon"))
+    before = [parameter.clone() for parameter in inside]
+    for _ in range(2):
+        model(input_ids=TEXT, labels=TEXT).loss.backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4]
+    assert not any(torch.equal(*pair) for pair in zip(inside, before, strict=True))

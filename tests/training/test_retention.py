@@ -181,7 +181,7 @@ def test_a_save_needs_room_for_the_last_one_and_a_little_more(
     (tmp_path / "checkpoint-5000step").mkdir()
     with pytest.raises(DataError) as caught:
         check_room(tmp_path)
-    for part in ("1,050 kB free", "one needs 1,100 kB", "checkpoint-4step is whole", "Free some"):
+    for part in ("1,050 kB free", "one needs 1,100 kB", "checkpoint-4step is intact", "Free some"):
         assert part in str(caught.value)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_200_000))
     check_room(tmp_path)
@@ -236,7 +236,7 @@ def test_only_a_checkpoint_that_is_whole_is_called_so(tmp_path: Path) -> None:
     write(tmp_path, 8, size=1000)
     (tmp_path / "checkpoint-8step" / "config.yaml").write_bytes(bytes(500))
     error = explain_full_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
-    assert "checkpoint-4step is whole" in str(error)
+    assert "checkpoint-4step is intact" in str(error)
     (tmp_path / "checkpoint-4step" / "config.yaml").write_bytes(bytes(500))
     error = explain_full_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
-    assert "There is no whole checkpoint yet" in str(error)
+    assert "There is no intact checkpoint yet" in str(error)

@@ -37,6 +37,9 @@ def test_an_earlier_run_is_only_replaced_when_asked(tmp_path: Path) -> None:
     earlier.open(CausalLMConfig(), resume=False, overwrite=False)
     earlier._lock.release()
     (tmp_path / METRICS).write_text("{}\n")
+    with pytest.raises(ConfigurationError, match="an empty folder. Replace it"):
+        RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=False)
+    (tmp_path / "checkpoint-5step").mkdir()
     with pytest.raises(ConfigurationError, match="resume_from_checkpoint_dir=latest"):
         RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=False)
     assert (tmp_path / METRICS).exists()

@@ -60,3 +60,18 @@ def test_anything_else_is_refused(folder: Path, content: bytes) -> None:
     (folder / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError, match="metadata"):
         described(folder)
+
+
+def test_code_is_not_run(folder: Path, tmp_path: Path) -> None:
+    """The module of the description imports `os`, and pickle follows dots in a name."""
+    command = f"touch {tmp_path / 'was_run'}"
+    module, name = (
+        pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode()
+        for text in ("torch.distributed.checkpoint.metadata", "os.system")
+    )
+    argument = pickle.BINUNICODE + len(command).to_bytes(4, "little") + command.encode()
+    call = module + name + pickle.STACK_GLOBAL + argument + pickle.TUPLE1 + pickle.REDUCE
+    (folder / ".metadata").write_bytes(pickle.PROTO + b"\4" + call + pickle.STOP)
+    with pytest.raises(CheckpointError, match=r"metadata\.os\.system does not describe a tensor"):
+        described(folder)
+    assert not (tmp_path / "was_run").exists()

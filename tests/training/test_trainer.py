@@ -104,6 +104,31 @@ def test_a_resumed_run_repeats_the_undisturbed_one(
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_a_run_that_begins_with_a_checkpoint_leaves_other_runs_as_they_are(
+    launch: Launch, tmp_path: Path
+) -> None:
+    first, other = tmp_path / "first", tmp_path / "other"
+    keys = (*COMMON, *batches(2, 1), "max_train_steps=4", "save_steps=2")
+    for out_dir in (first, other):
+        launch(SCRIPT, *keys, f"out_dir={out_dir}")
+    before = content(other)
+    named = f"resume_from_checkpoint_dir={first}/checkpoint-2step"
+    done = launch(SCRIPT, *keys, named, f"out_dir={other}", check=False)
+    assert done.returncode == 2
+    assert "holds an earlier run; expected an empty folder. Resume it" in done.stderr
+    assert content(other) == before
+    launch(SCRIPT, *keys, named, f"out_dir={other}", "overwrite_out_dir=true")
+    assert sorted(other.glob("*checkpoint*")) == [other / "checkpoint-4step"]
+    (tmp_path / "link").symlink_to(other / "checkpoint-4step")
+    again = f"resume_from_checkpoint_dir={tmp_path}/link"
+    launch(SCRIPT, *keys, again, f"out_dir={other}", "max_train_steps=5", "overwrite_out_dir=true")
+    assert (other / "checkpoint-5step").exists()
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_counts_are_sums_since_the_last_line_also_over_a_resume(
     launch: Launch, tmp_path: Path
 ) -> None:

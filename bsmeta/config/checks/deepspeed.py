@@ -127,7 +127,7 @@ def _unknown(document: dict[str, Any], file: str) -> Iterator[Problem]:
     for name, owner in ELSEWHERE.items():
         if name in document:
             fix = f"delete it, and pass {owner}=… instead"
-            yield Problem(name, file, "a block", f"no such block: {owner} of Hydra says it", fix)
+            yield Problem(name, file, "a block", f"no such block: set {owner} in Hydra", fix)
     for name in CHECKPOINT:
         if look_up(document, f"checkpoint.{name}") is True:
             expected = "no such key: the trainer keeps whole checkpoints, and converts them itself"

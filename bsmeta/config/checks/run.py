@@ -147,7 +147,8 @@ def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[
                 fix = f"keep_best_by=loss, for example, or leave {key} out"
                 yield Problem("keep_best_by", HYDRA, f"null, but {key} is set", expected, fix)
         return
-    if config.eval_steps == 0 and config.evals_per_epoch is None:
+    evaluates = config.eval_steps or config.evals_per_epoch or config.extra_steps_to_eval_save_at
+    if not evaluates:
         expected = "null, because eval_steps=0 evaluates nothing"
         fix = "keep_best_by=null, or eval_steps=1000, for example"
         yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
@@ -363,7 +364,7 @@ def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
             key="GPUs",
             file="this machine",
             found="0",
-            expected="one a process, as the launch file asks for",
+            expected="one GPU per process, as the launch file requests",
             fix="see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch "
             "with experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml",
         )
@@ -393,7 +394,7 @@ def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
 def _deepspeed(launch: Launch) -> Iterator[Problem]:
     key = "deepspeed_config.deepspeed_config_file"
     if launch.deepspeed_config_file is None:
-        expected = "the DeepSpeed JSON; the settings must stand in one place"
+        expected = "the DeepSpeed JSON; all DeepSpeed settings belong in one file"
         fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
         yield Problem(key, launch.source, show(None), expected, fix)
     elif not launch.deepspeed_config_file.is_file():

@@ -49,3 +49,24 @@ def test_the_configuration_of_the_run_comes_before_the_recipe(tmp_path: Path) ->
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     found = locate(str(model))
     assert (found.config, found.has_run_config) == (tmp_path.resolve() / "config.yaml", True)
+
+
+def test_a_configuration_near_a_model_of_no_run_is_not_its_own(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "mine"
+    model.mkdir(parents=True)
+    for file in (model / "config.json", model / "metadata.yaml"):
+        file.write_text("{}")
+    for folder in (tmp_path, model.parent):
+        (folder / "config.yaml").write_text("db: postgres\n")
+    assert locate(str(model)).config == model / "metadata.yaml"
+
+
+def test_a_checkpoint_has_a_configuration_of_its_own(tmp_path: Path) -> None:
+    """It may differ from that of the run, which has been resumed with another one since."""
+    saved = tmp_path / "checkpoint-4step"
+    (saved / "model").mkdir(parents=True)
+    (saved / "model" / "config.json").write_text("{}")
+    for folder in (tmp_path, saved):
+        (folder / "config.yaml").write_text("seed: 1\n")
+    for named in (tmp_path, saved, saved / "model"):
+        assert locate(str(named)).config == saved / "config.yaml"

@@ -1,0 +1,60 @@
+"""Which signals ask a run to end, and the output of a run whose caller has closed it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.conftest import REPOSITORY
+from tests.waiting import STUCK_S
+
+START = """
+import os, signal, sys
+from bsmeta.config.compose import exit_code
+from bsmeta.core.signals import StopRequest
+
+def leave(name):
+    print(name, flush=True)
+    return 75
+
+stop = StopRequest()
+stop.install(leave, os.getppid())
+"""
+LOADER = """
+from torch.utils.data import DataLoader
+assert len([*DataLoader(range(4), num_workers=1)]) == 4
+print("the worker has ended", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+signal.pause()
+"""
+END = """
+sys.exit(exit_code(lambda: print("done")))
+"""
+
+
+def run(program: str, closed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f'exec "$@" {closed}', "bash", sys.executable, "-c", START + program],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=STUCK_S,
+        check=False,
+    )
+
+
+def test_the_end_of_a_loader_process_does_not_end_the_run() -> None:
+    """Torch handles SIGCHLD in Python, so its number, too, arrives where signals are received."""
+    done = run(LOADER)
+    assert (done.returncode, done.stdout) == (75, "the worker has ended\nSIGTERM\n"), done.stderr
+
+
+def test_a_run_without_standard_output_ends_well() -> None:
+    done = run(END, ">&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_run_without_standard_error_ends_well() -> None:
+    """Trackers and progress bars ask whether it is a terminal."""
+    done = run(f"assert not sys.stderr.isatty()\n{END}", "2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
