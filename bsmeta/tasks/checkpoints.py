@@ -16,7 +16,6 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.tools import EvaluateConfig, refuse_unused, saved_config, saved_task
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.training.locations import Location, locate
 from bsmeta.training.task import Task
 
@@ -69,12 +68,19 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
         )
     schemas = {name: entry.config for name, entry in TASKS.items()}
     config = saved_config(location.config, schemas, overrides)
-    # The checkpoint's own: those that the run began with may not be on this machine.
-    if hasattr(config, "tokenizer_name"):
-        config.tokenizer_name = location.model
-    if isinstance(config, SpellingConfig):  # its name says which class of model it is
-        config.model_name = location.model
+    begin_with(config, location)
     return TASKS[config.task].make(config), Path(location.model)
+
+
+def begin_with(config: RunConfig, location: Location) -> None:
+    """Names the checkpoint's model in a run's configuration.
+
+    What the run itself began with may not be on this machine.
+    """
+    own = {"model_name": location.model, "model_config_file": None}
+    for name, value in {**own, "tokenizer_name": location.model}.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
 
 
 def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:

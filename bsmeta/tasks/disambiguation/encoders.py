@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from bsmeta.models.pretrained import (
     whole_weights,
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
+from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare, saved_shape
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 
 MOST_TOKENS = 512
@@ -133,4 +134,5 @@ def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     Raises:
         ConfigurationError: If the configuration of the encoder cannot be read.
     """
-    return min(token_limit(model_shape(config, AutoModel), tokenizer) or MOST_TOKENS, MOST_TOKENS)
+    shape = saved_shape(Path(config.model_name)) or model_shape(config, AutoModel)
+    return min(token_limit(shape, tokenizer) or MOST_TOKENS, MOST_TOKENS)

@@ -19,7 +19,7 @@ from torch import nn
 
 from bsmeta.config.tools import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
+from bsmeta.tasks.checkpoints import begin_with, check_keys, report_folder, training_run
 from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data, Sentences
@@ -292,7 +292,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
     check_keys(config, "task=disambiguation", key)
     for location in locations:
         train = training_run(config, location, DisambiguationConfig)
-        train.tokenizer_name = location.model
+        begin_with(train, location)
         if config.per_device_eval_batch_size is not None:
             train.data_config.per_device_eval_batch_size = config.per_device_eval_batch_size
         data = Data(train)
@@ -412,7 +412,7 @@ def compared_data(config: DisambiguationConfig) -> tuple[Location, Data]:
         other.data_config, train_file=own.train_file, entity_table=own.entity_table,
         prep_dir=own.prep_dir, max_mentions=own.max_mentions, max_words=own.max_words,
     )  # fmt: skip
-    other.tokenizer_name = location.model
+    begin_with(other, location)
     return location, Data(other)
 
 

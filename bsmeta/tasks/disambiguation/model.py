@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import DataError
@@ -346,6 +346,14 @@ def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Pa
     (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def saved_shape(folder: Path) -> PretrainedConfig | None:
+    """The shape of a trained model's mention encoder; None if `folder` is not of `save_model`."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return _shape(content["mention_encoder"])
+    return None
+
+
 def load_model(folder: Path) -> BiEncoder:
     """A trained model, in evaluation mode; `folder` is one that `save_model` has written.
 
@@ -373,8 +381,12 @@ def load_model(folder: Path) -> BiEncoder:
 
 
 def _of_shape(shape: dict[str, Any]) -> PreTrainedModel:
-    config = AutoConfig.for_model(**shape)
-    return AutoModel.from_config(config, dtype=torch.float32)
+    return AutoModel.from_config(_shape(shape), dtype=torch.float32)
+
+
+def _shape(saved: dict[str, Any]) -> PretrainedConfig:
+    shape: PretrainedConfig = AutoConfig.for_model(**saved)
+    return shape
 
 
 def bare(model: PreTrainedModel) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import Cell, Column, Estimate, Table
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
+from bsmeta.tasks.checkpoints import begin_with, check_keys, report_folder, training_run
 from bsmeta.tasks.spelling.benchmarks import (
     Judge,
     SystemResult,
@@ -54,7 +54,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
     other = config.validation_file is not None
     for location in locations:
         train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
-        train.model_name = location.model  # what the run began with may be gone
+        begin_with(train, location)
         train.benchmarks = config.validation_file or train.benchmarks
         train.benchmark_lines = config.max_documents
         if train.benchmarks is None:

@@ -78,6 +78,13 @@ def test_mentions_given_and_detected(run_folder: Path) -> None:
     assert {entity["alias"] for entity in long} == {"seal"}
 
 
+def test_the_encoder_that_a_run_began_with_is_not_needed(run_folder: Path, tmp_path: Path) -> None:
+    task, folder = open_task(str(run_folder), {"model_name": str(tmp_path / "gone")})
+    assert isinstance(task, Predicts)
+    (record,) = task.predict(task.load(folder), [{"text": sentence("river", "bass")}])
+    assert [entity["alias"] for entity in record["entities"]] == ["bass"]
+
+
 def test_a_text_is_encoded_once_however_many_mentions_it_has(run_folder: Path) -> None:
     task, folder = open_task(str(run_folder), {"data_config": {"max_mentions": 2}})
     assert isinstance(task, Predicts)
