@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from bsmeta.config.steps import how_to_export, lacks_model
+from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
 from bsmeta.core.errors import DataError
 from bsmeta.training.checkpoint import list_checkpoints
 
@@ -69,13 +69,21 @@ def locate(checkpoint: str) -> Location:
             f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
             "a checkpoint-{step}step folder (a run has its first at save_steps)"
         )
-    written = model.resolve()  # a run and its checkpoints have their model in `model/`
-    of_run = [written.parent / "config.yaml"] if written.name == "model" else []
-    near = (model / "config.yaml", *of_run, model / RECIPE)
+    near = (model / "config.yaml", *_configs_of_run(model.resolve()), model / RECIPE)
     config = next((path for path in near if path.is_file()), None)
     above = [folder.resolve(), *folder.resolve().parents[:2]]
     run_folder = next((folder for folder in above if (folder / "metrics.jsonl").is_file()), None)
     return Location(checkpoint, str(model), config, run_folder)
+
+
+def _configs_of_run(model: Path) -> list[Path]:
+    """Where the run that wrote a model has its configuration; any other file is not of the run."""
+    if model.name != "model":
+        return []
+    folders = [model.parent]
+    if CHECKPOINT_NAME.fullmatch(model.parent.name):
+        folders.append(model.parent.parent)
+    return [folder / "config.yaml" for folder in folders]
 
 
 def untrained(location: Location) -> Location:
