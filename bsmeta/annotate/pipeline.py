@@ -140,7 +140,10 @@ def refuse_renamed(output: Path, files: Sequence[InputFile]) -> None:
     Raises:
         ConfigurationError: If the output has the pages of an input file in a shard of another name.
     """
-    names, shards = {file.name for file in files}, {file.xxh3: file.name for file in files}
+    names = {file.name for file in files}
+    shards = {
+        file.xxh3: file.name for file in files if ShardFiles(output, file.name).complete() is None
+    }
     for path in sorted((output / FOLDER).glob(f"*{JOURNAL_SUFFIX}")):
         name = path.name.removesuffix(JOURNAL_SUFFIX)
         journal = ShardFiles(output, name).complete() if name not in names else None

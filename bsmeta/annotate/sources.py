@@ -317,13 +317,19 @@ def _check_end(file: BinaryIO, last: int) -> None:
     Raises:
         EOFError, OSError, zlib.error: If the file ends within a record or a gzip member.
     """
+    if file.seek(0, os.SEEK_END) == 0:
+        return  # a segment without pages
     for start in (last, 0):  # in a file compressed as a whole, `last` is no place to read from
         file.seek(start)
         if file.read(len(_GZIP)) == _GZIP:
             file.seek(start)
-            with gzip.GzipFile(fileobj=file) as members:
-                while members.read(_BLOCK):
-                    pass
+            try:
+                with gzip.GzipFile(fileobj=file) as members:
+                    while members.read(_BLOCK):
+                        pass
+            except gzip.BadGzipFile as error:
+                if not str(error).startswith("Not a gzipped file"):  # such as a line end at the end
+                    raise
             return
     file.seek(last)
     header, separator, _ = file.read(_LONGEST_HEADER).partition(_HEADER_END)

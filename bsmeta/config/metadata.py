@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from bsmeta.core.keys import key
 
@@ -149,7 +150,7 @@ class MetadataConfig:
         "part of the url that is rendered; hash: of the host",
         choices=("full", "host", "registered_domain", "suffix", "path", "hash"),
     )
-    value_bucket_bounds: dict[str, list[float]] = key(
+    value_bucket_bounds: dict[str, list[Any]] = key(
         {}, "types (keys) whose numbers are rendered as the interval between these rising bounds"
     )
     value_bucket_scale: dict[str, float] = key(

@@ -5,8 +5,8 @@ Settings of a single type (the html rules, the number of meta tokens) are checke
 
 from __future__ import annotations
 
-import itertools
 import math
+import operator
 import string
 from collections.abc import Iterator, Mapping
 
@@ -23,6 +23,12 @@ _SPECIAL_TOKENS = (
     "local_metadata_special_token_start",
     "local_metadata_special_token_end",
 )
+# Settings by type -> the attribute of a type that says whether it uses them.
+_TAKEN = {
+    "metadata_templates": "takes_template",
+    "value_bucket_bounds": "takes_buckets",
+    "value_bucket_scale": "takes_buckets",
+}
 
 
 def metadata_problems(config: MetadataConfig) -> list[Problem]:
@@ -124,9 +130,7 @@ def _template_problems(config: MetadataConfig) -> Iterator[Problem]:
     for name, template in config.metadata_templates.items():
         key = f"metadata_templates.{name}"
         if not type_of(name).takes_template:
-            expected = f"no template, because {name} has no value to show"
-            yield config_problem(key, show(template), expected, f"drop {name} there")
-            continue
+            continue  # without effect: see `metadata_notes`
         fields = type_of(name).template_fields
         names = ", ".join(f"{{{field}}}" for field in sorted(fields))
         expected = f"a text with some of {names} in it"
@@ -148,15 +152,10 @@ def _template_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
-    for setting_name in ("value_bucket_bounds", "value_bucket_scale"):
-        for name, value in getattr(config, setting_name).items():
-            if not type_of(name).takes_buckets:
-                key = f"{setting_name}.{name}"
-                expected = f"no buckets, because {name} does not render numbers"
-                yield config_problem(key, show(value), expected, f"drop {name} there")
     for name, bounds in config.value_bucket_bounds.items():
         key = f"value_bucket_bounds.{name}"
-        if not bounds or any(low >= high for low, high in itertools.pairwise(bounds)):
+        are_numbers = all(type(bound) in (int, float) for bound in bounds)
+        if not bounds or not are_numbers or any(map(operator.ge, bounds, bounds[1:])):
             yield config_problem(
                 key, show(bounds), "rising numbers", setting(key, "[10,100], for example")
             )
@@ -204,9 +203,10 @@ def row_budget_problems(config: DataConfig) -> list[Problem]:
 
 
 def metadata_notes(config: MetadataConfig) -> list[str]:
-    """Settings without effect: of types that `metadata_list` does not have.
+    """Settings without effect: of types that `metadata_list` does not have, or that ignore them.
 
-    Weights are by key or column. Special tokens may be of any known type: a configuration has them
+    They are no problems, so that models that were trained with them can be used. Weights are by key
+    or column. Special tokens may be of any known type: a configuration has them
     for several choices of `metadata_list`.
     """
     if not config.metadata_list or not config.metadata_probability > 0:
@@ -220,8 +220,15 @@ def metadata_notes(config: MetadataConfig) -> list[str]:
     }
     for name in _SPECIAL_TOKENS:
         absent[name] = [key for key in getattr(config, name) or () if key not in known]
-    return [
+    notes = [
         f"{CONFIG_KEY}.{name} names {', '.join(types)}, which metadata_list does not have"
         for name, types in absent.items()
         if types
     ]
+    for name, flag in _TAKEN.items():
+        ignoring = [
+            key for key in getattr(config, name) if key in known and not getattr(type_of(key), flag)
+        ]
+        if ignoring:
+            notes.append(f"{CONFIG_KEY}.{name} has no effect on {', '.join(ignoring)}")
+    return notes

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import is_flash_attn_2_available
 
@@ -170,6 +170,14 @@ def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of a transformers model, in order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
+    """The layers of an encoder, in order; none if they share their weights, as ALBERT's do."""
+    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
+    count = getattr(encoder.config, "num_hidden_layers", None)
+    # MPNet and others of the library have no layers of the class that `layers_of` looks for.
+    return layers_of(encoder) or next((list(one) for one in lists if len(one) == count), [])
 
 
 def recompute(model: nn.Module, every: int) -> None:

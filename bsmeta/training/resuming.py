@@ -82,13 +82,17 @@ class Resume:
 
 
 def resumes(config: RunConfig, out_dir: Path) -> bool:
-    """Whether a run resumes that in `out_dir`, rather than begin with another run's checkpoint."""
+    """Whether a run may continue in `out_dir`: false for another run's checkpoint if there are any.
+
+    Such a run resumes its own start until it has saved. A checkpoint that does not exist is refused
+    later, before anything in the folder is replaced.
+    """
     named = config.resume_from_checkpoint_dir
-    if named is None:
-        return False
+    if named is None or named == "latest":
+        return named is not None
     folder = Path(named).absolute()  # a link may be in `out_dir`, or lead there
     in_out_dir = out_dir in (*folder.resolve().parents, folder.parent.resolve())
-    return named == "latest" or in_out_dir
+    return in_out_dir or not folder.is_dir() or not list_checkpoints(out_dir)
 
 
 def resume_point(

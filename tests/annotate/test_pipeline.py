@@ -390,6 +390,16 @@ def test_a_shard_is_not_made_again_under_another_name(tmp_path: Path) -> None:
     assert list(contents(tmp_path / "out")) == ["x_a.jsonl.gz", "y_a.jsonl.gz"]
 
 
+def test_files_of_equal_pages_have_a_shard_each(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        write_pages(tmp_path / "in" / f"{name}.jsonl.gz", some_pages(2))
+    annotate(str(tmp_path / "in/*.gz"), tmp_path / "out")
+    before = contents(tmp_path / "out")
+    annotate(str(tmp_path / "in/a.jsonl.gz"), tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
 def test_a_page_of_the_wrong_text_is_not_annotated_by_its_html(tmp_path: Path) -> None:
     """Offsets into the page's text would be wrong in another text."""
     html = f"<title>T</title><p>{WORDS}"

@@ -212,18 +212,29 @@ def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path:
 @pytest.mark.parametrize("kept", [2, 100, -12])  # bytes of the third record, or missing ones
 def test_a_warc_file_that_is_cut_off_is_damaged(kept: int, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a{suffix}"
-    ends = []
-    for count in (2, 3):
-        pages = [warc_record(f"https://a.org/{n}", HTML) for n in range(count)]
-        ends.append(write_warc(path, *pages, compressed=suffix == ".warc.gz").stat().st_size)
-    with path.open("r+b") as file:
-        file.truncate(ends[0] + kept if kept > 0 else ends[1] + kept)
+    pages = [warc_record(f"https://a.org/{n}", HTML) for n in range(3)]
+    whole, cut = (
+        write_warc(path, *part, compressed=suffix == ".warc.gz").read_bytes()
+        for part in (pages[:2], pages[2:])
+    )
+    path.write_bytes(whole + cut[:kept])
     items = read_items(str(path), PAGE_BYTES)
     assert [decode(next(items)[0], PAGE_BYTES).url for _ in range(2)] == [
         "https://a.org/0", "https://a.org/1",
     ]  # fmt: skip
     with pytest.raises(DataError, match=rf"a{suffix}: damaged after [23] records"):
         list(items)
+
+
+@pytest.mark.parametrize("suffix", [".warc.gz", ".warc"])
+def test_a_warc_file_may_end_with_a_line_end_or_be_empty(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    write_warc(path, warc_record("https://a.org/", HTML), compressed=suffix == ".warc.gz")
+    with path.open("ab") as file:
+        file.write(b"\n")
+    assert len(records(path)) == 1
+    path.write_bytes(b"")
+    assert records(path) == []
 
 
 def test_a_warc_file_that_is_compressed_as_a_whole(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         f"{METADATA}.random_sample_metadata_weights={{urls: 2, generation_datasource: 3}}",
         f"{METADATA}.local_metadata_special_tokens={{htlm: page}}",
         f"{METADATA}.local_metadata_special_token_end={{entity_paragraph: end, htlm: end}}",
+        f"{METADATA}.value_bucket_bounds={{timestamp: [2010, 2020]}}",
         f"{METADATA}.schedule=[{{share: 0.9}}, {{share: 0.1}}]",
         "max_train_steps=3",
         "data_config.exclude=['*001*', nothing.gz]",
@@ -176,12 +177,13 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         f"{METADATA}.local_metadata_special_tokens names htlm, which metadata_list does not have",
         f"{METADATA}.local_metadata_special_token_end names htlm, which metadata_list does not "
         "have",
+        f"{METADATA}.value_bucket_bounds has no effect on timestamp",
     ]
     for name in ("demo", "v2"):
         shipped = compose(CausalLMConfig, name)
         assert notes(shipped) == []
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
-    assert (done.returncode, done.stdout.count("note: ")) == (0, 5)
+    assert (done.returncode, done.stdout.count("note: ")) == (0, 6)
 
 
 def test_a_model_that_is_not_used(tmp_path: Path) -> None:

@@ -58,18 +58,6 @@ def test_the_default_configuration_is_sound() -> None:
         ({"metadata_templates": {"url": "{value"}}, 'metadata_templates.url: "{value'),
         ({"metadata_templates": {"url": "{value:d}"}}, "in it, and no format after a name"),
         ({"metadata_templates": {"urls": "{value}"}}, "metadata_templates: the type urls"),
-        (
-            {"metadata_list": ["meta_tokens"], "metadata_templates": {"meta_tokens": "<M>{value}"}},
-            "expected no template, because meta_tokens has no value to show",
-        ),
-        (
-            {"value_bucket_bounds": {"timestamp": [2010, 2020]}},
-            "value_bucket_bounds.timestamp: [2010, 2020], expected no buckets",
-        ),
-        (
-            {"value_bucket_scale": {"html": 2.0}},
-            "value_bucket_scale.html: 2.0, expected no buckets",
-        ),
         ({"value_bucket_bounds": {"length": []}}, "expected rising numbers"),
         ({"value_bucket_bounds": {"length": [1, 1]}}, "value_bucket_bounds.length: [1, 1]"),
         ({"value_bucket_scale": {"length": 0}}, "value_bucket_scale.length: 0, expected"),

@@ -12,17 +12,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import (
+    AlbertConfig,
+    AutoModel,
     AutoModelForCausalLM,
     BertConfig,
     GPT2Config,
     LlamaConfig,
+    MPNetConfig,
     OPTConfig,
+    PreTrainedConfig,
 )
 from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models import layers
-from bsmeta.models.layers import compile_layers, layers_of, recompute, use_liger
+from bsmeta.models.layers import compile_layers, encoder_layers, layers_of, recompute, use_liger
 
 LLAMA = LlamaConfig(
     vocab_size=96,
@@ -267,3 +271,13 @@ def test_liger_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(ConfigurationError, match="pip install liger-kernel"):
         use_liger(model)
+
+
+@pytest.mark.parametrize(("shape", "count"), [(BertConfig, 3), (MPNetConfig, 3), (AlbertConfig, 0)])
+def test_the_layers_of_an_encoder(shape: type[PreTrainedConfig], count: int) -> None:
+    """MPNet's are of no class of the library; ALBERT's share their weights."""
+    config = shape(
+        vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    assert len(encoder_layers(AutoModel.from_config(config))) == count

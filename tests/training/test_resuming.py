@@ -22,6 +22,7 @@ from bsmeta.training.resuming import (
     changed_settings,
     check_exports,
     check_optimizer,
+    resumes,
 )
 from tests.conftest import run_warm
 from tests.test_main_job import Documents, Steps, figures, job, kill_when, run
@@ -250,3 +251,21 @@ def test_the_group_of_the_schedule() -> None:
     config = compose(CausalLMConfig, "demo", ["schedule=wsd"])
     assert (config.lr_scheduler_type, config.decay_shape) == ("wsd", "1-sqrt")
     assert decay_start(config, config.max_train_steps) == 540
+
+
+def test_another_runs_checkpoint_begins_a_run_only_where_there_is_none(tmp_path: Path) -> None:
+    """Until it has saved, the same command starts it again; a path that is wrong loses nothing."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    (other / "checkpoint-4step").mkdir(parents=True)
+    own.mkdir()
+
+    def answer(named: str | None) -> bool:
+        return resumes(CausalLMConfig(resume_from_checkpoint_dir=named), own.resolve())
+
+    assert (answer(None), answer("latest"), answer(f"{other}/checkpoint-4step")) == (
+        False, True, True,
+    )  # fmt: skip
+    (own / "checkpoint-2step").mkdir()
+    assert answer(f"{own}/checkpoint-2step")
+    assert not answer(f"{other}/checkpoint-4step")
+    assert answer(f"{other}/checkpoint-5step")

@@ -27,7 +27,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.models.layers import layers_of
+from bsmeta.models.layers import encoder_layers
 from bsmeta.models.pretrained import check_files, load_exported
 from bsmeta.tasks.classification.config import POOLINGS
 
@@ -256,7 +256,7 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
     """
     if train_layers is None:
         return
-    count = len(layers_of(encoder))
+    count = len(encoder_layers(encoder))
     if train_layers > count:
         raise ConfigurationError(
             f"train_layers={train_layers}: expected at most {count}, the layers of the encoder"
@@ -273,7 +273,7 @@ def depth_of(encoder: nn.Module) -> dict[str, int]:
 
     Parameters after the layers, such as a last norm, belong to the highest one.
     """
-    layers = layers_of(encoder)
+    layers = encoder_layers(encoder)
     prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
     names = [prefixes[id(layer)] for layer in layers]
     depths: dict[str, int] = {}

@@ -28,7 +28,8 @@ from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.files import replacing
 from bsmeta.core.problems import nearest
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import flattened, read_records
+from bsmeta.data.table.records import JSON_LINES, flattened, read_records
+from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
 from bsmeta.tasks.classification.classifier import Classifier
@@ -79,8 +80,9 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
     tokenizer = padded_tokenizer_of(location.model)
     labels = labels_of(model)
     examples: Examples | None = None
+    training_data = _training_data(config, location, train)
     try:
-        examples = open_examples(_training_data(config, location, train), tokenizer)
+        examples = open_examples(training_data, tokenizer)
     except UserError as error:
         if config.validation_file is None:
             raise
@@ -97,9 +99,12 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
         scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
         return test_results(train, examples, scored, _plain_scores(scored, labels), {}, None)
     other = Path(config.validation_file)
-    texts, groups, chunks, notes = read_table(other, train, Folding(
-        tokenizer, train.data_config.fold_by, train.data_config.max_length
-    ), labels)  # fmt: skip
+    data = train.data_config
+    if other.name.endswith(JSON_LINES) and data.csv_encoding == training_data.csv_encoding:
+        data = dataclasses.replace(data, csv_encoding=AUTO)  # the training table's says nothing
+    folding = Folding(tokenizer, data.fold_by, data.max_length)
+    own = dataclasses.replace(train, data_config=data)
+    texts, groups, chunks, notes = read_table(other, own, folding, labels)
     training = None if examples is None else training_texts(train, examples)
     known = set() if training is None else {text_key(text) for text in training.texts}
     seen = sum(text_key(text) in known for text in texts)

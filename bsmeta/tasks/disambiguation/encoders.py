@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.models.layers import layers_of
+from bsmeta.models.layers import encoder_layers
 from bsmeta.models.pretrained import (
     check_files,
     explained,
@@ -79,7 +79,7 @@ def _encoder(
 
 def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
     """Leaves only the last layers of an encoder to be trained; `key` is that of their number."""
-    layers = layers_of(encoder)
+    layers = encoder_layers(encoder)
     count = len(layers)
     if trained > count:
         raise ConfigurationError(

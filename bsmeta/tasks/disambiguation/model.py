@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import DataError
-from bsmeta.models.layers import layers_of
+from bsmeta.models.layers import encoder_layers
 from bsmeta.models.pretrained import check_files, whole_weights
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.training.batches import batches_within
@@ -60,7 +60,7 @@ def states_before(
         found.append(args[0] if args else kwargs["hidden_states"])
         raise _Reached
 
-    hook = layers_of(encoder)[-last].register_forward_pre_hook(stop, with_kwargs=True)
+    hook = encoder_layers(encoder)[-last].register_forward_pre_hook(stop, with_kwargs=True)
     with hook, suppress(_Reached):
         encoder(input_ids=ids, attention_mask=mask)
     return found[0]
@@ -85,7 +85,7 @@ def after_states(
             return (states, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": states}
 
-    layers = layers_of(encoder)
+    layers = encoder_layers(encoder)
     hook = layers[-last].register_forward_pre_hook(replace, with_kwargs=True)
     with hook, _skipped(layers[: len(layers) - last], states):
         # The encoder makes masks and positions for its layers; its tokens are not used.

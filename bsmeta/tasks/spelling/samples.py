@@ -17,6 +17,7 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import re
 import zlib
 from array import array
@@ -26,7 +27,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import xxhash
@@ -139,14 +139,18 @@ def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]
 
 def _parse(config: SpellingConfig, where: str, line: str) -> tuple[str, str | None]:
     try:
-        record = msgspec.json.decode(line)  # refuses halves of characters, which no file can hold
-    except msgspec.MsgspecError as error:
+        record = json.loads(line)
+    except ValueError as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     names = TEXT_COLUMNS if config.text_column == "auto" else (config.text_column,)
     texts = [record[name] for name in names if isinstance(record, dict) and name in record]
     if not texts or not isinstance(texts[0], str):
         raise DataError(f"{where}: no text in {' or '.join(names)}; name its key: text_column=NAME")
     target = record.get(config.target_column)
+    try:
+        f"{texts[0]}{target}".encode()
+    except UnicodeEncodeError as error:  # "\\ud83d" is JSON, and half of a character
+        raise DataError(f"{where}: not text: {error}") from error
     if target is None:
         return texts[0], None
     source, correct = texts[0].split(), str(target).split()
@@ -251,7 +255,7 @@ def open_table(config: SpellingConfig) -> Table:
     sets = [data_files(name) for name in config.datasets]
     hashes = file_hashes([file for files in sets for file in files], Path(config.store_dir))
     key = {
-        "files": [[[file.name, hashes[file]] for file in files] for files in sets],
+        "files": [_contents(files, hashes) for files in sets],
         "dataset_limits": _per_dataset(config.dataset_limits, len(sets)),
         "val_splits": _per_dataset(config.val_splits, len(sets)),
         "text_column": config.text_column,
@@ -263,6 +267,12 @@ def open_table(config: SpellingConfig) -> Table:
     }
     folder = Path(config.store_dir) / _digest(key)
     return Table(open_store(folder, key, lambda: _build(config, sets, key)), key, folder)
+
+
+def _contents(files: Sequence[Path], hashes: Mapping[Path, str]) -> dict[str, str]:
+    """The hashes of the files of a data set, by their paths in its folder."""
+    folder = os.path.commonpath([file.parent for file in files])
+    return {os.path.relpath(file, folder): hashes[file] for file in files}
 
 
 def _digest(key: Any) -> str:

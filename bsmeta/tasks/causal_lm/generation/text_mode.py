@@ -191,7 +191,7 @@ def _check_ways(config: GenerateConfig) -> None:
         raise ConfigurationError(
             "metadata: compare has the metadata of each text; leave out one of the two"
         )
-    if config.output is not None and Path(config.output).exists():
+    if config.output is not None and Path(config.output).is_file():
         raise ConfigurationError(f"output={config.output} exists; delete it, or name another file")
 
 
@@ -241,7 +241,7 @@ def _talk(first: Request, writer: Writer, train: CausalLMConfig) -> None:
 def _write_file(results: Iterable[Result], path: str) -> None:
     count = 0
     try:
-        with Path(path).open("xb") as file:
+        with Path(path).open("wb") as file:
             for result in results:
                 file.write(msgspec.json.encode(_line(result)) + b"\n")
                 count += 1
