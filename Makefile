@@ -22,7 +22,7 @@ $(STAMP):
 	$(VENV)/bin/python -m pip install $$(grep '^torch==' requirements.txt)
 	$(VENV)/bin/python -m pip install -r requirements-dev.txt
 	$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
-	$(VENV)/bin/python -c 'from bsmeta.training.distributed_op import prepare_cpu_op; prepare_cpu_op()'
+	$(VENV)/bin/python -c 'from bsmeta.training.distributed import prepare_cpu_op; prepare_cpu_op()'
 	rm -f $(VENV)/.installed-*
 	touch $@
 

@@ -1,7 +1,7 @@
 """Packages `bsmeta`: ranges of versions here, the exact ones that are tested in requirements.txt.
 
 A wheel also holds the configurations, launch files, scripts and examples, under
-`bsmeta/resources/`, where `bsmeta.core.resources` finds them.
+`bsmeta/resources/`, where `bsmeta.core.files` finds them.
 """
 
 from __future__ import annotations

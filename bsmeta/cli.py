@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.resources import ROOT
+from bsmeta.core.files import ROOT
 
 PROGRAMS = {
     "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),
@@ -34,7 +34,7 @@ PROGRAMS = {
     ),
     "prepare": ("bsmeta.data.prepare", "make the training sequences of a run ahead"),
     "stage": ("bsmeta.data.stage", "copy the data of a run to a disk, resumable and verified"),
-    "index": ("bsmeta.data.io.index", "make the access points of compressed shards ahead"),
+    "index": ("bsmeta.data.io.lines", "make the access points of compressed shards ahead"),
     "entities": ("bsmeta.entities", "build the table of entities of a disambiguator"),
     "convert": (
         "bsmeta.tasks.disambiguation.converter",

@@ -74,9 +74,8 @@ def _encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     """Encodes a range of entities with a trained model, which keeps the result on disk."""
     import numpy as np
 
-    from bsmeta.tasks.checkpoints import open_task, task_of
+    from bsmeta.tasks.checkpoints import locate, open_task, task_of
     from bsmeta.tasks.disambiguation.task import EntityDisambiguator
-    from bsmeta.training.locations import locate
 
     location = locate(checkpoint)
     if location.has_run_config and task_of(location) != "disambiguation":

@@ -18,8 +18,7 @@ from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import check_program
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import Problem, refuse
+from bsmeta.core.errors import ConfigurationError, Problem, refuse
 from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -75,5 +74,5 @@ def write(path: str, text: str) -> None:
 
 if __name__ == "__main__":
     schemas: list[Any] = [ExplainConfig]  # and those of the tasks that are refused by name
-    schemas += [entry.config for entry in TASKS.values() if "explain.py" not in entry.programs]
+    schemas += [entry.schema for entry in TASKS.values() if "explain.py" not in entry.programs]
     run_entry_point(main, schemas, "v2", takes_mistakes=True)

@@ -38,8 +38,7 @@ def main(config: GenerateConfig) -> None:
     from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
     from bsmeta.tasks.causal_lm.generation.attribute_mode import attribute
     from bsmeta.tasks.causal_lm.generation.text_mode import write
-    from bsmeta.tasks.checkpoints import task_of
-    from bsmeta.training.locations import locate
+    from bsmeta.tasks.checkpoints import locate, task_of
 
     modes = {"text": write, "attribute": attribute}
     location = locate(config.checkpoint)

@@ -19,7 +19,7 @@ from bsmeta.config.tools import (
     GenerateConfig,
     PredictConfig,
 )
-from bsmeta.core.resources import CONFIG_FOLDER
+from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.tasks import TASKS
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"

@@ -78,5 +78,5 @@ def _refusal_in_status(config: RunConfig) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    schemas = [entry.config for entry in TASKS.values()]
+    schemas = [entry.schema for entry in TASKS.values()]
     run_entry_point(main, schemas, "v2", takes_mistakes=True)

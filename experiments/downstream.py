@@ -46,7 +46,7 @@ def main() -> int:
         save_scores,
         score_model,
     )
-    from bsmeta.training.locations import locate
+    from bsmeta.tasks.checkpoints import locate
 
     reason = missing_harness()
     if reason is not None:

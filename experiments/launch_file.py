@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from bsmeta.config.checks.run import launcher_problems
 from bsmeta.config.launch import read_launch
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import refuse
+from bsmeta.core.errors import ConfigurationError, refuse
 
 
 def main() -> None:

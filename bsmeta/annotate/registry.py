@@ -19,10 +19,8 @@ from bsmeta.annotate.about_page import (
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Content
-from bsmeta.annotate.spans import Entity, EntityParagraph, Length, Paragraph
-from bsmeta.annotate.trained import Label, Spelling
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import nearest
+from bsmeta.annotate.spans import Entity, EntityParagraph, Label, Length, Paragraph, Spelling
+from bsmeta.core.errors import ConfigurationError, nearest
 
 ANNOTATORS: dict[str, type[Annotator]] = {
     kind.name: kind

@@ -21,8 +21,7 @@ from torch import nn
 from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
 from bsmeta.api.runs import Run
 from bsmeta.config.tools import GenerateConfig
-from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
-from bsmeta.core.problems import refuse_out_of_bounds
+from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, refuse_out_of_bounds
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.sampling import OWN
@@ -34,11 +33,9 @@ from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.generation.contexts import is_announced
-from bsmeta.tasks.causal_lm.generation.requests import changed
+from bsmeta.tasks.causal_lm.generation.contexts import changed, is_announced
 from bsmeta.tasks.causal_lm.generation.text_mode import Result, Writer
-from bsmeta.tasks.checkpoints import open_task, task_of
-from bsmeta.training.locations import locate
+from bsmeta.tasks.checkpoints import locate, open_task, task_of
 from bsmeta.training.task import ChangesText, Predicts, PredictsFromData, Task
 
 LANGUAGE_MODEL = "causal_lm"

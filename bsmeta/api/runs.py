@@ -59,8 +59,7 @@ class Run:
         Raises:
             UserError: If `config.yaml` is not a configuration of this version.
         """
-        schemas = {name: entry.config for name, entry in TASKS.items()}
-        return saved_config(self.path / CONFIG, schemas, {})
+        return saved_config(self.path / CONFIG, TASKS, {})
 
     @property
     def task(self) -> str:

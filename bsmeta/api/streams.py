@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bsmeta.api.configurations import Configuration, check, configuration
+from bsmeta.api.documents import Configuration, check, configuration
 from bsmeta.core.errors import ConfigurationError, naming_extras
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks import TASKS

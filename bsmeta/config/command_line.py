@@ -19,8 +19,8 @@ from hydra.errors import HydraException
 
 from bsmeta.config.describe import group_options, keys, suggestion
 from bsmeta.config.hydra_ext import argument_parser, key_of
-from bsmeta.core.problems import Problem, closest, nearest, refuse, show
-from bsmeta.core.resources import CONFIG_FOLDER
+from bsmeta.core.errors import Problem, closest, nearest, refuse, show
+from bsmeta.core.files import CONFIG_FOLDER
 
 COMMAND_LINE = "the command line"
 # Options of `accelerate launch` that are passed after the script by mistake.

@@ -39,11 +39,19 @@ from bsmeta.config.mistakes import (
     plain,
     typed,
 )
-from bsmeta.core.errors import ConfigurationError, UserError, missing_extra
+from bsmeta.core.errors import (
+    HYDRA,
+    ConfigurationError,
+    Problem,
+    UserError,
+    bound_problems,
+    missing_extra,
+    refuse,
+    show,
+)
+from bsmeta.core.files import CONFIG_FOLDER, ROOT
 from bsmeta.core.keys import expand_home
-from bsmeta.core.problems import HYDRA, Problem, bound_problems, refuse, show
 from bsmeta.core.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
-from bsmeta.core.resources import CONFIG_FOLDER, ROOT
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.core.signals import EXIT_FAILURE, EXIT_PREEMPTED  # noqa: F401 (all codes are read here)
 
@@ -56,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 def run_entry_point(
     main: Callable[..., int | None],
-    schemas: type[Config] | Sequence[type[Config]],
+    schemas: type[Config] | Sequence[type[Config] | str],
     config_name: str,
     *,
     takes_mistakes: bool = False,
@@ -66,8 +74,9 @@ def run_entry_point(
     Args:
         main: The entry point, called with the configuration; returns the exit code (None: 0).
         schemas: The dataclass that the configuration must fit, or several of which the
-            configuration names one. YAML files name it in their defaults list by its name in snake
-            case (`CausalLMConfig`: `causal_lm_config`).
+            configuration names one (also as `module:attribute`, which is imported if it is the
+            one). YAML files name it in their defaults list by its name in snake case
+            (`CausalLMConfig`: `causal_lm_config`).
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
         takes_mistakes: If composing finds mistakes, call `main(config, mistakes)` with what can be
             composed, so that it reports its own problems along with them; it must then raise.

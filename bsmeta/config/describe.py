@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import values_of
-from bsmeta.core.resources import CONFIG_FOLDER
 
 PARTS = "parts"
 """The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""

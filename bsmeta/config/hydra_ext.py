@@ -26,9 +26,9 @@ from omegaconf import OmegaConf
 
 from bsmeta.config import interpolation
 from bsmeta.config.describe import PARTS
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import show
-from bsmeta.core.resources import CONFIG_FOLDER
+from bsmeta.config.task_entry import load
+from bsmeta.core.errors import ConfigurationError, show
+from bsmeta.core.files import CONFIG_FOLDER
 
 MISSING = "???"  # OmegaConf's mark of a value that is still to be given
 NO_VALUE = "??? (no value)"
@@ -227,16 +227,28 @@ def argument_parser() -> ArgumentParser:
 Config = TypeVar("Config")
 
 
-def store_name(schema: type) -> str:
+def store_name(schema: type | str) -> str:
     """The name of a schema in defaults lists: `causal_lm_config` for `CausalLMConfig`."""
+    name = schema.rpartition(":")[2] if isinstance(schema, str) else schema.__name__
     border = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
-    return re.sub(border, "_", schema.__name__).lower()
+    return re.sub(border, "_", name).lower()
 
 
 def choose(
-    arguments: Sequence[str], schemas: Sequence[type[Config]], config_name: str
+    arguments: Sequence[str], schemas: Sequence[type[Config] | str], config_name: str
 ) -> type[Config]:
-    """The schema of a command line; the first if it is unclear, which is refused later."""
+    """The schema of a command line; the first if it is unclear, which is refused later.
+
+    Args:
+        schemas: Those that are possible; one as `module:attribute` is imported if it is chosen.
+    """
+    chosen = _choose(arguments, schemas, config_name)
+    return load(chosen) if isinstance(chosen, str) else chosen
+
+
+def _choose(
+    arguments: Sequence[str], schemas: Sequence[type[Config] | str], config_name: str
+) -> type[Config] | str:
     try:
         parsed, _ = argument_parser().parse_known_intermixed_args(list(arguments))
     except ConfigurationError:

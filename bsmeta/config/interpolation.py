@@ -39,9 +39,8 @@ from omegaconf.errors import (
 )
 
 from bsmeta.config.describe import type_name
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import HYDRA, Problem, nearest, show
-from bsmeta.core.resources import CONFIG_FOLDER
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, nearest, show
+from bsmeta.core.files import CONFIG_FOLDER
 
 _OPENS = "${from_file:"
 _YAML = (".yaml", ".yml", ".json")

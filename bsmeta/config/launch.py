@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.resources import ROOT
+from bsmeta.core.files import ROOT
 
 ENVIRONMENT = "the environment"
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -39,8 +39,7 @@ from bsmeta.config.hydra_ext import (
     shown_path,
     store_name,
 )
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import HYDRA, Problem, closest, nearest, refuse, show
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, refuse, show
 
 HELP = "see --help for every key"
 Names = tuple[Any, ...]  # of sections and a key, from the outside in

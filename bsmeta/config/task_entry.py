@@ -9,18 +9,22 @@ from typing import Any
 
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import HYDRA, Problem, closest, nearest, show
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
 
 Row = tuple[str, str]
 
 
+def load(place: str) -> Any:
+    """The `attribute` of `module:attribute`, which is imported."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 def imported(place: str) -> Callable[..., Any]:
-    """A function that imports `module:attribute` when it is first called, and calls it."""
+    """A function that imports `module:attribute` when it is called, and calls it."""
 
     def call(*arguments: Any) -> Any:
-        module, _, attribute = place.partition(":")
-        return getattr(import_module(module), attribute)(*arguments)
+        return load(place)(*arguments)
 
     return call
 
@@ -34,7 +38,7 @@ class TaskEntry:
     """A task, as the entry points and the checks use it.
 
     Attributes:
-        config: Its schema, derived from `RunConfig`.
+        schema: Its schema, derived from `RunConfig`, as `module:attribute`.
         make: Builds the task (`bsmeta.training.task.Task`) from a configuration.
         value_problems: Takes the configuration and the keys of the command line; returns the
             problems that do not depend on the launch.
@@ -45,7 +49,7 @@ class TaskEntry:
         notes: Takes the configuration; returns a line for each setting that has no effect.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
-            (`bsmeta.training.locations.Location`), and the `EvaluationContext`.
+            (`bsmeta.tasks.checkpoints.Location`), and the `EvaluationContext`.
         programs: The entry points beside `train.py` that work with its checkpoints.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
         finishes: Whether it reads `model/` of a checkpoint when a run ends
@@ -54,7 +58,7 @@ class TaskEntry:
             piece; others are refused.
     """
 
-    config: type[RunConfig]
+    schema: str
     make: Callable[[Any], Any]
     value_problems: Callable[[Any, Collection[str]], Iterable[Problem]] = _nothing
     start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
@@ -66,6 +70,12 @@ class TaskEntry:
     has_epochs: bool = False
     finishes: bool = False
     fully_shards: bool = False
+
+    @property
+    def config(self) -> type[RunConfig]:
+        """The schema, which is imported only if it is asked for."""
+        loaded: type[RunConfig] = load(self.schema)
+        return loaded
 
     def only_prepares(self, config: RunConfig) -> bool:
         """Builds the data if the configuration asks for that and no more; returns whether."""
@@ -89,9 +99,8 @@ def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> No
 
 def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:
     """The entry whose schema a configuration has, and the problems with its `task`."""
-    name, entry = next(
-        (name, entry) for name, entry in tasks.items() if isinstance(config, entry.config)
-    )
+    places = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
+    name, entry = next((name, entry) for name, entry in tasks.items() if entry.schema in places)
     if config.task == name:
         return entry, []
     if config.task in tasks:

@@ -18,9 +18,9 @@ from omegaconf.errors import OmegaConfBaseException
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import load_resolved
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.config.task_entry import TaskEntry
+from bsmeta.core.errors import ConfigurationError, refuse_out_of_bounds
 from bsmeta.core.keys import key
-from bsmeta.core.problems import refuse_out_of_bounds
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -354,13 +354,13 @@ def refuse_other_tasks(path: Path) -> None:
 
 
 def saved_config(
-    path: Path, schemas: Mapping[str, type[RunConfig]], overrides: Mapping[str, Any]
+    path: Path, tasks: Mapping[str, TaskEntry], overrides: Mapping[str, Any]
 ) -> RunConfig:
-    """The configuration of a training run of any task, with some keys changed."""
+    """The configuration of a training run of one of some tasks, with some keys changed."""
     task = saved_task(path)
-    if task not in schemas:
-        raise ConfigurationError(f"{path}: task={task}; expected one of {', '.join(schemas)}")
-    return _changed(load_resolved(path, schemas[task]), overrides)
+    if task not in tasks:
+        raise ConfigurationError(f"{path}: task={task}; expected one of {', '.join(tasks)}")
+    return _changed(load_resolved(path, tasks[task].config), overrides)
 
 
 def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLMConfig:

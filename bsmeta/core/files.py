@@ -1,4 +1,9 @@
-"""Files and folders that exist complete or not at all, their hashes, and room on the disk."""
+"""Files and folders that exist complete or not at all, their hashes, and room on the disk.
+
+`ROOT` is where the configurations, launch files, scripts and examples of the project are: the
+top-level folders of a checkout (also of one installed with `pip install -e`), or the same folders
+under `bsmeta/resources/` in a wheel, where `setup.py` puts them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,20 @@ import xxhash
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import report_progress
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+_INSTALLED = _PACKAGE / "resources"
+
+ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
+"""The folder that contains `hydra_configs/`, `deepspeed_configs/`, `experiments/`, `examples/`."""
+
+CONFIG_FOLDER = ROOT / "hydra_configs"
+
 _BLOCK = 1 << 20  # bytes read at a time
+
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a disk, a quota or a file that is full."""
+
 _FULL_TEXTS = (
     "no space left",
     "quota exceeded",

@@ -28,11 +28,10 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import PrepareConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
-from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.data import DataConfig, check_data, row_length
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, UserError, differing
 from bsmeta.core.progress import progress_bar
-from bsmeta.data.checks import check_data
 from bsmeta.data.stream.counts import count_names
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence

@@ -29,11 +29,10 @@ import xxhash
 
 from bsmeta.config.causal_lm import StageConfig
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
-from bsmeta.config.data import source_configs
+from bsmeta.config.data import check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.core.files import file_hash, free_bytes, gigabytes, replacing, unwritable
 from bsmeta.core.progress import Show, exclusively, progress_bar
-from bsmeta.data.checks import check_data
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.remote import CancelledError, FileRef, range_parts
 from bsmeta.data.io.shards import (

@@ -22,7 +22,7 @@ import xxhash
 from dateutil import parser as date_parser  # type: ignore[import-untyped]
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.problems import HYDRA, Problem
+from bsmeta.core.errors import HYDRA, Problem
 from bsmeta.metadata.records import BadDocument, Record
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.problems import Problem
+from bsmeta.core.errors import Problem
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,

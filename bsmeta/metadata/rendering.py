@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.problems import refuse
+from bsmeta.core.errors import refuse
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.insertion import (
     LocalTags,

@@ -1,14 +1,18 @@
-"""Changes to the layers of a model: attention, recomputation, compilation, and Liger's kernels.
+"""Changes to the layers of a model: attention, recomputation, compilation, Liger's kernels, LoRA.
 
 Documents packed into one sequence restart their positions. From these, transformers builds the mask
 for eager attention and sdpa; flash attention must be given the documents' borders, because with
 more than one sequence in a batch it ignores positions (`_is_packed_sequence` in transformers 5.23):
 documents would silently attend to each other. `check_isolation` tests for that.
+
+Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) are added by peft, and merged for export:
+the weight W of an adapted layer stays as it is, and the layer computes with W + s·B·A, where only A
+(rank × inputs) and B (outputs × rank, 0 at first) are trained, and s is alpha / rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any
@@ -20,10 +24,12 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import is_flash_attn_2_available
 
+from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import opaque_work
 
 FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
+
 _SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
 """The attributes of a transformers model class that declare which attention it supports."""
 
@@ -31,6 +37,10 @@ BORDERS = "document_borders"
 """Name of the tensor with the documents' borders in a micro-batch, under flash attention."""
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+ADAPTER = "default"
+
+ALL_LINEAR = "all-linear"  # peft's name for all linear layers but the output layer
 
 
 def choose_attention(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None:
@@ -254,3 +264,56 @@ def use_liger(model: nn.Module) -> None:
         )
     # The loss is computed here in any case, not by Liger.
     _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
+
+
+def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bool) -> None:
+    """Freezes a model, and gives its linear layers adapters.
+
+    Args:
+        train_embeddings: Also trains the embeddings, and the output layer: those of new tokens are
+            random.
+
+    Raises:
+        ConfigurationError: If the model has no layer of `lora.targets`.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    adapters = LoraConfig(
+        r=keys.rank,
+        lora_alpha=2 * keys.rank if keys.alpha is None else keys.alpha,
+        lora_dropout=keys.dropout,
+        target_modules=keys.targets or ALL_LINEAR,
+    )
+    try:
+        inject_adapter_in_model(adapters, model, ADAPTER)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"lora.targets={keys.targets}: {error}", ["lora.targets"]
+        ) from error
+    if train_embeddings:
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            if layer is not None:
+                layer.requires_grad_(True)
+
+
+def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of a model without adapters that computes the same.
+
+    Args:
+        model: With the adapters of `add_adapters`, or without any.
+        weights: Its full state dict, which is left as it is.
+    """
+    found = dict(weights)
+    for name, layer in model.named_modules():
+        scales = getattr(layer, "scaling", None)
+        if not isinstance(scales, Mapping) or ADAPTER not in scales:
+            continue
+        low, high = (found.pop(f"{name}.lora_{part}.{ADAPTER}.weight") for part in "AB")
+        change = scales[ADAPTER] * (high.float() @ low.float())
+        weight = found.pop(f"{name}.base_layer.weight")
+        found[f"{name}.weight"] = (
+            weight.float() + (change.T if layer.fan_in_fan_out else change)
+        ).to(weight.dtype)
+        if (bias := found.pop(f"{name}.base_layer.bias", None)) is not None:
+            found[f"{name}.bias"] = bias
+    return found

@@ -14,9 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.schema import LARGEST_SEED
 from bsmeta.config.tools import WINDOWS
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, bound_lines
 from bsmeta.core.keys import key
-from bsmeta.core.problems import bound_lines
 
 SCRIPTS = ("train.sh", "several_machines.sh")
 TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"

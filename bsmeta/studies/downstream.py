@@ -39,7 +39,7 @@ from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate, ratio
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import resolve_config
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.training.locations import locate
+from bsmeta.tasks.checkpoints import locate
 
 CLOZE = "bsmeta_cloze"
 CHOICES = 4

@@ -41,7 +41,7 @@ from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, document_facts
 from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums, PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
-from bsmeta.training.locations import Location, locate
+from bsmeta.tasks.checkpoints import Location, locate
 from bsmeta.training.metrics import flops_per_token
 
 ALL, EACH, CHOSEN = "all", "each", "chosen"

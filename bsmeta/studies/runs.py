@@ -31,8 +31,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, compose
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.files import write_text
-from bsmeta.core.resources import ROOT
+from bsmeta.core.files import ROOT, write_text
 from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.measurement import find_measurement
 from bsmeta.training.run_folder import METRICS, STATUS, last_events

@@ -1,18 +1,14 @@
 """The tasks that can be trained: each is one package and one entry here.
 
-Only the schemas are imported, so that `train.py --help` answers at once; the rest of a task is
-imported when it is first called.
+Only the task that runs is imported, in the parts that are needed: its schema by `train.py --help`,
+its model in training.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.task_entry import TaskEntry, imported
-from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.spelling.config import SecConfig, SedSequenceConfig, SedWordsConfig
 
 _CAUSAL_LM = "bsmeta.tasks.causal_lm"
 _CLASSIFICATION = "bsmeta.tasks.classification"
@@ -21,10 +17,10 @@ _SPELLING = "bsmeta.tasks.spelling"
 
 _spelling = partial(
     TaskEntry,
-    value_problems=imported(f"{_SPELLING}.checks:value_problems"),
-    start_problems=imported(f"{_SPELLING}.checks:start_problems"),
-    summary=imported(f"{_SPELLING}.checks:summary_rows"),
-    notes=imported(f"{_SPELLING}.checks:notes"),
+    value_problems=imported(f"{_SPELLING}.config:value_problems"),
+    start_problems=imported(f"{_SPELLING}.config:start_problems"),
+    summary=imported(f"{_SPELLING}.config:summary_rows"),
+    notes=imported(f"{_SPELLING}.config:notes"),
     evaluate=imported(f"{_SPELLING}.evaluate:run"),
     programs=("evaluate.py", "predict.py"),
     has_epochs=True,
@@ -33,7 +29,7 @@ _spelling = partial(
 
 TASKS: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
-        config=CausalLMConfig,
+        schema="bsmeta.config.causal_lm:CausalLMConfig",
         make=imported(f"{_CAUSAL_LM}.task:CausalLanguageModel"),
         value_problems=imported(f"{_CAUSAL_LM}.checks:value_problems"),
         start_problems=imported(f"{_CAUSAL_LM}.checks:start_problems"),
@@ -44,10 +40,10 @@ TASKS: dict[str, TaskEntry] = {
         fully_shards=True,
     ),
     "classification": TaskEntry(
-        config=ClassificationConfig,
+        schema=f"{_CLASSIFICATION}.config:ClassificationConfig",
         make=imported(f"{_CLASSIFICATION}.task:TextClassifier"),
-        value_problems=imported(f"{_CLASSIFICATION}.checks:value_problems"),
-        summary=imported(f"{_CLASSIFICATION}.checks:summary_rows"),
+        value_problems=imported(f"{_CLASSIFICATION}.config:value_problems"),
+        summary=imported(f"{_CLASSIFICATION}.config:summary_rows"),
         prepare=imported(f"{_CLASSIFICATION}.store:prepare"),
         evaluate=imported(f"{_CLASSIFICATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),
@@ -55,23 +51,23 @@ TASKS: dict[str, TaskEntry] = {
         finishes=True,
     ),
     "sed_words": _spelling(
-        config=SedWordsConfig,
+        schema=f"{_SPELLING}.config:SedWordsConfig",
         make=imported(f"{_SPELLING}.detection:WordDetection"),
     ),
     "sed_sequence": _spelling(
-        config=SedSequenceConfig,
+        schema=f"{_SPELLING}.config:SedSequenceConfig",
         make=imported(f"{_SPELLING}.detection:SequenceDetection"),
     ),
     "sec": _spelling(
-        config=SecConfig,
+        schema=f"{_SPELLING}.config:SecConfig",
         make=imported(f"{_SPELLING}.correction:make_correction"),
     ),
     "disambiguation": TaskEntry(
-        config=DisambiguationConfig,
+        schema=f"{_DISAMBIGUATION}.config:DisambiguationConfig",
         make=imported(f"{_DISAMBIGUATION}.task:EntityDisambiguator"),
-        value_problems=imported(f"{_DISAMBIGUATION}.checks:value_problems"),
-        start_problems=imported(f"{_DISAMBIGUATION}.checks:start_problems"),
-        summary=imported(f"{_DISAMBIGUATION}.checks:summary_rows"),
+        value_problems=imported(f"{_DISAMBIGUATION}.config:value_problems"),
+        start_problems=imported(f"{_DISAMBIGUATION}.config:start_problems"),
+        summary=imported(f"{_DISAMBIGUATION}.config:summary_rows"),
         prepare=imported(f"{_DISAMBIGUATION}.task:prepare"),
         evaluate=imported(f"{_DISAMBIGUATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),

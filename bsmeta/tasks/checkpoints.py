@@ -1,4 +1,4 @@
-"""Opens the task that a checkpoint was trained on, from its saved configuration.
+"""Locates a trained model (in a checkpoint, a run, or on the Hub), and opens its task.
 
 And what `evaluate.py` does for each of the tasks on tables: its keys, the run, the folder.
 """
@@ -6,18 +6,25 @@ And what `evaluate.py` does for each of the tasks on tables: its keys, the run, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import xxhash
+from huggingface_hub import hf_hub_download
 
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
 from bsmeta.config.tools import EvaluateConfig, refuse_unused, saved_config, saved_task
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS
-from bsmeta.training.locations import Location, locate
+from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.task import Task
+
+HUB = "hf://"
+
+RECIPE = "metadata.yaml"
+"""File in an exported model with the part of the run's configuration that using it requires."""
 
 SOURCE = ".source"
 """In the folder of a report on other data than those of the run: the path of these data."""
@@ -31,6 +38,100 @@ INSTEAD = {
     "benchmark_lines": "max_documents",
 }
 """Keys of a training run in whose place `evaluate.py` has one of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A checkpoint that was found.
+
+    Attributes:
+        name: The checkpoint as the user gave it.
+        model: The argument of `from_pretrained`: a folder, or a Hub name.
+        config: `config.yaml` of the run, or the model's own `metadata.yaml`, if there is one.
+        run_folder: The run's folder (with its `metrics.jsonl`), if there is one.
+        untrained: Whether this refers to the initial model of the run.
+    """
+
+    name: str
+    model: str
+    config: Path | None
+    run_folder: Path | None
+    untrained: bool = False
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether the model is a Hub repository rather than a folder."""
+        return not Path(self.model).is_dir()
+
+    @property
+    def has_run_config(self) -> bool:
+        """Whether `config` is the complete configuration of the run."""
+        return self.config is not None and self.config.name != RECIPE
+
+
+def locate(checkpoint: str) -> Location:
+    """Find the model in a run folder, a checkpoint folder, a model folder, or on the Hub."""
+    if checkpoint.startswith(HUB):
+        name = checkpoint.removeprefix(HUB)
+        return Location(checkpoint, name, _recipe_on_hub(name), None)
+    folder = Path(checkpoint)
+    if folder.name == "model" and lacks_model(folder.parent):
+        raise DataError(f"checkpoint={checkpoint}: {how_to_export(folder.parent)}")
+    if not folder.is_dir():
+        raise DataError(
+            f"checkpoint={checkpoint}: there is no such folder (from {Path.cwd()}). Expected a run "
+            "folder, a checkpoint-{step}step folder, or a folder that from_pretrained loads; "
+            f"a model of the Hub is named {HUB}owner/name"
+        )
+    model = _model_folder(folder)
+    if model is None:
+        saved = [found.folder for found in list_checkpoints(folder)]
+        without = [path for path in (folder, *saved) if lacks_model(path)]
+        if without:
+            raise DataError(f"checkpoint={checkpoint}: {how_to_export(without[-1])}")
+        raise DataError(
+            f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
+            "a checkpoint-{step}step folder (a run has its first at save_steps)"
+        )
+    near = (model / "config.yaml", *_configs_of_run(model.resolve()), model / RECIPE)
+    config = next((path for path in near if path.is_file()), None)
+    above = [folder.resolve(), *folder.resolve().parents[:2]]
+    run_folder = next((folder for folder in above if (folder / "metrics.jsonl").is_file()), None)
+    return Location(checkpoint, str(model), config, run_folder)
+
+
+def _configs_of_run(model: Path) -> list[Path]:
+    """Where the run that wrote a model has its configuration; any other file is not of the run."""
+    if model.name != "model":
+        return []
+    folders = [model.parent]
+    if CHECKPOINT_NAME.fullmatch(model.parent.name):
+        folders.append(model.parent.parent)
+    return [folder / "config.yaml" for folder in folders]
+
+
+def untrained(location: Location) -> Location:
+    """The initial model of the run that wrote this checkpoint."""
+    return replace(location, name=f"untrained ({location.name})", untrained=True)
+
+
+def _recipe_on_hub(name: str) -> Path | None:
+    """The `metadata.yaml` of a repository; None if it has none or cannot be accessed.
+
+    Problems with the repository itself are reported when its model is loaded.
+    """
+    try:
+        return Path(hf_hub_download(name, RECIPE))
+    except (OSError, ValueError):
+        return None
+
+
+def _model_folder(folder: Path) -> Path | None:
+    for candidate in (folder, folder / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    models = [saved.folder / "model" for saved in list_checkpoints(folder)]
+    return next((model for model in reversed(models) if (model / "config.json").is_file()), None)
 
 
 def task_of(location: Location, training_config: str | None = None) -> str:
@@ -66,8 +167,7 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
             f"checkpoint={checkpoint}: there is no config.yaml beside the model, which says what "
             "it was trained for; expected a run folder, or a checkpoint folder in one"
         )
-    schemas = {name: entry.config for name, entry in TASKS.items()}
-    config = saved_config(location.config, schemas, overrides)
+    config = saved_config(location.config, TASKS, overrides)
     begin_with(config, location)
     return TASKS[config.task].make(config), Path(location.model)
 
@@ -113,7 +213,8 @@ def training_run(config: EvaluateConfig, location: Location, *schemas: type[Conf
     """
     file = location.config if config.training_config is None else Path(config.training_config)
     assert file is not None  # the task is known from it
-    found = saved_config(file, {schema().task: schema for schema in schemas}, config.overrides)
+    names = [schema().task for schema in schemas]
+    found = saved_config(file, {name: TASKS[name] for name in names}, config.overrides)
     assert isinstance(found, schemas)
     changes: dict[str, Any] = {
         "bootstrap_resamples": config.bootstrap_resamples, "seed": config.seed

@@ -33,8 +33,15 @@ from bsmeta.config.compose import load_resolved, to_yaml
 from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, decay_start, lacks_model, warm_up_steps
-from bsmeta.core.errors import CheckpointError, ConfigurationError, differences, differing
-from bsmeta.core.problems import Problem, refuse, show
+from bsmeta.core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    Problem,
+    differences,
+    differing,
+    refuse,
+    show,
+)
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import (
     CONFIG,

@@ -1,4 +1,4 @@
-"""The contract between the trainer and a task.
+"""The contract between the trainer and a task, and how a task runs a model on all processes.
 
 A task has a model, a stream and a loss. Everything else is an optional capability: a method that
 the trainer and the entry points detect through the protocols below.
@@ -7,20 +7,35 @@ The weight of a micro-batch (the number of its targets) must be known before its
 loss of a step is the mean over the *global* batch, and DeepSpeed reduces gradients inside the
 backward pass, so they cannot be divided later. So the batch carries its weight, and `loss` returns
 a sum.
+
+`spread` runs a model on many items, in batches that the processes share, and every rank gets all
+results. The batches depend on the items only, not on the number of processes, and each rank runs
+the model equally often: under ZeRO-3 the ranks gather the weights together.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from bsmeta.core.progress import report_progress
 from bsmeta.data.batch import Stream
+
+Item = TypeVar("Item")
+
+LOG_INTERVAL_S = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -313,3 +328,61 @@ class Predicts(Protocol):
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
         """Yields one result per record, in the order of the records."""
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yields the items in lists of `size`, in their order; the last list has the rest."""
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
+        yield batch
+
+
+def batches_of(lengths: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
+    """The numbers of the items by their length, `size` to a batch."""
+    order = np.argsort(lengths, kind="stable")
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def batches_within(lengths: Sequence[int] | np.ndarray, budget: int) -> list[np.ndarray]:
+    """The numbers of the items by their length, in batches of at most `budget` padded tokens.
+
+    A longer item is a batch by itself.
+    """
+    order = np.argsort(lengths, kind="stable")
+    found, start = [], 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or (end + 1 - start) * lengths[order[end]] > budget:
+            found.append(order[start:end])
+            start = end
+    return found
+
+
+def spread(
+    batches: Sequence[np.ndarray],
+    run: Callable[[np.ndarray], Sequence[Any] | np.ndarray],
+    context: EvaluationContext,
+) -> list[Any]:
+    """The result of each item, in their order.
+
+    Args:
+        batches: The numbers of the items of each batch; every item is in one.
+        run: Returns the results of a batch of items, given their numbers.
+        context: The processes.
+    """
+    own: dict[int, Sequence[Any] | np.ndarray] = {}
+    last = time.monotonic()
+    for start in range(0, len(batches), context.world_size):
+        turn = start + context.rank
+        results = run(batches[min(turn, len(batches) - 1)])
+        report_progress()
+        if turn < len(batches):
+            own[turn] = results
+        if context.rank == 0 and time.monotonic() - last > LOG_INTERVAL_S:
+            last = time.monotonic()
+            logger.info("scoring: %d of %d batches", start, len(batches))
+    found: list[Any] = [None] * sum(map(len, batches))
+    for part in context.gather(own):
+        for turn, results in part.items():
+            for item, result in zip(batches[turn].tolist(), results, strict=True):
+                found[item] = result
+    return found

@@ -23,8 +23,15 @@ from bsmeta.core.signals import StopRequest
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
 from bsmeta.training.engines import make_engine, prepare
-from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard
-from bsmeta.training.metrics import Progress, StepLog, Throughput, flops_per_token
+from bsmeta.training.metrics import (
+    RUNS,
+    Progress,
+    StepLog,
+    Throughput,
+    Tracker,
+    flops_per_token,
+    start_trackers,
+)
 from bsmeta.training.optimizers import build_optimizer
 from bsmeta.training.resuming import (
     Resume,
@@ -37,7 +44,15 @@ from bsmeta.training.resuming import (
 from bsmeta.training.retention import check_metric
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver, restore_rng
-from bsmeta.training.stats import DataStats, StepMetrics, StepResult, StepStats
+from bsmeta.training.stats import (
+    DataStats,
+    EarlyStopping,
+    NonFiniteGuard,
+    SpikeGuard,
+    StepMetrics,
+    StepResult,
+    StepStats,
+)
 from bsmeta.training.step import Profile, StepRunner
 from bsmeta.training.task import (
     CountsFlops,
@@ -52,7 +67,6 @@ from bsmeta.training.task import (
     SurveysData,
     Task,
 )
-from bsmeta.training.tracking import RUNS, Tracker, start_trackers
 from bsmeta.training.watchdog import Watchdog
 
 

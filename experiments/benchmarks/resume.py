@@ -26,7 +26,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer

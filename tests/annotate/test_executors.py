@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from datatrove.executor import LocalPipelineExecutor
 
+from bsmeta.annotate.command import AnnotateStep
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.executors import AnnotateStep
 from bsmeta.annotate.sources import list_inputs
 from bsmeta.core.errors import ConfigurationError, DataError
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages

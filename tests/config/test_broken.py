@@ -82,7 +82,7 @@ def test_the_whole_message(
 
     with pytest.raises(SystemExit) as caught:
         run_entry_point(
-            train.main, [task.config for task in TASKS.values()], "v2", takes_mistakes=True
+            train.main, [task.schema for task in TASKS.values()], "v2", takes_mistakes=True
         )
 
     assert caught.value.code == 2

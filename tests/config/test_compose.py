@@ -15,7 +15,7 @@ from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose, load_resolved, to_yaml
 from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.resources import CONFIG_FOLDER
+from bsmeta.core.files import CONFIG_FOLDER
 from tests.conftest import REPOSITORY, run_warm
 from tests.waiting import STUCK_S
 

@@ -12,7 +12,7 @@ from hydra._internal.utils import create_config_search_path
 from bsmeta.config import hydra_ext
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import register
-from bsmeta.core.resources import CONFIG_FOLDER
+from bsmeta.core.files import CONFIG_FOLDER
 
 
 def test_the_version_is_the_one_it_was_written_for() -> None:

@@ -28,8 +28,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from bsmeta.core import progress
 from bsmeta.core.files import file_hash
 from bsmeta.data.io import remote
-from bsmeta.data.io.index import build_index
-from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.lines import build_index, open_shard
 from bsmeta.data.io.shards import SAMPLES, Shard, with_samples
 from bsmeta.data.table.csv_file import find_format, read_rows
 from bsmeta.data.table.text_file import find_encoding
@@ -40,8 +39,7 @@ from bsmeta.tasks.spelling.benchmarks import baselines
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.samples import samples_of
 from bsmeta.training import engines
-from bsmeta.training.batches import spread
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.task import EvaluationContext, spread
 from tests.waiting import wait_until
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from bsmeta.config.describe import group_options
 from bsmeta.config.hydra_ext import choose
 from bsmeta.config.launch import read_launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.problems import AUTO
+from bsmeta.core.errors import AUTO
 from bsmeta.reference import PROGRAMS
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig

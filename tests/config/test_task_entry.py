@@ -35,7 +35,9 @@ class RowsConfig(RunConfig):
     batch_max_length: int = key(64, "tokens of a step", at_least=1)
 
 
-ROWS = TaskEntry(config=RowsConfig, make=lambda _: pytest.fail("made"), has_epochs=True)
+ROWS = TaskEntry(
+    schema=f"{__name__}:RowsConfig", make=lambda _: pytest.fail("made"), has_epochs=True
+)
 BOTH = {**TASKS, "rows": ROWS}
 LAUNCH = Launch(source="test", num_processes=2, distributed_type="MULTI_GPU")
 
@@ -100,7 +102,7 @@ def test_the_tasks_that_read_the_model_of_a_checkpoint_when_they_end() -> None:
 )
 def test_epochs_are_refused_for_a_task_without(name: str, tmp_path: Path) -> None:
     config = RowsConfig(out_dir=str(tmp_path / "run"), **{name: 2})
-    without = TaskEntry(config=RowsConfig, make=ROWS.make)
+    without = TaskEntry(schema=ROWS.schema, make=ROWS.make)
     with pytest.raises(ConfigurationError, match=f"{name} .* null: task=rows has no epochs"):
         check(config, LAUNCH, without)
     with pytest.raises(ConfigurationError, match=f"{name}: this task has no epochs"):

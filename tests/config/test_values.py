@@ -18,9 +18,8 @@ from bsmeta.config.compose import compose, run_entry_point
 from bsmeta.config.describe import describe, entries_of, keys
 from bsmeta.config.launch import ENVIRONMENT, Launch
 from bsmeta.config.tools import EvaluateConfig, training_config
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, bound_problems
 from bsmeta.core.keys import Values, leaves, values_of
-from bsmeta.core.problems import bound_problems
 from bsmeta.reference import PROGRAMS, reference
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.tasks import TASKS

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.data.io.shards import Shard
-from bsmeta.data.stream.dealing import Share, cuts_of, deal, order_of, step_of, weight
+from bsmeta.data.stream.plan import Share, cuts_of, deal, order_of, step_of, weight
 
 
 def shards_of(sizes: list[int]) -> list[Shard]:

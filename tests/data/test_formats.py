@@ -23,9 +23,9 @@ from backports import zstd
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import index as index_module
+from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import sources
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments

@@ -18,8 +18,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io import inflate
 from bsmeta.data.io.files import BadCopyError, Blocks, ContentHash
 from bsmeta.data.io.hub import HubRef
-from bsmeta.data.io.index import build_index
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import LineReader, build_index
 from bsmeta.data.io.remote import RemoteSettings
 from bsmeta.data.io.shards import list_shards
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments

@@ -249,7 +249,7 @@ def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) ->
     command = [
         sys.executable,
         "-m",
-        "bsmeta.data.io.index",
+        "bsmeta.data.io.lines",
         "--cache",
         str(tmp_path),
         f"{URL}/[ab]*",

@@ -15,11 +15,10 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import files, inflate
-from bsmeta.data.io import index as index_module
+from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.hub import commit_of
-from bsmeta.data.io.index import IndexCache
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import (

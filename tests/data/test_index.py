@@ -18,11 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
 
-from bsmeta.data.io import index as index_module
 from bsmeta.data.io import inflate
+from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.index import IndexCache, build_index
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import IndexCache, LineReader, build_index
 from tests.waiting import wait_until
 
 WORDS = [f"word{number}" for number in range(3000)]
@@ -196,7 +195,7 @@ def test_a_small_file_gets_none(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     path = written(tmp_path, "members")
-    command = [sys.executable, "-m", "bsmeta.data.io.index", "--cache", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "bsmeta.data.io.lines", "--cache", str(tmp_path / "cache")]
     done = subprocess.run([*command, path], capture_output=True, text=True, check=True)
     assert done.stdout == f"{path}\n"
     assert IndexCache(Cache(str(tmp_path / "cache"))).load(path)

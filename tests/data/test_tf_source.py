@@ -12,7 +12,7 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.stream.dealing import Share
+from bsmeta.data.stream.plan import Share
 from bsmeta.data.stream.sources import NativeSource, Source, source_of
 from bsmeta.data.stream.tf_source import TensorFlowSource, tensorflow
 from tests.data.helpers import Run, pages, run, same, small_config, write_shard, write_shards

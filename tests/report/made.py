@@ -35,8 +35,8 @@ from bsmeta.tasks.causal_lm.evaluation.statistics import (
     paired_metrics,
 )
 from bsmeta.tasks.classification import report as classification
+from bsmeta.tasks.classification.predictions import by_label, compare
 from bsmeta.tasks.classification.results import Results
-from bsmeta.tasks.classification.scoring import by_label, compare
 from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.disambiguation import results as mentions
 from bsmeta.tasks.spelling import evaluate as spelling

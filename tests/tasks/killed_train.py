@@ -29,5 +29,5 @@ if __name__ == "__main__":
     from bsmeta.tasks import TASKS
 
     kill_before_step(int(os.environ["KILL_AT"]))
-    schemas = [entry.config for entry in TASKS.values()]
+    schemas = [entry.schema for entry in TASKS.values()]
     run_entry_point(train.main, schemas, "classification", takes_mistakes=True)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from bsmeta.training import batches
-from bsmeta.training.batches import batched, batches_of, batches_within, spread
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training import task
+from bsmeta.training.task import EvaluationContext, batched, batches_of, batches_within, spread
 
 
 def test_batches_are_sorted_by_length() -> None:
@@ -57,7 +56,7 @@ def test_long_scoring_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = itertools.count(0, 4)  # seconds
-    monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(task, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     caplog.set_level("INFO", logger="bsmeta")
     single = [np.array([number]) for number in range(8)]
     alone = EvaluationContext.alone(torch.device("cpu"))

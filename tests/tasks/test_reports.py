@@ -11,8 +11,7 @@ from bsmeta.config.compose import to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.tools import EvaluateConfig
 from bsmeta.tasks.causal_lm.evaluation.run import has_other_data
-from bsmeta.tasks.checkpoints import report_folder
-from bsmeta.training.locations import Location
+from bsmeta.tasks.checkpoints import Location, report_folder
 
 
 def run_of(folder: Path, held_out: str, dataset: str | None = None) -> Location:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsmeta.training import distributed_op
+from bsmeta.training import distributed
 from tests.waiting import STUCK_S, wait_until
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -23,7 +23,7 @@ ANNOUNCEMENT = "DeepSpeed compiles its op for CPUs"
 PREPARE = """
 import logging
 logging.basicConfig(level=logging.INFO)
-from bsmeta.training.distributed_op import prepare_cpu_op
+from bsmeta.training.distributed import prepare_cpu_op
 prepare_cpu_op()
 from deepspeed.comm.torch import build_shm_op  # as DeepSpeed itself does when a group starts
 print(build_shm_op().__file__)
@@ -43,7 +43,7 @@ esac
 def compiled() -> Path:
     """The library of the environment, compiled if it is not there."""
     subprocess.run([sys.executable, "-c", PREPARE], check=True, capture_output=True)
-    return distributed_op.library_path(NAME)
+    return distributed.library_path(NAME)
 
 
 @pytest.fixture
@@ -163,13 +163,13 @@ def test_compiling_is_announced_when_it_takes_long(
 
     monkeypatch.setattr(ShareMemCommBuilder, "load", load)
     monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
-    monkeypatch.setattr(distributed_op, "COMPILING_S", 0.1 if is_slow else STUCK_S)
+    monkeypatch.setattr(distributed, "COMPILING_S", 0.1 if is_slow else STUCK_S)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     (tmp_path / "torch_extensions").mkdir()
     with caplog.at_level(logging.INFO, logger="bsmeta"):
-        distributed_op.prepare_cpu_op()
+        distributed.prepare_cpu_op()
     assert OpBuilder._loaded_ops == {NAME: "the op"}
     assert (tmp_path / "torch_extensions" / compiled.name).read_bytes() == compiled.read_bytes()
     assert os.environ["PATH"] == "/usr/bin"

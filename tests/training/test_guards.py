@@ -15,7 +15,7 @@ import torch
 
 from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard, is_finite
+from bsmeta.training.stats import EarlyStopping, NonFiniteGuard, SpikeGuard, is_finite
 from bsmeta.training.task import Metric
 
 NAN, INF = float("nan"), float("inf")

@@ -18,8 +18,7 @@ from bsmeta.config.checks.run import folder_problems, launch_problems, loop_prob
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry, entry_of
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import Problem, refuse
+from bsmeta.core.errors import ConfigurationError, Problem, refuse
 
 __all__ = ["CheckedRun", "Problem", "check", "check_run"]
 

@@ -23,7 +23,7 @@ from bsmeta.config.describe import keys
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import BatchPlan
-from bsmeta.core.problems import (
+from bsmeta.core.errors import (
     AUTO,
     MISSING,
     Problem,

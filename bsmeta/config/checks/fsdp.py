@@ -14,7 +14,7 @@ from bsmeta.config.launch import FSDP_FIELDS, Launch
 from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_FSDP2
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry
-from bsmeta.core.problems import HYDRA, Problem, show
+from bsmeta.core.errors import HYDRA, Problem, show
 
 _RECOMPUTED = "gradient_checkpointing of Hydra decides what is recomputed"
 # The fields with one valid value in this trainer: that value, and why.

@@ -26,7 +26,7 @@ from bsmeta.config.steps import (
     lacks_model,
 )
 from bsmeta.config.task_entry import TaskEntry
-from bsmeta.core.problems import (
+from bsmeta.core.errors import (
     HYDRA,
     Problem,
     bound_problems,
@@ -36,7 +36,7 @@ from bsmeta.core.problems import (
     same,
     show,
 )
-from bsmeta.core.resources import ROOT
+from bsmeta.core.files import ROOT
 
 # Model names that the Hub accepts (huggingface_hub.utils.validate_repo_id), with their owner.
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)

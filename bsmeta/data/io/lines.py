@@ -1,21 +1,60 @@
-"""Read the lines of a shard, from any line on.
+"""Reads the lines of a shard, from any line on, with access points.
 
 A `LineReader` has a position in one shard; continuing from there needs no seek, and a later
 position is reached through an access point, if there is one. It does not parse JSON: `windows`
 interprets the lines. `open_shard` returns it, or a `ParquetReader`, whose rows are read as lines.
+
+    python -m bsmeta.data.io.lines 'shards/*.jsonl.gz' [--cache FOLDER]
+
+builds access points in advance. Otherwise a loader process builds those of the shards that it
+reads, in a background thread, for the resumed run that will need them.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
+import logging
+import os
+import queue
+import struct
+import sys
+import threading
+import zlib
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-from bsmeta.data.io.files import open_file, shard_content
-from bsmeta.data.io.index import IndexCache, ShardIndex
-from bsmeta.data.io.inflate import LFS, LFS_POINTER, AccessPoint, DamagedFileError
+import numpy as np
+
+from bsmeta.config.data import DataConfig
+from bsmeta.core.errors import UserError
+from bsmeta.core.progress import reporting
+from bsmeta.data.io.cache import Arrays, Cache
+from bsmeta.data.io.files import open_file, shard_content, size_of
+from bsmeta.data.io.inflate import (
+    BLOCK,
+    LFS,
+    LFS_POINTER,
+    AccessPoint,
+    DamagedFileError,
+    zst_blocks,
+)
 from bsmeta.data.io.remote import FileRef
-from bsmeta.data.io.shards import is_parquet
+from bsmeta.data.io.shards import check_are_files, expand, is_parquet
 from bsmeta.metadata.records import Line, WholeLine
+
+log = logging.getLogger(__name__)
+
+SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
+
+SMALLEST = 1 << 20  # bytes of the smallest file worth an index
+
+LONG_FRAME = 4 << 20  # bytes: from here on, the frames of a Zstandard file are too few to seek
+
+KIND = "index"
+
+POINT = np.dtype([("offset", "<u8"), ("raw", "<u8"), ("bits", "u1"), ("has_window", "u1")])
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -24,6 +63,197 @@ LONGEST_LINE = 1 << 28
 
 OVERLONG = b"\n"
 """Placeholder for a longer line, whose content is discarded; no real line contains a newline."""
+
+
+class ShardIndex:
+    """The access points of one shard.
+
+    Args:
+        numbers: int64[points, 4]: raw, line, offset and bits of each `AccessPoint`, in order.
+        windows: Their windows, compressed.
+    """
+
+    def __init__(self, numbers: np.ndarray, windows: Sequence[bytes]) -> None:
+        self._numbers = numbers
+        self._windows = windows
+
+    def before(self, line: int) -> AccessPoint | None:
+        """The last point from which line `line` can be reached; None if there is none.
+
+        A point may lie inside a line, and that line cannot be reached from it.
+        """
+        place = int(np.searchsorted(self._numbers[:, 1], line, side="left")) - 1
+        if place < 0:
+            return None
+        raw, number, offset, bits = self._numbers[place].tolist()
+        return AccessPoint(raw, number, offset, bits, zlib.decompress(self._windows[place]))
+
+    def arrays(self) -> Arrays:
+        """The index as arrays for the cache."""
+        return {
+            "numbers": self._numbers,
+            "ends": np.cumsum([len(window) for window in self._windows], dtype=np.int64),
+            "windows": np.frombuffer(b"".join(self._windows), np.uint8),
+        }
+
+    @classmethod
+    def from_arrays(cls, kept: Arrays) -> ShardIndex:
+        """The index from cached arrays."""
+        windows, ends = kept["windows"].tobytes(), kept["ends"].tolist()
+        spans = zip([0, *ends], ends, strict=False)
+        return cls(kept["numbers"], [windows[start:end] for start, end in spans])
+
+
+class IndexCache:
+    """The indexes in a cache folder."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._wanted: queue.SimpleQueue[str | FileRef] = queue.SimpleQueue()
+        self._builder = (
+            0  # PID of the process with the builder thread: threads do not survive a fork
+        )
+
+    def load(self, path: str | FileRef) -> ShardIndex | None:
+        """The index of a shard's current content; None if there is none yet."""
+        kept = self._cache.load(path, KIND)
+        return ShardIndex.from_arrays(kept) if kept else None
+
+    def build(self, path: str | FileRef) -> None:
+        """Builds the index of a shard, unless it exists; a Parquet file needs none.
+
+        Raises:
+            OSError: If the shard is damaged, or the index cannot be written.
+            DataError: If the shard is on the Hub and cannot be reached.
+        """
+        if not is_parquet(path):
+            self._cache.make(path, KIND, lambda: build_index(path).arrays())
+
+    def request(self, path: str | FileRef) -> None:
+        """Requests a background build of the index of a shard, if it is worth one."""
+        if is_parquet(path) or size_of(path) < SMALLEST:
+            return
+        self._wanted.put(path)
+        if self._builder != os.getpid():
+            self._builder = os.getpid()
+            threading.Thread(target=self._build_wanted, daemon=True).start()
+
+    def _build_wanted(self) -> None:
+        while True:
+            path = self._wanted.get()
+            try:
+                self.build(path)
+            except (UserError, OSError) as error:
+                log.warning("no access points for %s: %s", path, error)
+
+
+def build_index(path: str | FileRef) -> ShardIndex:
+    """The access points of a shard, from one pass over it."""
+    if str(path).endswith(".gz"):
+        return gzip_index(path)
+    if str(path).endswith(".zst"):
+        return zst_index(path)
+    with open_file(path) as file:
+        ends = line_ends(file)
+    raw = np.arange(0, size_of(path), SPACING)
+    numbers = np.stack([raw, np.searchsorted(ends, raw), raw, np.zeros_like(raw)], axis=1)
+    return ShardIndex(numbers, [zlib.compress(b"")] * len(raw))
+
+
+def zst_index(path: str | FileRef) -> ShardIndex:
+    """The frames of a Zstandard file that begin at least `SPACING` bytes of content apart."""
+    points: list[tuple[int, int, int, int]] = []
+    raw = lines = frame = 0
+    with open_file(path) as file:
+        try:
+            for offset, block in reporting(zst_blocks(file)):
+                if offset != frame and raw >= (points[-1][0] if points else 0) + SPACING:
+                    points.append((raw, lines, offset, 0))
+                frame = offset
+                raw += len(block)
+                lines += block.count(b"\n")
+        except DamagedFileError as error:
+            raise OSError(str(error)) from error
+    numbers = np.array(points, np.int64).reshape(-1, 4)
+    return ShardIndex(numbers, [zlib.compress(b"")] * len(points))
+
+
+def begins_with_long_frame(path: str | FileRef) -> bool:
+    """Whether the first frame of a Zstandard file with content is longer than `LONG_FRAME`.
+
+    Raises:
+        OSError: If it is a local file that cannot be read.
+        DataError: If it is on the Hub and cannot be read.
+    """
+    first = None
+    with open_file(path) as file, contextlib.suppress(DamagedFileError):  # reported when it is read
+        for offset, _ in zst_blocks(file):
+            first = offset if first is None else first
+            if offset > first or file.tell() > LONG_FRAME:
+                return offset == first
+    return False
+
+
+def gzip_index(path: str | FileRef) -> ShardIndex:
+    """The access points of a gzip file, found by indexed_gzip while it is read.
+
+    Its export format is a header, then 18 bytes per point, then the windows of the points that have
+    one (the first point of each member has none).
+    """
+    from indexed_gzip import IndexedGzipFile
+
+    exported = io.BytesIO()
+    # A local file is read directly, not through Python.
+    opened = open_file(path) if isinstance(path, FileRef) else contextlib.nullcontext(path)
+    with opened as source, IndexedGzipFile(source, spacing=SPACING) as file:
+        ends = line_ends(file)
+        file.export_index(fileobj=exported)
+    data = exported.getvalue()
+    header = struct.Struct("<5sBBQQIII")
+    *_, raw_size, _, window_size, count = header.unpack_from(data)
+    rows = np.frombuffer(data, POINT, count=count, offset=header.size)
+    place, windows = header.size + rows.nbytes, []
+    rows = rows[rows["raw"] < raw_size]  # the last point may be the end of the file
+    for has_window in rows["has_window"]:
+        size = window_size if has_window else 0
+        windows.append(zlib.compress(data[place : place + size], 1))
+        place += size
+    raw = rows["raw"].astype(np.int64)
+    numbers = [raw, np.searchsorted(ends, raw), rows["offset"], rows["bits"]]
+    return ShardIndex(np.stack(numbers, axis=1).astype(np.int64), windows)
+
+
+def line_ends(file: BinaryIO) -> np.ndarray:
+    """Offsets of all line ends (int64)."""
+    ends, place = [np.zeros(0, np.int64)], 0
+    for block in reporting(iter(lambda: file.read(BLOCK), b"")):
+        ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + place)
+        place += len(block)
+    return np.concatenate(ends)
+
+
+def main() -> None:
+    """Builds the indexes of the shards that the command line names."""
+    parser = argparse.ArgumentParser(description="Build the access points of shards.")
+    parser.add_argument("shards", nargs="+", help="files, folders or globs, also hf://")
+    parser.add_argument("--cache", help="cache folder (data_config.cache_dir)")
+    arguments = parser.parse_args()
+    config = DataConfig(cache_dir=arguments.cache)
+    indexes = IndexCache(Cache(config.cache_dir))
+    try:
+        found = {path for entry in arguments.shards for path in expand(entry, config)}
+        paths = sorted(found, key=str)
+        check_are_files(paths)
+        for path in paths:
+            indexes.build(path)
+            print(path)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
 
 
 class ShardReader(Protocol):

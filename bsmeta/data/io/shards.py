@@ -29,11 +29,10 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 import xxhash
 
-from bsmeta.config.data import REMOTE, SCHEME, DataConfig, in_dataset
+from bsmeta.config.data import REMOTE, SCHEME, DataConfig, check_data, in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import report_progress, reporting
-from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import open_file
 from bsmeta.data.io.hub import EVERYWHERE, HubPattern

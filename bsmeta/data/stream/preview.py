@@ -17,8 +17,7 @@ import msgspec
 
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.errors import UserError
-from bsmeta.core.problems import HYDRA, Problem, closest, nearest, refuse, show
+from bsmeta.core.errors import HYDRA, Problem, UserError, closest, nearest, refuse, show
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
 from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder

@@ -18,12 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.config.data import DataConfig, check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
-from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.index import IndexCache
-from bsmeta.data.io.lines import ShardReader, first_lines, has_line, open_shard
+from bsmeta.data.io.lines import IndexCache, ShardReader, first_lines, has_line, open_shard
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import (
     Shard,
@@ -36,10 +34,9 @@ from bsmeta.data.io.shards import (
     what_it_is,
     with_samples,
 )
-from bsmeta.data.stream.dealing import Share, deal
 from bsmeta.data.stream.fingerprint import held_out_fingerprint
 from bsmeta.data.stream.held_out import HeldOutFingerprints
-from bsmeta.data.stream.plan import sequence_order
+from bsmeta.data.stream.plan import Share, deal, sequence_order
 from bsmeta.data.stream.preview import check_columns, check_types
 from bsmeta.data.stream.windows import PlacedWindow, Window
 from bsmeta.metadata.decoding import make_decoder

@@ -38,7 +38,7 @@ from bsmeta.data.io.shards import (
     shard_names,
     with_samples,
 )
-from bsmeta.data.stream.dealing import Share, step_of
+from bsmeta.data.stream.plan import Share, step_of
 from bsmeta.data.stream.windows import PlacedWindow, Window
 
 READ_AHEAD = 1  # windows: each may be tens of megabytes

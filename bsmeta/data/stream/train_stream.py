@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import BY_TEXT, DataConfig, row_length
+from bsmeta.config.data import BY_TEXT, DataConfig, check_data, row_length
 from bsmeta.data.batch import StepData
-from bsmeta.data.checks import check_data
 from bsmeta.data.loader import SequenceBlocks, steps
 from bsmeta.data.stream.counts import count_names, source_count_names, source_counts
 from bsmeta.data.stream.fingerprint import begun, check_fingerprint

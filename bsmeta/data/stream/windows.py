@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import phase_configs
-from bsmeta.core.errors import DataError
-from bsmeta.core.problems import refuse
+from bsmeta.core.errors import DataError, refuse
 from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.data.seeds import derive, document_generator
 from bsmeta.data.stream.counts import (

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.problems import nearest
+from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
 from bsmeta.data.table.text_file import (
     AUTO,

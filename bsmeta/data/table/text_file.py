@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
-from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.problems import nearest
+from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.inflate import GZIP_MARK, LFS_POINTER
 

@@ -21,6 +21,7 @@ from bsmeta.config.checks.run import missing, model_problems, uses_model_name
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
+    data_problems,
     in_dataset,
     local_dataset,
     metadata_room,
@@ -33,9 +34,8 @@ from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.config.summary import evaluations
 from bsmeta.config.task_entry import Row
-from bsmeta.core.problems import HYDRA, Problem, look_up, show
+from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.reporting import checks_for_all
-from bsmeta.data.checks import data_problems
 from bsmeta.data.stream.preview import column_problems, missing_types, type_problems
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 

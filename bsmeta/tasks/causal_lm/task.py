@@ -27,8 +27,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import refuse
+from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.reporting import log_once
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
@@ -38,8 +37,15 @@ from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import layers
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
-from bsmeta.models.layers import compile_layers, layers_of, recompute, run_uncompiled, use_liger
-from bsmeta.models.lora import add_adapters, merged
+from bsmeta.models.layers import (
+    add_adapters,
+    compile_layers,
+    layers_of,
+    merged,
+    recompute,
+    run_uncompiled,
+    use_liger,
+)
 from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.tasks.causal_lm.checks import positions_problems
 from bsmeta.tasks.causal_lm.evaluation.model_card import write_card

@@ -24,14 +24,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.tools import EvaluateConfig
-from bsmeta.core.errors import ConfigurationError, DataError, UserError
+from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
-from bsmeta.core.problems import nearest
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import JSON_LINES, flattened, read_records
 from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
-from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
+from bsmeta.tasks.checkpoints import Location, check_keys, report_folder, training_run
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding
@@ -48,7 +47,6 @@ from bsmeta.tasks.classification.results import (
 )
 from bsmeta.tasks.classification.splits import text_key
 from bsmeta.tasks.classification.store import open_examples
-from bsmeta.training.locations import Location
 from bsmeta.training.run_folder import steps_and_evaluations
 from bsmeta.training.task import EvaluationContext, FinishContext
 

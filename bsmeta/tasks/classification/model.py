@@ -22,8 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.problems import nearest
+from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.models.pretrained import (
     check_files,
     explained,

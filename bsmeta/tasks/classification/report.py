@@ -13,8 +13,8 @@ from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import COUNT, Cell, Column, Estimate, Interval, Table, value_of
+from bsmeta.tasks.classification.predictions import SCORES, Compared
 from bsmeta.tasks.classification.results import FIRST_CHUNK, NAMES, Results
-from bsmeta.tasks.classification.scoring import SCORES, Compared
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

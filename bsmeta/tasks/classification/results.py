@@ -25,8 +25,14 @@ from bsmeta.tasks.classification.config import (
 )
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.model import label_weights
-from bsmeta.tasks.classification.predictions import Scored
-from bsmeta.tasks.classification.scoring import SCORES, Compared, Confusion, by_label, compare
+from bsmeta.tasks.classification.predictions import (
+    SCORES,
+    Compared,
+    Confusion,
+    Scored,
+    by_label,
+    compare,
+)
 from bsmeta.tasks.classification.splits import SPLITS
 from bsmeta.tasks.classification.systems import fit_words
 

@@ -26,9 +26,8 @@ from rich.markup import escape
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.core.errors import ConfigurationError, DataError, differing, nearest, refuse
 from bsmeta.core.files import building, file_hash, sync
-from bsmeta.core.problems import nearest, refuse
 from bsmeta.core.progress import exclusively, file_bar, opaque_work
 from bsmeta.core.reporting import log_once, rank
 from bsmeta.core.signals import release_signals
@@ -36,8 +35,11 @@ from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.tasks.classification.checks import fraction_problems
-from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
+from bsmeta.tasks.classification.config import (
+    ClassificationConfig,
+    ClassificationDataConfig,
+    fraction_problems,
+)
 from bsmeta.tasks.classification.examples import IDS, Examples, Folding
 from bsmeta.tasks.classification.splits import (
     LEFT_OUT,

@@ -45,8 +45,16 @@ from bsmeta.tasks.classification.config import (
     ClassificationConfig,
 )
 from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.predictions import means_over_chunks, outputs_of, texts_of
-from bsmeta.tasks.classification.scoring import SCORES, Compared, Confusion, compare, scores
+from bsmeta.tasks.classification.predictions import (
+    SCORES,
+    Compared,
+    Confusion,
+    compare,
+    means_over_chunks,
+    outputs_of,
+    scores,
+    texts_of,
+)
 from bsmeta.training.task import EvaluationContext
 
 if TYPE_CHECKING:

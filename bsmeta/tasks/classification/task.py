@@ -44,8 +44,7 @@ from bsmeta.tasks.classification.predictions import Scored, named_probabilities,
 from bsmeta.tasks.classification.results import Choice
 from bsmeta.tasks.classification.store import open_examples
 from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
-from bsmeta.training.batches import batched
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Shape
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Shape, batched
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from bsmeta.tasks.disambiguation.entities import (
     EntityTable,
     Strings,
 )
-from bsmeta.tasks.disambiguation.json_lines import Problems
-from bsmeta.tasks.disambiguation.lines import read_lines
+from bsmeta.tasks.disambiguation.lines import Problems, read_lines
 
 _EDGE = "\1"
 """Stands at both ends of every word while matching, so that matches end where words do."""

@@ -27,8 +27,7 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder
 from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of, pad
-from bsmeta.training.batches import batches_of, batches_within, spread
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.task import EvaluationContext, batches_of, batches_within, spread
 
 Encode = Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
 """Computes the vectors of entities from their numbers."""

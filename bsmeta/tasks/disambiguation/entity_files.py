@@ -34,10 +34,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.problems import nearest
+from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
-from bsmeta.tasks.disambiguation.json_lines import Problems
+from bsmeta.tasks.disambiguation.lines import Problems
 from bsmeta.tasks.disambiguation.profiles import (
     MAX_CANDIDATES,
     Profile,

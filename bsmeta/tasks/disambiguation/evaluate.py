@@ -19,7 +19,15 @@ from torch import nn
 
 from bsmeta.config.tools import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.checkpoints import begin_with, check_keys, report_folder, training_run
+from bsmeta.tasks import TASKS
+from bsmeta.tasks.checkpoints import (
+    Location,
+    begin_with,
+    check_keys,
+    locate,
+    report_folder,
+    training_run,
+)
 from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data, Sentences
@@ -34,9 +42,7 @@ from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
 from bsmeta.tasks.disambiguation.report import mention_records, report
 from bsmeta.tasks.disambiguation.results import BUILT_IN, Answers, Scored, own_slices, results_of
 from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row, entities_of
-from bsmeta.training.batches import batches_of, spread
-from bsmeta.training.locations import Location, locate
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.task import EvaluationContext, batches_of, spread
 
 log = logging.getLogger(__name__)
 
@@ -405,7 +411,7 @@ def compared_data(config: DisambiguationConfig) -> tuple[Location, Data]:
     where = f"compare_with={config.compare_with}"
     if location.config is None:
         raise ConfigurationError(f"{where}: there is no config.yaml beside the model")
-    other = saved_config(location.config, {"disambiguation": DisambiguationConfig}, {})
+    other = saved_config(location.config, {"disambiguation": TASKS["disambiguation"]}, {})
     assert isinstance(other, DisambiguationConfig)
     own = config.data_config
     other.data_config = replace(

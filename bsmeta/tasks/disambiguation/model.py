@@ -30,7 +30,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.models.layers import encoder_layers
 from bsmeta.models.pretrained import check_files, whole_weights
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.training.batches import batches_within
+from bsmeta.training.task import batches_within
 
 PRIOR_AT_FIRST = (1.0, 0.0)
 """The weights of share and rank before training: the share alone, as a probability."""

@@ -19,7 +19,7 @@ from bsmeta.tasks.disambiguation.lines import word_spans
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.prep import divide, overlapping
 from bsmeta.tasks.disambiguation.texts import MentionTexts, Row
-from bsmeta.training.batches import batched, batches_of
+from bsmeta.training.task import batched, batches_of
 
 TEXTS_AT_ONCE = 200
 """Texts whose rows are sorted by length and scored together."""

@@ -35,14 +35,19 @@ from bsmeta.core.files import file_hash
 from bsmeta.core.progress import file_bar
 from bsmeta.core.signals import plain_children
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.index import SMALLEST, IndexCache
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.table.store import open_store, saved_key
 from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.json_lines import Problems
-from bsmeta.tasks.disambiguation.lines import Line, Scan, read_part, scan_lines, word_spans
+from bsmeta.tasks.disambiguation.lines import (
+    Line,
+    Problems,
+    Scan,
+    read_part,
+    scan_lines,
+    word_spans,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset

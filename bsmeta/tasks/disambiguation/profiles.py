@@ -22,7 +22,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import building, unwritable
 from bsmeta.core.progress import exclusively, file_bar
 from bsmeta.tasks.disambiguation.entities import NIL_ID, ArrayFolder, ArrayWriter, EntityTable
-from bsmeta.tasks.disambiguation.json_lines import JsonLines, Problems
+from bsmeta.tasks.disambiguation.lines import JsonLines, Problems
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ import transformers
 from torch import nn
 
 from bsmeta.config.steps import BatchPlan
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import nearest
+from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.signals import release_signals
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream

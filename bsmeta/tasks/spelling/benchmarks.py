@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
+from bsmeta.data.text.sentences import core, words
 from bsmeta.report.table import Estimate, Interval
 from bsmeta.tasks.spelling.metrics import (
     Counts,
@@ -33,7 +34,6 @@ from bsmeta.tasks.spelling.metrics import (
 )
 from bsmeta.tasks.spelling.misspellings import with_case_of
 from bsmeta.tasks.spelling.noise import is_editable
-from bsmeta.tasks.spelling.text import core, words
 from bsmeta.training.task import EvaluationContext
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import xxhash
 from rapidfuzz import process
 from rapidfuzz.distance import OSA, Indel, Levenshtein
 
+from bsmeta.data.text.sentences import joined_parts
 from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold, hash_words, parse
 from bsmeta.tasks.spelling.misspellings import plain
-from bsmeta.tasks.spelling.text import joined_parts
 
 LOOKED_AT = 300
 """Near words that are compared with a word: the most frequent."""

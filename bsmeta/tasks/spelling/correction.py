@@ -15,9 +15,9 @@ from torch import nn
 
 from bsmeta.core.errors import DataError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.tasks.spelling.alignment import word_groups
+from bsmeta.data.text.sentences import words
 from bsmeta.tasks.spelling.config import SecConfig
-from bsmeta.tasks.spelling.corrections import Correction, apply_corrections
+from bsmeta.tasks.spelling.corrections import Correction, apply_corrections, word_groups
 from bsmeta.tasks.spelling.detector import (
     build_detector,
     build_inputs,
@@ -28,9 +28,14 @@ from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, row_tenso
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import Corrector, SpellingTask
-from bsmeta.tasks.spelling.text import words
-from bsmeta.training.batches import batches_within, spread
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.training.task import (
+    EvaluationContext,
+    FinishContext,
+    Loss,
+    Metric,
+    batches_within,
+    spread,
+)
 
 THRESHOLD = "correction.json"
 """File in the model's folder with the probability threshold for making a correction (null: 0.5)."""

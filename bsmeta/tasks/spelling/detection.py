@@ -18,6 +18,7 @@ from torch import nn
 
 from bsmeta.core.errors import DataError
 from bsmeta.data.batch import MicroBatch
+from bsmeta.data.text.sentences import Span, cut, words
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.corrections import Flag
 from bsmeta.tasks.spelling.detector import (
@@ -34,7 +35,6 @@ from bsmeta.tasks.spelling.inputs import Inputs
 from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.tasks.spelling.task import SpellingTask
-from bsmeta.tasks.spelling.text import Span, cut, words
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, W
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.samples import Table, is_small, make_noise
-from bsmeta.training.batches import batches_within, spread
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.task import EvaluationContext, batches_within, spread
 
 USUAL_ERROR_SHARE = 0.1
 """The probability of an error that a new model gives every word."""

@@ -14,7 +14,7 @@ from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import Cell, Column, Estimate, Table
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import begin_with, check_keys, report_folder, training_run
+from bsmeta.tasks.checkpoints import Location, begin_with, check_keys, report_folder, training_run
 from bsmeta.tasks.spelling.benchmarks import (
     Judge,
     SystemResult,
@@ -28,7 +28,6 @@ from bsmeta.tasks.spelling.config import (
     SedWordsConfig,
     SpellingConfig,
 )
-from bsmeta.training.locations import Location
 from bsmeta.training.task import EvaluationContext, FinishContext, Metric
 
 NAMES = {

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.text.sentences import core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.noise import is_editable
-from bsmeta.tasks.spelling.text import core
 
 WORDS_FILE, ARRAYS_FILE, MISSPELLINGS_FILE = "words.txt", "lexicon.npz", "misspellings.json"
 MOST_WORDS = 500_000

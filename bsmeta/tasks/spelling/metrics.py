@@ -15,7 +15,7 @@ from rapidfuzz.distance import Levenshtein
 from bsmeta.core.errors import DataError
 from bsmeta.report.inference import central, resampled
 from bsmeta.report.table import Estimate, Interval
-from bsmeta.tasks.spelling.alignment import count_corrections
+from bsmeta.tasks.spelling.corrections import count_corrections
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from bsmeta.data.text.sentences import ABBREVIATIONS
+from bsmeta.data.text.sentences import ABBREVIATIONS, core
 from bsmeta.tasks.spelling.misspellings import (
     CharacterNoise,
     Draws,
@@ -24,7 +24,6 @@ from bsmeta.tasks.spelling.misspellings import (
     with_accent,
     with_case_of,
 )
-from bsmeta.tasks.spelling.text import core
 
 Method = Literal["artificial", "realistic", "mixed"]
 

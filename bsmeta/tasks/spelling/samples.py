@@ -36,11 +36,11 @@ from bsmeta.core.files import building
 from bsmeta.core.progress import exclusively, report_progress, reporting
 from bsmeta.data.seeds import derive, permutation
 from bsmeta.data.table.store import file_hashes, open_store
+from bsmeta.data.text.sentences import cut
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
 from bsmeta.tasks.spelling.misspellings import CharacterNoise, load_misspellings
 from bsmeta.tasks.spelling.noise import Noise
-from bsmeta.tasks.spelling.text import cut
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -21,6 +21,7 @@ from transformers import (
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
+from bsmeta.data.text.sentences import cut
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, load_exported
 from bsmeta.tasks.spelling.corrections import (
@@ -33,9 +34,7 @@ from bsmeta.tasks.spelling.inputs import ROOM
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.tasks.spelling.task import Corrector
-from bsmeta.tasks.spelling.text import cut
-from bsmeta.training.batches import batches_within, spread
-from bsmeta.training.task import EvaluationContext, Loss, Metric
+from bsmeta.training.task import EvaluationContext, Loss, Metric, batches_within, spread
 
 IGNORED = -100
 """The label of padding."""

@@ -16,8 +16,7 @@ from torch import nn
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
-from bsmeta.tasks.spelling.checks import shares_of
-from bsmeta.tasks.spelling.config import SecConfig, SpellingConfig
+from bsmeta.tasks.spelling.config import SecConfig, SpellingConfig, shares_of
 from bsmeta.tasks.spelling.corrections import Correction, as_record, joined
 from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
 from bsmeta.tasks.spelling.evaluate import finish
@@ -31,8 +30,7 @@ from bsmeta.tasks.spelling.samples import (
     make_noise,
     open_table,
 )
-from bsmeta.training.batches import batched
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, batched
 
 TEXTS_AT_ONCE = 500
 """Records that are batched together."""

@@ -22,7 +22,7 @@ from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.models import layers
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import run_config
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from bsmeta.training.locations import locate
+from bsmeta.tasks.checkpoints import locate
 from bsmeta.training.task import EvaluationContext, Metric
 from tests.conftest import REPOSITORY
 from tests.tasks.training import train_with_deepspeed

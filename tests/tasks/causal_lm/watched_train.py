@@ -43,5 +43,5 @@ if __name__ == "__main__":
     from bsmeta.tasks import TASKS
 
     watch()
-    schemas = [entry.config for entry in TASKS.values()]
+    schemas = [entry.schema for entry in TASKS.values()]
     run_entry_point(main, schemas, "demo", takes_mistakes=True)

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.classification.checks import value_problems
-from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
+from bsmeta.tasks.classification.config import (
+    ClassificationConfig,
+    ClassificationDataConfig,
+    value_problems,
+)
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import cross_entropies, label_weights
 from bsmeta.tasks.classification.predictions import Scored

@@ -8,8 +8,8 @@ from sklearn import metrics
 
 from bsmeta.report.inference import draws
 from bsmeta.tasks.classification import classifier, systems
+from bsmeta.tasks.classification.predictions import Confusion, by_label, compare, scores
 from bsmeta.tasks.classification.results import majority
-from bsmeta.tasks.classification.scoring import Confusion, by_label, compare, scores
 from bsmeta.tasks.classification.systems import fit_words
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bsmeta.tasks.classification.checks import value_problems
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.config import ClassificationConfig, value_problems
 from bsmeta.tasks.classification.splits import left_out, split_rows
 from bsmeta.tasks.classification.store import open_examples
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_csv

@@ -18,7 +18,6 @@ from transformers import AlbertConfig, AlbertModel, AutoModel, BertConfig, BertM
 
 import bsmeta
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.classification.checks import value_problems
 from bsmeta.tasks.classification.classifier import (
     CONFIG,
     NGRAMS,
@@ -29,7 +28,11 @@ from bsmeta.tasks.classification.classifier import (
     load,
     pool,
 )
-from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
+from bsmeta.tasks.classification.config import (
+    ClassificationConfig,
+    ClassificationDataConfig,
+    value_problems,
+)
 from bsmeta.tasks.classification.model import load_model, untouched_encoder
 from bsmeta.tasks.classification.systems import Standard, best_scale, choose
 from bsmeta.tasks.classification.task import TextClassifier

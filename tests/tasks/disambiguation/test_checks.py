@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.launch import Launch
-from bsmeta.tasks.disambiguation.checks import start_problems, value_problems
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig, start_problems, value_problems
 
 
 def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.disambiguation.json_lines import Problems
-from bsmeta.tasks.disambiguation.lines import Line, Mention, Scan, read_lines, scan_lines
+from bsmeta.tasks.disambiguation.lines import Line, Mention, Problems, Scan, read_lines, scan_lines
 
 WORDS = {
     "sentence": "How old is  Lincoln , Nebraska ?",

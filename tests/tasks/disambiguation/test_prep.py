@@ -21,8 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.json_lines import Problems
-from bsmeta.tasks.disambiguation.lines import read_lines
+from bsmeta.tasks.disambiguation.lines import Problems, read_lines
 from bsmeta.tasks.disambiguation.prep import (
     Chunk,
     Limits,

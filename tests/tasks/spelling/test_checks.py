@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from bsmeta.config.launch import Launch
-from bsmeta.tasks.spelling import checks
+from bsmeta.tasks.spelling import config as spelling
 from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
 
 
 def named(**settings: Any) -> list[str]:
     config = SedWordsConfig(**{"datasets": [__file__], **settings})
-    return [f"{problem.key}: {problem.fix}" for problem in checks.value_problems(config)]
+    return [f"{problem.key}: {problem.fix}" for problem in spelling.value_problems(config)]
 
 
 def test_packages_that_are_needed_later_are_named_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda module: None)
+    monkeypatch.setattr(spelling, "find_spec", lambda module: None)
     assert named(benchmarks=str(tmp_path)) == [
         "noise.misspellings: pip install codespell, or noise.misspellings=FILE.json",
         "benchmarks: pip install symspellpy, or benchmarks=null",
@@ -65,6 +65,6 @@ def test_processes_divide_every_step(
     processes: int, settings: dict[str, Any], found: str | None, fix: str
 ) -> None:
     launch = Launch(source="test", num_processes=processes)
-    problems = checks.start_problems(SedWordsConfig(**settings), launch, None)
+    problems = spelling.start_problems(SedWordsConfig(**settings), launch, None)
     expected = [] if found is None else [("batch_shares", found, fix)]
     assert [(one.key, one.found, one.fix) for one in problems] == expected

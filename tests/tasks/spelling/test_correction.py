@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.checkpoints import open_task
+from bsmeta.tasks.checkpoints import locate, open_task
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import (
     CandidateCorrection,
@@ -29,7 +29,6 @@ from bsmeta.tasks.spelling.detector import Ranker, RankerConfig, error_logits, l
 from bsmeta.tasks.spelling.evaluate import run
 from bsmeta.tasks.spelling.inputs import CandidateInputs, RowBuilder
 from bsmeta.tasks.spelling.samples import Pair
-from bsmeta.training.locations import locate
 from bsmeta.training.task import EvaluationContext
 from tests.tasks.spelling.helpers import lexicon, write_test_set
 

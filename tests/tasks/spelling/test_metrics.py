@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.alignment import count_corrections, edit_costs, matching_blocks
+from bsmeta.tasks.spelling.corrections import count_corrections, edit_costs, matching_blocks
 from bsmeta.tasks.spelling.metrics import (
     calibrate,
     correction_counts,

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.spelling.checks import shares_of
-from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
+from bsmeta.tasks.spelling.config import (
+    NoiseConfig,
+    SecConfig,
+    SedWordsConfig,
+    SpellingConfig,
+    shares_of,
+)
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
 from bsmeta.tasks.spelling.samples import (

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bsmeta.data.text.sentences import core, cut, words
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     Flag,
@@ -20,7 +21,6 @@ from bsmeta.tasks.spelling.corrections import (
     render,
     unified_diff,
 )
-from bsmeta.tasks.spelling.text import core, cut, words
 
 prose = st.text(
     st.one_of(st.sampled_from("aZ.!? \n\t\r\u00a0\u2028e\u0301👩\u200d🚀"), st.characters()),

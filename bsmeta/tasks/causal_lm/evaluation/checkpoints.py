@@ -40,7 +40,7 @@ from bsmeta.data.io.shards import (
 )
 from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, default_device, load_weights, vocabulary_of
-from bsmeta.training.locations import Location
+from bsmeta.tasks.checkpoints import Location
 
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:

@@ -23,7 +23,7 @@ from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report.inference import rough_intervals
-from bsmeta.training.locations import RECIPE
+from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.training.run_folder import last_events
 
 METRICS = {

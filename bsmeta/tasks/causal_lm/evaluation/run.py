@@ -14,8 +14,7 @@ import numpy as np
 from bsmeta.config.data import REMOTE, DataConfig, in_dataset
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.tools import EvaluateConfig
-from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.problems import nearest
+from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.report.inference import central, holm, resampled
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, configured_comparisons
@@ -43,8 +42,7 @@ from bsmeta.tasks.causal_lm.evaluation.statistics import (
     paired_metrics,
     sign_test,
 )
-from bsmeta.tasks.checkpoints import report_folder
-from bsmeta.training.locations import Location, locate, untrained
+from bsmeta.tasks.checkpoints import Location, locate, report_folder, untrained
 from bsmeta.training.task import EvaluationContext
 
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}

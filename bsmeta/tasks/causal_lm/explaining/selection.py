@@ -23,16 +23,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.data import BY_TEXT, DataConfig, train_files
+from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import decay_start
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.index import IndexCache
-from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.lines import IndexCache, open_shard
 from bsmeta.data.io.shards import Shard
-from bsmeta.data.stream.dealing import Share
+from bsmeta.data.stream.plan import Share
 from bsmeta.data.stream.sources import checked_lines, deal_corpora, held_out, open_corpora
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk

@@ -50,7 +50,7 @@ from bsmeta.tasks.causal_lm.evaluation.scoring import (
     scoring,
 )
 from bsmeta.tasks.causal_lm.generation.contexts import check_type
-from bsmeta.training.locations import Location
+from bsmeta.tasks.checkpoints import Location
 
 ROWS = 20
 """Maximum number of candidates to print; the file has all of them."""

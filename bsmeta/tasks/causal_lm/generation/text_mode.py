@@ -23,15 +23,17 @@ from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.report.table import report_console
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
-from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts, check_value
-from bsmeta.tasks.causal_lm.generation.decoding import Continuation, Decoder, Draw
-from bsmeta.tasks.causal_lm.generation.requests import (
+from bsmeta.tasks.causal_lm.generation.contexts import (
+    Context,
+    Contexts,
     Dialogue,
     Request,
+    check_value,
     lines_of_input,
     read_requests,
     request_of,
 )
+from bsmeta.tasks.causal_lm.generation.decoding import Continuation, Decoder, Draw
 
 
 class Sample(msgspec.Struct, frozen=True):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.tasks import checkpoints
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import run_config
-from bsmeta.training import locations
-from bsmeta.training.locations import Location, locate
+from bsmeta.tasks.checkpoints import Location, locate
 
 RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"
 
@@ -21,7 +21,7 @@ def test_a_model_on_the_hub_brings_its_recipe(
         (tmp_path / file).write_text(RECIPE)
         return str(tmp_path / file)
 
-    monkeypatch.setattr(locations, "hf_hub_download", download)
+    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
     found = locate("hf://owner/name")
     assert (found.model, found.is_on_hub, found.has_run_config) == ("owner/name", True, False)
     metadata = run_config(found, None, {}).data_config.metadata_config
@@ -35,7 +35,7 @@ def test_a_model_on_the_hub_without_a_recipe_is_read_by_the_defaults(
     def download(name: str, file: str) -> str:
         raise error
 
-    monkeypatch.setattr(locations, "hf_hub_download", download)
+    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
     assert locate("hf://owner/name") == Location("hf://owner/name", "owner/name", None, None)
 
 

@@ -14,7 +14,7 @@ from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import SourceConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.stream.dealing import deal
+from bsmeta.data.stream.plan import deal
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.tasks.causal_lm.explaining.selection import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, taken, write_shard, write_shards
