@@ -26,7 +26,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import entry_of
 from bsmeta.core.errors import ConfigurationError, DataError, bound_problems, nearest, refuse
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.data.stream.counts import check_length
+from bsmeta.data.stream.windows import check_length
 from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document

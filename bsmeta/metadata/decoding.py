@@ -28,7 +28,6 @@ import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.metadata.content import ALL, COLUMN, KeptText, content_spans
 from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, column_keys, type_of
 from bsmeta.metadata.records import (
     NO_COLUMN,
@@ -43,6 +42,7 @@ from bsmeta.metadata.records import (
     group,
     is_empty,
 )
+from bsmeta.metadata.spans import ALL, COLUMN, KeptText, content_spans
 
 MARK = b"-1"
 """Placeholder for a column that was cut out; not a list of records."""

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import refuse
 from bsmeta.metadata.checks import metadata_problems
-from bsmeta.metadata.insertion import (
+from bsmeta.metadata.processors import make_types
+from bsmeta.metadata.records import Document, Record, local_records
+from bsmeta.metadata.spans import (
     LocalTags,
     arrange,
     insert,
@@ -24,8 +26,6 @@ from bsmeta.metadata.insertion import (
     record_spans,
     wrap_runs,
 )
-from bsmeta.metadata.processors import make_types
-from bsmeta.metadata.records import Document, Record, local_records
 
 Spans = NDArray[np.int32]
 TokenTypes = NDArray[np.uint8]

@@ -21,8 +21,8 @@ import transformers
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.tools import EvaluateConfig
-from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.records import Document
+from bsmeta.metadata.spans import KeptText
 from bsmeta.studies.config import MeasureConfig, StudyConfig
 from bsmeta.studies.measurement import (
     Measurement,

@@ -19,8 +19,8 @@ from bsmeta.data.io import lines
 from bsmeta.data.io.inflate import BLOCK
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.stream import windows
-from bsmeta.data.stream.counts import REASONS
 from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.data.stream.windows import REASONS
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.rendering import Rendered
 from tests.data.helpers import (

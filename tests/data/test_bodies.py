@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.stream.packing import fair_share
-from bsmeta.data.text.bodies import places_between
 from bsmeta.data.text.chunks import Chunk, cut, fitting, within
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.data.text.tokens import TextTokenizer, Tokens
+from bsmeta.data.text.tokens import TextTokenizer, Tokens, places_between
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import small_tokenizer, word_tokenizer

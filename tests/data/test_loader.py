@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from bsmeta.data.loader import CONTAINERS, SequenceBlocks, merged, set_up_worker, stacked
+from bsmeta.data.batch import CONTAINERS, SequenceBlocks, merged, set_up_worker, stacked
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position
 from bsmeta.training.distributed import GarbageCollection

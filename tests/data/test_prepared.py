@@ -16,8 +16,7 @@ from bsmeta.config.causal_lm import PrepareConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import Phase
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.prepare import prepare, summary
-from bsmeta.data.stream.prepared import read_manifest
+from bsmeta.data.prepare import prepare, read_manifest, summary
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 SIZES = [30, 41, 17, 26, 33, 9]

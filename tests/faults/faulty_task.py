@@ -30,7 +30,7 @@ import toy_task  # noqa: E402
 from bsmeta.config.causal_lm import CausalLMConfig  # noqa: E402
 from bsmeta.config.compose import run_entry_point  # noqa: E402
 from bsmeta.core.errors import UserError  # noqa: E402
-from bsmeta.data.loader import set_up_worker  # noqa: E402
+from bsmeta.data.batch import set_up_worker  # noqa: E402
 from bsmeta.training.task import Loss  # noqa: E402
 
 KIND, _, _WHEN = os.environ.get("FAULT", "none:").partition(":")

@@ -24,8 +24,7 @@ from torch.nn import functional
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.keys import key
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.store import open_store
-from bsmeta.data.table.stream import TableStream, TokenBudget
+from bsmeta.data.table.stream import TableStream, TokenBudget, open_store
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.lines import LONG_FRAME, begins_with_long_frame
 from bsmeta.data.io.shards import shards_fingerprint, some_of
-from bsmeta.data.stream.counts import HALF_USED, REASONS, skipped_counts
 from bsmeta.data.stream.fingerprint import fingerprint
 from bsmeta.data.stream.packing import PackedSequence, PackedWindow
 from bsmeta.data.stream.plan import Phases, Position, Share, order_of, sequence_order
 from bsmeta.data.stream.sources import Corpus, Source, Survey, deal_corpora, surveyed_corpora
-from bsmeta.data.stream.windows import Window, WindowMaker
+from bsmeta.data.stream.windows import HALF_USED, REASONS, Window, WindowMaker, skipped_counts
 
 Sequences = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as a packed window and its index in it."""

@@ -15,15 +15,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, row_length
-from bsmeta.data.batch import StepData
-from bsmeta.data.loader import SequenceBlocks, steps
-from bsmeta.data.stream.counts import count_names, source_count_names, source_counts
+from bsmeta.data.batch import SequenceBlocks, StepData, steps
+from bsmeta.data.prepare import PreparedStreams
 from bsmeta.data.stream.fingerprint import begun, check_fingerprint
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position, division, sequence_order, sequences_done
-from bsmeta.data.stream.prepared import PreparedStreams
 from bsmeta.data.stream.sources import Survey, survey_data
+from bsmeta.data.stream.windows import count_names, source_count_names, source_counts
 
 
 class TrainStream:

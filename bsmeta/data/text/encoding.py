@@ -24,8 +24,17 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.bodies import NOTHING, Body, JointBodies, SeparateBodies, plain_tokens
-from bsmeta.data.text.tokens import NO_IDS, TextTokenizer, Tokens, covered_token_types
+from bsmeta.data.text.tokens import (
+    NO_IDS,
+    NOTHING,
+    Body,
+    JointBodies,
+    SeparateBodies,
+    TextTokenizer,
+    Tokens,
+    covered_token_types,
+    plain_tokens,
+)
 from bsmeta.metadata.rendering import Rendered
 from bsmeta.metadata.sampling import CONSTANT, RANDOM, WORDS
 

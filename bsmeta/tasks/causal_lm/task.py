@@ -30,9 +30,9 @@ from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.reporting import log_once
 from bsmeta.data.batch import MicroBatch, StepData, Stream
-from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.stream.sources import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.data.stream.windows import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import layers

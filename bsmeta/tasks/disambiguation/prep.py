@@ -37,7 +37,7 @@ from bsmeta.core.signals import plain_children
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
-from bsmeta.data.table.store import open_store, saved_key
+from bsmeta.data.table.stream import open_store, saved_key
 from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import (

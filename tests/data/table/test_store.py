@@ -14,8 +14,8 @@ from datasets import Dataset
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import file_hash
-from bsmeta.data.table import store
-from bsmeta.data.table.store import file_hashes, open_store
+from bsmeta.data.table import stream
+from bsmeta.data.table.stream import file_hashes, open_store
 
 KEY = {"source": "9f3a", "max_length": 16, "labels": ["no", "yes"]}
 
@@ -143,7 +143,7 @@ def test_a_file_is_read_again_only_if_it_has_changed(
         read.append(file)
         return file_hash(file)
 
-    monkeypatch.setattr(store, "file_hash", noted)
+    monkeypatch.setattr(stream, "file_hash", noted)
     for file in files:
         file.write_text(file.name)
     first = file_hashes(files, tmp_path / "store")
@@ -154,5 +154,5 @@ def test_a_file_is_read_again_only_if_it_has_changed(
     changed = file_hashes(files, tmp_path / "store")
     assert changed == {file: file_hash(file) for file in files} != first
     assert read == [*files, files[1]]
-    (tmp_path / "store" / store.HASHES).write_text("{")
+    (tmp_path / "store" / stream.HASHES).write_text("{")
     assert file_hashes(files, tmp_path / "store") == changed

@@ -31,7 +31,7 @@ from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
-from bsmeta.data.stream.counts import check_length, reason_of
+from bsmeta.data.stream.windows import check_length, reason_of
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document
