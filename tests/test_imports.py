@@ -25,12 +25,11 @@ ALLOWED = {
         "tasks", "training", "models", "report", "data", "metadata", "config", "core",
     },
     "annotate": {
-        "annotate", "tasks.checkpoints", "training.locations",
+        "annotate", "tasks.checkpoints",
         "report", "data", "metadata", "config", "core",
     },
     "studies": {
-        "studies", "tasks.causal_lm", "training.metrics", "training.locations",
-        "training.run_folder",
+        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.metrics", "training.run_folder",
         "report", "data", "metadata", "config", "core",
     },
     "api": {
@@ -47,9 +46,9 @@ ROOMS = {
     "deepspeed": [*DISTRIBUTED, "config/checks/deepspeed*"],
     "hydra": ["*.py", "config/*"],
     "omegaconf": ["*.py", "config/*", "studies/config*"],
-    "tensorboard": ["training/tracking*"],
-    "wandb": ["training/tracking*"],
-    "trackio": ["training/tracking*"],
+    "tensorboard": ["training/metrics*"],
+    "wandb": ["training/metrics*"],
+    "trackio": ["training/metrics*"],
     "tensorflow": ["data/*"],
     "matplotlib": [
         "report/figures*",
