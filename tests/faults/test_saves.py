@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,8 @@ def test_row_5_a_signal_in_a_save_and_a_second_one(
     run.until(lambda: any((tmp_path / "run").glob("tmp-checkpoint-*")))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         for pid in run.workers():
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # on a busy machine, it may end between two signals
+                os.kill(pid, number)
     run.wait()
     state = status(tmp_path / "run")
     assert (state["state"], state["exit_code"]) == ("preempted", 75)
