@@ -52,11 +52,11 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "sed_words": _spelling(
         schema=f"{_SPELLING}.config:SedWordsConfig",
-        make=imported(f"{_SPELLING}.detection:WordDetection"),
+        make=imported(f"{_SPELLING}.task:WordDetection"),
     ),
     "sed_sequence": _spelling(
         schema=f"{_SPELLING}.config:SedSequenceConfig",
-        make=imported(f"{_SPELLING}.detection:SequenceDetection"),
+        make=imported(f"{_SPELLING}.task:SequenceDetection"),
     ),
     "sec": _spelling(
         schema=f"{_SPELLING}.config:SecConfig",

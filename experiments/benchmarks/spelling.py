@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import get_args
 
 from bsmeta.data.text.sentences import cut
-from bsmeta.tasks.spelling.benchmarks import Dictionary
 from bsmeta.tasks.spelling.config import CODESPELL
+from bsmeta.tasks.spelling.evaluate import Dictionary
 from bsmeta.tasks.spelling.metrics import correction_counts
-from bsmeta.tasks.spelling.misspellings import CharacterNoise, load_misspellings
-from bsmeta.tasks.spelling.noise import Method, Noise
+from bsmeta.tasks.spelling.noise import CharacterNoise, Method, Noise, load_misspellings
 
 ALIGNED_LINES = 300
 CHUNK = 512

@@ -23,7 +23,7 @@ import torch
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig, SmallModelConfig, SpellingConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
-from bsmeta.tasks.spelling.detection import Detection, WordDetection
+from bsmeta.tasks.spelling.task import Detection, WordDetection
 
 ONE_BUCKET = 1_000_000
 

@@ -35,8 +35,8 @@ from bsmeta.data.table.text_file import find_encoding
 from bsmeta.models import layers
 from bsmeta.models.manifest import describe_file
 from bsmeta.tasks.causal_lm.evaluation import scoring
-from bsmeta.tasks.spelling.benchmarks import baselines
 from bsmeta.tasks.spelling.config import DetectionConfig
+from bsmeta.tasks.spelling.evaluate import baselines
 from bsmeta.tasks.spelling.samples import samples_of
 from bsmeta.training import engines
 from bsmeta.training.task import EvaluationContext, spread

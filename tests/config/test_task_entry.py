@@ -24,7 +24,7 @@ from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.tasks.spelling.correction import CandidateCorrection
-from bsmeta.tasks.spelling.detection import SequenceDetection, WordDetection
+from bsmeta.tasks.spelling.task import SequenceDetection, WordDetection
 
 
 @dataclass(kw_only=True)

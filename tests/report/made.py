@@ -40,7 +40,7 @@ from bsmeta.tasks.classification.results import Results
 from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.disambiguation import results as mentions
 from bsmeta.tasks.spelling import evaluate as spelling
-from bsmeta.tasks.spelling.benchmarks import TestSet, judge_test_sets
+from bsmeta.tasks.spelling.evaluate import TestSet, judge_test_sets
 from tests.annotate.helpers import RAWPAGES, annotate
 from tests.studies.simulated import measurement
 from tests.tasks.disambiguation.test_results import scored

@@ -21,7 +21,7 @@ from rapidfuzz.distance import OSA, Indel, Levenshtein
 
 from bsmeta.data.text.sentences import joined_parts
 from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold, hash_words, parse
-from bsmeta.tasks.spelling.misspellings import plain
+from bsmeta.tasks.spelling.noise import plain
 
 LOOKED_AT = 300
 """Near words that are compared with a word: the most frequent."""

@@ -1,34 +1,72 @@
-"""The test sets of a spelling task, scored after the last step or by `evaluate.py`; the report."""
+"""Scores the model and its baselines on test sets TASK/GROUP/SPLIT/{corrupt,correct}.txt, after the
+last step or by `evaluate.py`; the report on them.
+
+`correct.txt` has labels for detection (0 or 1 for each word, or for the line) and text for
+correction. Where the folder also has the correct text of a group (that of `sec`), false alarms are
+counted on it. The corrections of the lines that `lowercase.txt` marks with 1, and those of the
+published test sets of lower-case text (`bea322`, `bea4660`), are lower-cased before scoring.
+
+The baselines change nothing, or use a dictionary: that of symspellpy (82,765 English words with
+their frequencies, MIT license), or any list of words with counts. A word that it lacks is an error;
+its correction is the most frequent of the nearest words, at an edit distance of at most 2 (a swap
+of neighbors is one edit).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple
-from functools import partial
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import cache, lru_cache, partial
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.tools import EvaluateConfig
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import reporting
+from bsmeta.data.text.sentences import core, words
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
-from bsmeta.report.table import Cell, Column, Estimate, Table
+from bsmeta.report.table import Cell, Column, Estimate, Interval, Table
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location, begin_with, check_keys, report_folder, training_run
-from bsmeta.tasks.spelling.benchmarks import (
-    Judge,
-    SystemResult,
-    TestResult,
-    judge_test_sets,
-    read_test_sets,
-)
 from bsmeta.tasks.spelling.config import (
     SecConfig,
     SedSequenceConfig,
     SedWordsConfig,
     SpellingConfig,
 )
+from bsmeta.tasks.spelling.metrics import (
+    Counts,
+    correction_counts,
+    detection_counts,
+    f1_difference,
+    f1_interval,
+)
+from bsmeta.tasks.spelling.noise import is_editable, with_case_of
 from bsmeta.training.task import EvaluationContext, FinishContext, Metric
+
+if TYPE_CHECKING:
+    from symspellpy import SymSpell
+
+CHANGE_NOTHING = "change nothing"
+
+DICTIONARY = "dictionary"
+
+MOST_EDITS = 2
+
+_PARTS = re.compile(r"([-–—/'’.]+)")
+
+_POSSESSIVE = re.compile(r"['’]s?$", re.IGNORECASE)
+
+Judge = Callable[[Sequence[str]], list[Any]]
+"""Lines → per line: the flags of its words, one flag in a list, or the corrected line."""
+
+MODEL = "model"
+
+LOWER_CASE = ("bea322", "bea4660")
+"""Published test sets whose texts, with errors and correct, are in lower case."""
 
 NAMES = {
     "sed_words": "Words with errors",
@@ -36,9 +74,301 @@ NAMES = {
     "sec": "Corrections",
 }
 
-
 LOWER = ("edit_distance", "false_alarms")
 """Metrics of which lower is better."""
+
+
+class Dictionary:
+    """Detects and corrects misspellings with a list of words.
+
+    Args:
+        word_list: A file of lines `word count`; None: the English words of symspellpy.
+
+    Raises:
+        ConfigurationError: If symspellpy is not installed, or the file cannot be read.
+    """
+
+    def __init__(self, word_list: str | None = None) -> None:
+        self._speller = _load_speller(word_list)
+        self.correct_word = lru_cache(2**18)(self._correct_word)
+
+    def flags(self, text: str) -> list[int]:
+        """Per word of a text: 1 if it is not in the dictionary, otherwise 0."""
+        return [int(not self.knows(text[start:end])) for start, end in words(text)]
+
+    def correct(self, text: str) -> str:
+        """The text with every word that is not in the dictionary replaced by the nearest."""
+        parts, at = [], 0
+        for start, end in words(text):
+            parts += [text[at:start], self.correct_word(text[start:end])]
+            at = end
+        return "".join([*parts, text[at:]])
+
+    def knows(self, word: str) -> bool:
+        """Whether a word (or each part of a compound) is right, or is none: a number, a URL."""
+        span = core(word)
+        if span is None or not is_editable(word):
+            return True
+        return all(map(self._knows_part, self._parts(word[span.start : span.end])))
+
+    def _parts(self, word: str) -> list[str]:
+        """The word itself if the dictionary has it, otherwise what its compound consists of."""
+        if self._knows_part(word):
+            return [word]
+        return _PARTS.split(_POSSESSIVE.sub("", word))[::2]
+
+    def _knows_part(self, part: str) -> bool:
+        lower = part.lower().replace("’", "'")
+        return len(part) < 2 or lower in self._speller.words
+
+    def _correct_word(self, word: str) -> str:
+        span = core(word)
+        if span is None or self.knows(word):
+            return word
+        nearest = self._nearest(word[span.start : span.end])
+        return word[: span.start] + nearest + word[span.end :]
+
+    def _nearest(self, word: str) -> str:
+        from symspellpy import Verbosity
+
+        found = self._speller.lookup(word.lower(), Verbosity.TOP, MOST_EDITS)
+        return with_case_of(word, found[0].term) if found else word
+
+
+def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
+    """The baselines of a task, by name.
+
+    Args:
+        task: `sed_words`, `sed_sequence` or `sec`.
+        word_list: The words of the dictionary (see `Dictionary`).
+
+    Raises:
+        ConfigurationError: If symspellpy is not installed, or the file cannot be read.
+    """
+    dictionary = Dictionary(word_list)
+
+    def of_lines(judge_line: Callable[[str], Any]) -> Judge:
+        return lambda lines: list(map(judge_line, reporting(lines)))
+
+    judges: dict[str, dict[str, Callable[[str], Any]]] = {
+        "sed_words": {
+            DICTIONARY: dictionary.flags,
+            CHANGE_NOTHING: lambda line: [0] * len(line.split()),
+        },
+        "sed_sequence": {
+            DICTIONARY: lambda line: [int(any(dictionary.flags(line)))],
+            CHANGE_NOTHING: lambda line: [0],
+        },
+        "sec": {DICTIONARY: dictionary.correct, CHANGE_NOTHING: str},
+    }
+    return {name: of_lines(judge_line) for name, judge_line in judges[task].items()}
+
+
+@cache
+def _load_speller(word_list: str | None) -> SymSpell:
+    """Reads the words, which takes seconds: once per process."""
+    try:
+        from symspellpy import SymSpell
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "the dictionary baseline needs symspellpy, which is not installed; install it (pip "
+            "install symspellpy, or the extra `spelling`)"
+        ) from error
+    speller = SymSpell(MOST_EDITS)
+    package = resources.files("symspellpy")
+    file = word_list or str(package / "frequency_dictionary_en_82_765.txt")
+    if not speller.load_dictionary(file, 0, 1, encoding="utf-8-sig") or not speller.words:
+        raise ConfigurationError(
+            f"dictionary: {file} is missing, or has no line with a word and its count; expected "
+            "lines `word count`",
+            ["dictionary"],
+        )
+    return speller
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """A test set of one task.
+
+    Attributes:
+        name: `GROUP/SPLIT`.
+        corrupt: The lines with errors.
+        correct: Per line the labels, or the correct line.
+        clean: The correct text; empty if it is unknown.
+        is_lower: For correction: whether the prediction for each line is lower-cased.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    name: str
+    corrupt: list[str]
+    correct: list[Any]
+    clean: list[str]
+    is_lower: list[bool]
+
+    def cased(self, corrected: Sequence[str]) -> list[str]:
+        """The corrected lines as they are scored; of no lines, none."""
+        return [
+            line.lower() if lower else line
+            for line, lower in zip(corrected, self.is_lower, strict=False)
+        ]
+
+
+@dataclass(frozen=True)
+class SystemResult:
+    """What a system reaches on a test set.
+
+    Attributes:
+        system: Its name.
+        counts: Its counts on the corrupt lines.
+        f1: The interval of its F1.
+        difference: F1 of the model minus that of this system; None for the model.
+        false_alarms: Share of the words (lines) of correct text that it flags or changes; None if
+            the correct text is unknown.
+    """
+
+    system: str
+    counts: Counts
+    f1: Interval
+    difference: Estimate | None
+    false_alarms: float | None
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """The results on a test set, the model first."""
+
+    __test__ = False
+
+    name: str
+    lines: int
+    systems: list[SystemResult]
+
+
+def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[TestSet]:
+    """The test sets of a task in a folder.
+
+    Args:
+        folder: Has TASK/GROUP/SPLIT/{corrupt,correct}.txt.
+        task: The task.
+        limit: Number of lines to use of each, from the first.
+
+    Raises:
+        DataError: If there is none, or its files do not have the same number of lines.
+    """
+    found = []
+    for corrupt in sorted((folder / task).glob("*/*/corrupt.txt")):
+        group, split = corrupt.parts[-3:-1]
+        lines = _lines(corrupt, limit)
+        correct = _lines(corrupt.with_name("correct.txt"), limit)
+        if len(lines) != len(correct):
+            raise DataError(
+                f"{corrupt.parent}: {len(lines):,} lines in corrupt.txt, but {len(correct):,} in "
+                "correct.txt; expected the same number"
+            )
+        text = folder / "sec" / group / split / "correct.txt"
+        clean = _lines(text, limit) if text.is_file() else []
+        labels = correct if task == "sec" else _labels(corrupt.with_name("correct.txt"), correct)
+        is_lower = _lower_case(corrupt.parent, len(lines), limit) if task == "sec" else []
+        found.append(TestSet(f"{group}/{split}", lines, labels, clean, is_lower))
+    if not found:
+        raise DataError(f"{folder} has no {task}/GROUP/SPLIT/corrupt.txt")
+    return found
+
+
+def _lower_case(folder: Path, lines: int, limit: int | None) -> list[bool]:
+    """Whether the prediction for each line of a test set is lower-cased."""
+    file = folder / "lowercase.txt"
+    if not file.is_file():
+        return [folder.name in LOWER_CASE] * lines
+    marks = _labels(file, _lines(file, limit))
+    if len(marks) != lines or any(len(mark) != 1 for mark in marks):
+        raise DataError(f"{file}: expected 0 or 1 for each of the {lines:,} lines of corrupt.txt")
+    return [mark == [1] for mark in marks]
+
+
+def _labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if {*line.split()} - {"0", "1"}:
+            raise DataError(f"{file}, line {number:,}: {line[:60]!r}; expected labels 0 and 1")
+        found.append([int(label) for label in line.split()])
+    return found
+
+
+def _lines(file: Path, limit: int | None) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")[:limit]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def judge_test_sets(
+    task: str,
+    test_sets: Sequence[TestSet],
+    model: Judge,
+    context: EvaluationContext,
+    *,
+    word_list: str | None,
+    resamples: int,
+    seed: int,
+) -> list[TestResult]:
+    """Scores the model and its baselines on test sets; every rank gets the same results.
+
+    Args:
+        task: The task.
+        test_sets: The test sets.
+        model: Runs the model on all ranks.
+        context: The processes; rank 0 runs the baselines.
+        word_list: The words of the dictionary (see `Dictionary`).
+        resamples: Resamples of the lines for each interval, the same for all systems.
+        seed: Their seed.
+    """
+    found = []
+    for test_set in test_sets:
+        judged, clean = model(test_set.corrupt), model(test_set.clean)
+        if context.rank != 0:
+            continue
+        systems = {MODEL: (judged, clean)}
+        for name, judge in baselines(task, word_list).items():
+            systems[name] = (judge(test_set.corrupt), judge(test_set.clean))
+        found.append(_result(task, test_set, systems, resamples=resamples, seed=seed))
+    results: list[TestResult] = context.gather(found)[0]
+    return results
+
+
+def _result(
+    task: str,
+    test_set: TestSet,
+    systems: dict[str, tuple[list[Any], list[Any]]],
+    *,
+    resamples: int,
+    seed: int,
+) -> TestResult:
+    """The result from what each system (the model first) makes of the corrupt and clean lines."""
+    found: list[SystemResult] = []
+    for name, (judged, clean) in systems.items():
+        if task == "sec":
+            judged, clean = test_set.cased(judged), test_set.cased(clean)
+        counts = _counts(task, test_set.corrupt, judged, test_set.correct)
+        difference = None
+        if found:
+            difference = f1_difference(found[0].counts, counts, resamples=resamples, seed=seed)
+        interval = f1_interval(counts, resamples=resamples, seed=seed)
+        alarms = None
+        if test_set.clean:
+            labels = test_set.clean if task == "sec" else [[0] * len(flags) for flags in clean]
+            alarms = _counts(task, test_set.clean, clean, labels).flagged_rate
+        found.append(SystemResult(name, counts, interval, difference, alarms))
+    return TestResult(test_set.name, len(test_set.corrupt), found)
+
+
+def _counts(
+    task: str, corrupt: Sequence[str], judged: Sequence[Any], correct: Sequence[Any]
+) -> Counts:
+    if task == "sec":
+        return correction_counts(corrupt, judged, correct)
+    return detection_counts(judged, correct)
 
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
@@ -101,7 +431,7 @@ def _score(
         facts = {
             "checkpoint": checkpoint,
             "test sets": str(config.benchmarks),
-            "lines": _lines(results),
+            "lines": _line_counts(results),
             "intervals": f"bootstrap over lines, {config.bootstrap_resamples:,} resamples, "
             f"seed {config.seed}",
         }
@@ -166,15 +496,15 @@ def table_of(task: str, results: Sequence[TestResult]) -> Table:
     units = {"sed_words": "words", "sed_sequence": "lines", "sec": "words"}[task]
     done = "changes" if task == "sec" else "flags"
     note = (
-        f"In brackets: 95% intervals, bootstrap over the lines ({_lines(results)}), the same for "
-        f"all systems. False alarms: {units} of the correct text that a system {done}."
+        f"In brackets: 95% intervals, bootstrap over the lines ({_line_counts(results)}), the same "
+        f"for all systems. False alarms: {units} of the correct text that a system {done}."
     )
     if task == "sec":
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
     return Table(NAMES[task], note, columns, rows)
 
 
-def _lines(results: Sequence[TestResult]) -> str:
+def _line_counts(results: Sequence[TestResult]) -> str:
     return ", ".join(f"{result.lines:,}" for result in results)
 
 

@@ -39,8 +39,7 @@ from bsmeta.data.table.stream import file_hashes, open_store
 from bsmeta.data.text.sentences import cut
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
-from bsmeta.tasks.spelling.misspellings import CharacterNoise, load_misspellings
-from bsmeta.tasks.spelling.noise import Noise
+from bsmeta.tasks.spelling.noise import CharacterNoise, Noise, load_misspellings
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,9 +1,14 @@
-"""Base of the spelling tasks: samples with noise, steps, test sets, and predictions."""
+"""The base of the spelling tasks (samples with noise, steps, test sets, predictions), and two of
+them, `sed_words` and `sed_sequence`: which words, or which texts, have an error.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,20 +16,33 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from scipy.special import expit
 from torch import nn
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
-from bsmeta.tasks.spelling.config import SecConfig, SpellingConfig, shares_of
-from bsmeta.tasks.spelling.corrections import Correction, as_record, joined
-from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
+from bsmeta.data.text.sentences import Span, cut, words
+from bsmeta.tasks.spelling.config import DetectionConfig, SecConfig, SpellingConfig, shares_of
+from bsmeta.tasks.spelling.corrections import Correction, Flag, as_record, joined
+from bsmeta.tasks.spelling.detector import (
+    build_detector,
+    build_inputs,
+    load_detector,
+    logits_of_words,
+    sequence_logit,
+    sequence_losses,
+    word_logits,
+    word_losses,
+)
 from bsmeta.tasks.spelling.evaluate import finish
 from bsmeta.tasks.spelling.inputs import Inputs, Words
+from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
 from bsmeta.tasks.spelling.samples import (
     VALIDATION_EPOCH,
     Pair,
     Pairs,
+    Sample,
     Table,
     fitting,
     make_noise,
@@ -34,6 +52,11 @@ from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric,
 
 TEXTS_AT_ONCE = 500
 """Records that are batched together."""
+
+CALIBRATION = "calibration.json"
+"""File in the model's folder with the threshold for `wanted_precision`, a logit."""
+
+logger = logging.getLogger(__name__)
 
 
 class SpellingTask(ABC):
@@ -202,3 +225,242 @@ class Corrector(SpellingTask):
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> list[list[Correction]]:
         """The corrections of each line, with their places in it."""
+
+
+class Detection(SpellingTask):
+    """What both tasks share: the model, its threshold, and how it is scored."""
+
+    _config: DetectionConfig
+    forms = ("color", "json")
+
+    def __init__(self, config: DetectionConfig) -> None:
+        super().__init__(config)
+        self._calibration: Calibration | None = None
+        self._least = np.float64(0)  # the logit above which a unit is flagged
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return build_inputs(self._config, self.table)
+
+    def _most_tokens(self) -> np.ndarray:
+        def lengths(samples: Sequence[Sample]) -> np.ndarray:
+            return self._inputs.lengths([sample.correct.split() for sample in samples])
+
+        return self.table.lengths(self._inputs.measure, lengths)
+
+    def build_model(self) -> nn.Module:
+        return build_detector(self._config, self._inputs)
+
+    def _fits(self, words: Sequence[str], room: int) -> bool:
+        return self._inputs.fits(words, room)
+
+    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
+        """Builds a micro-batch; `labels` are those of the words, -1 for padding."""
+        sources, corrects = [pair.source for pair in pairs], [pair.correct for pair in pairs]
+        tensors = self._inputs.tensors(sources, corrects)
+        tensors["labels"] = label_tensor(pairs)
+        ids = tensors.get("input_ids", tensors.get("words"))
+        is_token = tensors.get("attention_mask", tensors.get("words"))
+        assert ids is not None
+        assert is_token is not None
+        tokens = int((is_token > 0).sum())
+        errors = float((tensors["labels"] > 0).sum())
+        return MicroBatch(
+            tensors=tensors,
+            weight=self._weight(tensors["labels"]),
+            tokens=tokens,
+            padding=ids.numel() - tokens,
+            documents=[pair.name for pair in pairs],
+            counts={"texts": float(len(pairs)), "errors": errors},
+        )
+
+    @abstractmethod
+    def _weight(self, labels: torch.Tensor) -> float:
+        """The number of targets among the labels of words."""
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Scores the validation samples; chooses the threshold that is exported with the model."""
+        pairs = self._validation
+        if not pairs:
+            return []
+        logits = self._logits(model, [pair.source for pair in pairs], context)
+        clean = self._logits(model, [pair.correct for pair in pairs], context)
+        labels = [self._labels(pair) for pair in pairs]
+        flat, truth = np.concatenate(logits), np.concatenate(labels)
+        self._calibration = calibrate(flat.astype(np.float64), truth, self._config.wanted_precision)
+        flags = [(row > 0).astype(int).tolist() for row in logits]
+        counts = detection_counts(flags, [row.tolist() for row in labels])
+        losses = np.logaddexp(0, np.where(truth > 0, -flat, flat))
+        return [
+            Metric("loss", float(losses.mean())),
+            Metric("f1", counts.f1, better="max"),
+            Metric("precision", counts.precision, better="max"),
+            Metric("recall", counts.recall, better="max"),
+            Metric("accuracy", counts.accuracy, better="max"),
+            Metric("false_alarms", float((np.concatenate(clean) > 0).mean())),
+        ]
+
+    def _logits(
+        self, model: nn.Module, texts: Sequence[Sequence[str]], context: EvaluationContext
+    ) -> list[np.ndarray]:
+        """The logits of the units of each text: of its words, or one of the whole text."""
+        budget = self._config.batch_max_length
+        rows = logits_of_words(model, self._inputs, texts, budget, context)
+        return [self._units(row) for row in rows]
+
+    @abstractmethod
+    def _units(self, logits: np.ndarray) -> np.ndarray:
+        """The logits of the units of a text from those of its words."""
+
+    @abstractmethod
+    def _labels(self, pair: Pair) -> np.ndarray:
+        """The labels of the units of a text, int [units]."""
+
+    def judge(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[list[int]]:
+        """The flags of the units of each line."""
+        logits = self._logits(model, [line.split() for line in lines], context)
+        return [(row > self._least).astype(int).tolist() for row in logits]
+
+    def state(self) -> dict[str, Any] | None:
+        return None if self._calibration is None else asdict(self._calibration)
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        self._calibration = None if state is None else Calibration(**state)
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Scores the test sets, once, with the exported model; writes the report."""
+        if self._calibration is None:  # no evaluation was due
+            self.evaluate(model, context)
+        return super().finish(model, context)
+
+    def load(self, folder: Path) -> nn.Module:
+        model, self._inputs = load_detector(folder)
+        self._least = saved_threshold(folder) if self._config.abstains else np.float64(0)
+        return model
+
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
+        """The flags in each text: of words, or of chunks of at most
+        `max_characters`."""
+        parts = [self._parts(text) for text in texts]
+        chosen = [
+            text[start:end].split()
+            for text, own in zip(texts, parts, strict=True)
+            for start, end in own
+        ]
+        device = next(model.parameters()).device
+        context = EvaluationContext.alone(device)
+        logits = iter(self._logits(model, chosen, context))
+        found = []
+        for text, own in zip(texts, parts, strict=True):
+            rows = [next(logits) for _ in own]
+            found.append([
+                Flag(*span, text[slice(*span)], float(expit(score)))
+                for part, row in zip(own, rows, strict=True)
+                for span, score in zip(self._spans(text, part), row, strict=True)
+                if score > self._least
+            ])  # fmt: skip
+        return found
+
+    def _parts(self, text: str) -> list[Span]:
+        """The chunks of a text that the model reads, without the whitespace around them."""
+        found, at = [], 0
+        for chunk in cut(text, self._config.max_characters):
+            start = at + len(chunk) - len(chunk.lstrip())
+            at += len(chunk)
+            if chunk.strip():
+                found.append(Span(start, start + len(chunk.strip())))
+        return found
+
+    @abstractmethod
+    def _spans(self, text: str, part: Span) -> list[Span]:
+        """The places of the units in a chunk of a text."""
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        self._inputs.write(folder)
+        if self._calibration is not None:
+            text = json.dumps(asdict(self._calibration), indent=1) + "\n"
+            (folder / CALIBRATION).write_text(text, encoding="utf-8")
+
+
+class WordDetection(Detection):
+    """Predicts which words of a text have an error."""
+
+    def _weight(self, labels: torch.Tensor) -> float:
+        return float((labels >= 0).sum())
+
+    def _units(self, logits: np.ndarray) -> np.ndarray:
+        return logits
+
+    def _labels(self, pair: Pair) -> np.ndarray:
+        return wrong_words(pair)
+
+    def _spans(self, text: str, part: Span) -> list[Span]:
+        inside = words(text[part.start : part.end])
+        return [Span(part.start + start, part.start + end) for start, end in inside]
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy of every word, and the share of words predicted right."""
+        labels = batch["labels"]
+        logits = word_logits(model, batch)
+        is_word = labels >= 0
+        right = ((logits.detach() > 0) == (labels > 0)) & is_word
+        return Loss(
+            word_losses(logits, labels).sum(), {"word_accuracy": (right.sum(), is_word.sum())}
+        )
+
+
+class SequenceDetection(Detection):
+    """Predicts which texts have an error."""
+
+    def _weight(self, labels: torch.Tensor) -> float:
+        return float(len(labels))
+
+    def _units(self, logits: np.ndarray) -> np.ndarray:
+        return sequence_logit(logits)[None]
+
+    def _labels(self, pair: Pair) -> np.ndarray:
+        return wrong_words(pair).max(initial=0)[None]
+
+    def _spans(self, text: str, part: Span) -> list[Span]:
+        return [part]
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy of every text, and the share of texts predicted right."""
+        is_word = batch["labels"] >= 0
+        labels = (batch["labels"] > 0).any(1).float()
+        losses = sequence_losses(word_logits(model, batch), is_word, labels)
+        right = (losses.detach() < np.log(2)).float()
+        return Loss(losses.sum(), {"accuracy": (right.sum(), torch.ones_like(right).sum())})
+
+
+def saved_threshold(folder: Path) -> np.float64:
+    """The logit above which `abstains` flags; infinite if no threshold was precise enough."""
+    file = folder / CALIBRATION
+    try:
+        found = Calibration(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"abstains: {file} cannot be read: {error}; it is written by a run with validation "
+            "samples (val_splits)"
+        ) from error
+    if found.threshold is None:
+        logger.warning("abstains: %s", found)
+        return np.float64(np.inf)
+    # What has the threshold itself is flagged. In float64: float32 logits are compared exactly.
+    return np.nextafter(np.float64(found.threshold), -np.inf)
+
+
+def wrong_words(pair: Pair) -> np.ndarray:
+    """Whether each word has an error: int64 [words]."""
+    return np.array([a != b for a, b in zip(pair.source, pair.correct, strict=True)], np.int64)
+
+
+def label_tensor(pairs: Sequence[Pair]) -> torch.Tensor:
+    """Whether each word has an error, float [texts, words]; -1 for padding."""
+    labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
+    for row, pair in enumerate(pairs):
+        labels[row, : len(pair.source)] = torch.from_numpy(wrong_words(pair)).float()
+    return labels

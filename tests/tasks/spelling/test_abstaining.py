@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.detection import CALIBRATION, saved_threshold
 from bsmeta.tasks.spelling.metrics import calibrate
+from bsmeta.tasks.spelling.task import CALIBRATION, saved_threshold
 
 LOGITS = np.array([[3.3], [1.1], [0.7], [-2.0]], np.float32)
 

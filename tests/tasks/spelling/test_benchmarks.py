@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.spelling.benchmarks import CHANGE_NOTHING, DICTIONARY, Dictionary, baselines
+from bsmeta.tasks.spelling.evaluate import CHANGE_NOTHING, DICTIONARY, Dictionary, baselines
 
 LINE = "Teh  (recieve) women's well-known 3rd www.bbc.co.uk Don’t A,"
 FLAGS = [1, 1, 0, 0, 0, 0, 0, 0]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.misspellings import (
+from bsmeta.tasks.spelling.noise import (
     CharacterNoise,
     Draws,
     Edit,

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.tasks.spelling.misspellings import CharacterNoise, Draws, with_case_of
-from bsmeta.tasks.spelling.noise import Method, Noise, artificial_edits, word_labels
+from bsmeta.tasks.spelling.noise import (
+    CharacterNoise,
+    Draws,
+    Method,
+    Noise,
+    artificial_edits,
+    with_case_of,
+    word_labels,
+)
 
 MISSPELLINGS = {
     "their": ("thier", "there"),

@@ -20,8 +20,7 @@ from bsmeta.config.tools import PredictConfig
 from bsmeta.core.errors import DataError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.predict import output_form, read_text
-from bsmeta.tasks.spelling.benchmarks import judge_test_sets, read_test_sets
-from bsmeta.tasks.spelling.evaluate import summary, table_of
+from bsmeta.tasks.spelling.evaluate import judge_test_sets, read_test_sets, summary, table_of
 from bsmeta.training.task import EvaluationContext
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set

@@ -21,7 +21,6 @@ from bsmeta.tasks.spelling.config import (
     shares_of,
 )
 from bsmeta.tasks.spelling.correction import CandidateCorrection
-from bsmeta.tasks.spelling.detection import Detection, WordDetection
 from bsmeta.tasks.spelling.samples import (
     Pair,
     Pairs,
@@ -33,6 +32,7 @@ from bsmeta.tasks.spelling.samples import (
     prose_share,
     samples_of,
 )
+from bsmeta.tasks.spelling.task import Detection, WordDetection
 from tests.tasks.spelling.helpers import write_misspellings, write_texts
 
 
