@@ -38,7 +38,7 @@ def main() -> int:
     given = arguments()
     import torch  # here, with what needs it: it takes seconds to load
 
-    from bsmeta.report.table import print_table, report_console
+    from bsmeta.report.page import print_table, report_console
     from bsmeta.studies.downstream import (
         cloze_folder,
         missing_harness,

@@ -35,7 +35,7 @@ from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.studies.runs import Launcher, Run, check, keep_settings, runs_of, show_progress
 
 if TYPE_CHECKING:
-    from bsmeta.report.table import Table
+    from bsmeta.report.page import Table
 
 
 def arguments() -> argparse.Namespace:
@@ -123,7 +123,7 @@ def measure(study: StudyConfig, runs: Sequence[Run]) -> None:
 
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables, without their notes."""
-    from bsmeta.report.table import print_table, report_console
+    from bsmeta.report.page import print_table, report_console
 
     console = report_console()
     for table in tables:

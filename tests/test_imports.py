@@ -19,7 +19,7 @@ ALLOWED = {
     "metadata": {"metadata", "config", "core"},
     "data": {"data", "metadata", "config", "core"},
     "models": {"models", "config", "core"},
-    "training": {"training", "data.batch", "models.manifest", "config", "core"},
+    "training": {"training", "data.batch", "models.pretrained", "config", "core"},
     "report": {"report", "__version__", "config", "core"},
     "tasks": {
         "tasks", "training", "models", "report", "data", "metadata", "config", "core",

@@ -20,9 +20,19 @@ from bsmeta.annotate.shard import existing_rows
 from bsmeta.annotate.sources import counted, decode, read_items
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD
+from bsmeta.report.inference import value_of
+from bsmeta.report.page import (
+    COUNT,
+    Cell,
+    Column,
+    Page,
+    Section,
+    Table,
+    html,
+    own_command,
+    print_table,
+)
 from bsmeta.report.page import HTML as PAGE
-from bsmeta.report.page import Page, Section, html, own_command
-from bsmeta.report.table import COUNT, Cell, Column, Table, print_table, value_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

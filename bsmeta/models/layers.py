@@ -1,30 +1,35 @@
-"""Changes to the layers of a model: attention, recomputation, compilation, Liger's kernels, LoRA.
+"""Changes to a model that make it faster or smaller in memory, and not what it computes.
 
 Documents packed into one sequence restart their positions. From these, transformers builds the mask
 for eager attention and sdpa; flash attention must be given the documents' borders, because with
 more than one sequence in a batch it ignores positions (`_is_packed_sequence` in transformers 5.23):
 documents would silently attend to each other. `check_isolation` tests for that.
 
-Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) are added by peft, and merged for export:
-the weight W of an adapted layer stays as it is, and the layer computes with W + s·B·A, where only A
-(rank × inputs) and B (outputs × rank, 0 at first) are trained, and s is alpha / rank.
+The logits of a whole batch need never exist: with a vocabulary of 50,257, those of 8,192 tokens
+take 1.6 GB in float32, and their gradient as much again. `ChunkedCrossEntropy` computes the
+gradients of hidden states and output layer chunk by chunk in the forward pass, while the chunk's
+logits exist (as in Liger, Hsu et al. 2024, section 3.2), so that nothing is computed twice; the
+backward pass only scales them. `ChunkedLoss` makes a model do this inside its own forward pass, in
+place of its output layer. So it works under every engine: hooks on the model and on the output
+layer (gathering its weight under ZeRO-3, averaging its gradient under DDP) run as usual, and the
+weight may be tied to the embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import is_flash_attn_2_available
 
-from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import opaque_work
 
@@ -38,9 +43,9 @@ BORDERS = "document_borders"
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-ADAPTER = "default"
 
-ALL_LINEAR = "all-linear"  # peft's name for all linear layers but the output layer
+IGNORED = -100
+"""A target that is excluded from the loss."""
 
 
 def choose_attention(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None:
@@ -266,54 +271,194 @@ def use_liger(model: nn.Module) -> None:
     _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
 
 
-def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bool) -> None:
-    """Freezes a model, and gives its linear layers adapters.
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy of n targets under a linear layer with d inputs and V outputs.
+
+    The result is a float32 vector [n + 1]: the loss of each target (0 if ignored), followed by
+    their sum, which alone carries a gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        rows: int,
+        with_gradient: bool,
+    ) -> torch.Tensor:
+        """See `chunked_cross_entropy`."""
+        dtype = _product_dtype(hidden)
+        state, matrix = hidden.to(dtype), weight.to(dtype)
+        losses = torch.empty(len(targets) + 1, dtype=torch.float32, device=hidden.device)
+        gradients = _Gradients(hidden, weight, bias) if with_gradient else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(targets), rows):
+                part = slice(start, min(start + rows, len(targets)))
+                wanted = targets[part]
+                logits = functional.linear(state[part], matrix).float()
+                if bias is not None:
+                    logits += bias
+                counts = wanted != IGNORED
+                index = wanted.clamp(min=0).unsqueeze(1)
+                norm = logits.logsumexp(1)
+                losses[part] = (norm - logits.gather(1, index).squeeze(1)) * counts
+                if gradients is not None:
+                    slope = logits.sub_(norm.unsqueeze(1)).exp_()
+                    slope.scatter_add_(1, index, -torch.ones_like(slope[:, :1]))
+                    slope.mul_(counts.unsqueeze(1))
+                    gradients.add(part, slope, state[part], matrix)
+        losses[-1] = losses[:-1].sum()
+        ctx.gradients = gradients
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Returns the gradients of the sum, times the incoming gradient."""
+        gradients, ctx.gradients = ctx.gradients, None
+        return (*gradients.scaled(slope[-1]), None, None, None)
+
+
+class _Gradients:
+    """Gradients of hidden states, weight and bias, accumulated chunk by chunk.
+
+    Those of weight and bias are in float32, whatever the dtype of the matmuls.
+    """
+
+    def __init__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        self._dtype = weight.dtype
+        self._hidden = torch.empty_like(hidden)
+        self._weight: torch.Tensor | None = None
+        if weight.requires_grad:
+            self._weight = torch.zeros_like(weight, dtype=torch.float32)
+        self._bias: torch.Tensor | None = None
+        if bias is not None and bias.requires_grad:
+            self._bias = torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(
+        self, part: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
+    ) -> None:
+        """Adds a chunk, given the gradient of its loss over its logits (float32 [rows, V])."""
+        if self._bias is not None:
+            self._bias += slope.sum(0)
+        narrow = slope.to(state.dtype)
+        self._hidden[part] = narrow @ matrix
+        if self._weight is not None:
+            if state.dtype == torch.float32:
+                self._weight.addmm_(narrow.t(), state)
+            else:
+                self._weight += narrow.t() @ state
+
+    def scaled(self, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Returns the gradients times a factor; may be called only once."""
+        weight = None if self._weight is None else self._weight.mul_(factor).to(self._dtype)
+        bias = None if self._bias is None else self._bias.mul_(factor).to(self._dtype)
+        return self._hidden.mul_(factor), weight, bias
+
+
+def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
+    """The dtype in which autocast would compute a matmul."""
+    if torch.is_autocast_enabled(hidden.device.type):
+        return torch.get_autocast_dtype(hidden.device.type)
+    return hidden.dtype
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    rows: int,
+) -> torch.Tensor:
+    """Computes the losses of targets, and their sum.
 
     Args:
-        train_embeddings: Also trains the embeddings, and the output layer: those of new tokens are
-            random.
+        hidden: [n, d].
+        weight: [V, d].
+        bias: [V], or None.
+        targets: int64 [n], each a class, or `IGNORED`.
+        rows: For how many targets logits exist at once.
 
-    Raises:
-        ConfigurationError: If the model has no layer of `lora.targets`.
+    Returns:
+        float32 [n + 1]: the losses (0 for ignored targets), then their sum, through which alone
+        gradients flow.
     """
-    from peft import LoraConfig, inject_adapter_in_model
-
-    adapters = LoraConfig(
-        r=keys.rank,
-        lora_alpha=2 * keys.rank if keys.alpha is None else keys.alpha,
-        lora_dropout=keys.dropout,
-        target_modules=keys.targets or ALL_LINEAR,
-    )
-    try:
-        inject_adapter_in_model(adapters, model, ADAPTER)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"lora.targets={keys.targets}: {error}", ["lora.targets"]
-        ) from error
-    if train_embeddings:
-        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-            if layer is not None:
-                layer.requires_grad_(True)
+    grad = torch.is_grad_enabled()
+    return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, grad)
 
 
-def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a model without adapters that computes the same.
+class ChunkedLoss:
+    """Makes a causal language model return losses in place of logits when called through it.
 
     Args:
-        model: With the adapters of `add_adapters`, or without any.
-        weights: Its full state dict, which is left as it is.
+        model: The model; its output layer is changed in place, its weights and their names are not.
+        logits: How many logits may exist at once.
     """
-    found = dict(weights)
-    for name, layer in model.named_modules():
-        scales = getattr(layer, "scaling", None)
-        if not isinstance(scales, Mapping) or ADAPTER not in scales:
-            continue
-        low, high = (found.pop(f"{name}.lora_{part}.{ADAPTER}.weight") for part in "AB")
-        change = scales[ADAPTER] * (high.float() @ low.float())
-        weight = found.pop(f"{name}.base_layer.weight")
-        found[f"{name}.weight"] = (
-            weight.float() + (change.T if layer.fan_in_fan_out else change)
-        ).to(weight.dtype)
-        if (bias := found.pop(f"{name}.base_layer.bias", None)) is not None:
-            found[f"{name}.bias"] = bias
-    return found
+
+    def __init__(self, model: nn.Module, logits: int) -> None:
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        self._head = head
+        self._rows = max(1, logits // int(head.out_features))
+        self._targets: torch.Tensor | None = None
+        self._given: torch.Tensor | None = None
+        self._checked = False
+        self._name = type(model).__name__
+        head.forward = self._forward
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether the model's output layer is a linear layer."""
+        find = getattr(model, "get_output_embeddings", None)
+        return callable(find) and type(find()) is nn.Linear
+
+    def pays(self, rows: int) -> bool:
+        """Whether the logits of these targets exceed the chunk limit."""
+        return rows > self._rows
+
+    def __call__(
+        self, model: nn.Module, targets: torch.Tensor, **inputs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs a forward pass.
+
+        Args:
+            model: The model, or an engine's wrapper of it.
+            targets: int64 [b, L]: the next token at each position, or `IGNORED`.
+
+        Returns:
+            The sum of losses (a scalar with a gradient), and each loss, float32 [b, L], without.
+
+        Raises:
+            ConfigurationError: If the model does not return the output of its output layer.
+        """
+        self._targets = targets
+        try:
+            found = model(**inputs).logits
+        finally:
+            self._targets = None
+        given, self._given = self._given, None
+        if not self._checked:  # only once, because it waits for the device
+            self._checked = True
+            if given is None or found.shape != given.shape or not torch.equal(found, given):
+                raise ConfigurationError(
+                    f"loss_chunk_logits: {self._name} scales or cuts its logits after the output "
+                    "layer, so that their loss cannot be taken in chunks; expected "
+                    "loss_chunk_logits=0 for this model"
+                )
+        flat = found.view(-1)
+        return flat[-1], flat[:-1].detach().view(targets.shape)
+
+    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Replaces the forward of the output layer; hooks have already gathered its weight."""
+        weight, bias = self._head.weight, self._head.bias
+        if self._targets is None:
+            return functional.linear(hidden, weight, bias)
+        losses = chunked_cross_entropy(
+            hidden.flatten(0, -2), weight, bias, self._targets.flatten(), self._rows
+        )
+        if not self._checked:
+            self._given = losses.detach()
+        return losses

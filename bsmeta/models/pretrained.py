@@ -1,177 +1,159 @@
-"""Loads weights from a folder or the Hub; refuses missing or unexpected weights.
+"""Folders of models: manifests, so that damage is detected before use, and loading from them.
 
-`from_pretrained` initializes missing weights randomly and ignores unexpected ones; it reports
-either only in its log.
+A manifest has the size and checksum of each file, because a bit flip in a weights file would
+otherwise load without an error. A checkpoint has one for all its files (written by
+`training.checkpoint`), an exported model its own. A copy without any is recognized by the tokens
+that `config.json` records for its weights.
+
+Missing and unexpected weights are refused: `from_pretrained` initializes the former randomly and
+ignores the latter, and reports either only in its log.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+import msgspec
+import xxhash
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.schema import PretrainedConfig
+from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
-from bsmeta.models.manifest import has_manifest, model_damage, tokenizer_faults
+
+if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MANIFEST = "manifest.json"
+FORMAT = 1  # of a standalone model folder; checkpoints have their own version
+UNCHECKED = ("README.md",)
+"""Files of a model folder that users may edit, and that do not affect the model."""
+TOKENS_HASH = "tokenizer_xxh3"
+"""Key of an exported model's `config.json`: the hash of the tokens and ids of its tokenizer."""
+NAMES_SHOWN = 5
+TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
+_BLOCK = 1 << 22
+_UNLOADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 
 logger = logging.getLogger(__name__)
 
-NAMES_SHOWN = 5
-TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The manifest's entry for one file."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    xxh3: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
-def default_device() -> torch.device:
-    """A GPU if there is one, else the CPU: where a model that one process uses runs."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The content of `manifest.json`.
+
+    Attributes:
+        format: The version of the folder's format.
+        files: Sizes and checksums by path, relative to the folder.
+        step: The step of a checkpoint.
+    """
+
+    format: Annotated[int, msgspec.Meta(ge=1)]
+    files: dict[str, FileEntry]
+    step: int | None = None
 
 
-def vocabulary_of(model: PreTrainedModel) -> int:
-    """The rows of the token embeddings, also of those that ZeRO-3 has partitioned already."""
-    weight = model.get_input_embeddings().weight
-    return int(getattr(weight, "ds_shape", weight.shape)[0])
+def describe_file(file: Path) -> FileEntry:
+    """Computes the manifest's entry for a file: its size, and its xxh3 in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+            report_progress()
+    return FileEntry(file.stat().st_size, digest.hexdigest())
 
 
-def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
-    """Loads a causal language model with exactly the weights in its files.
+def fault_of(file: Path, entry: FileEntry) -> str | None:
+    """Describes how a file differs from its entry in the manifest; None if it does not."""
+    if not file.is_file():
+        return f"{file}: is missing"
+    try:
+        actual = describe_file(file)
+    except OSError as error:  # a bad sector of the disk
+        return f"{file}: cannot be read ({error})"
+    if actual == entry:
+        return None
+    return (
+        f"{file}: {actual.bytes} bytes, xxh3 {actual.xxh3}; the manifest says {entry.bytes} "
+        f"bytes, xxh3 {entry.xxh3}"
+    )
 
-    Args:
-        source: A folder, or a name on the Hub.
-        where: The key and its value, for messages: `model_name=gpt2`.
-        how: Further arguments of `from_pretrained`.
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads a folder's manifest, without reading the files that it lists.
 
     Raises:
-        DataError: If it cannot be loaded, a file differs from its manifest, or weights are missing,
-            unexpected or of another shape. Tied weights need not be in the files.
+        ValueError: If it cannot be read, is malformed, or lists files outside the folder.
     """
-    check_files(source, where)
+    path = folder / MANIFEST
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source, output_loading_info=True, ignore_mismatched_sizes=True, **how
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise DataError(
-            f"{where}: {source} cannot be loaded: {error}. Expected a folder, a file of one, or a "
-            "name on the Hub, of a causal language model"
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error}); expected sizes and checksums of files"
         ) from error
-    problems = [
-        f"{word} {_some(names)}"
-        for word, names in (
-            ("missing (they would be random):", info["missing_keys"]),
-            ("unexpected (they would be ignored):", info["unexpected_keys"]),
-            ("of another shape:", [_mismatched(entry) for entry in info["mismatched_keys"]]),
-            ("unreadable:", info["error_msgs"]),
-        )
-        if names
-    ]
-    if problems:
-        raise DataError(
-            f"{where}: the weights in {source} are not those of a {type(model).__name__} of its "
-            f"config.json: {'; '.join(problems)}. Expected exactly its weights: copy the folder "
-            "again, or fix its config.json"
-        )
-    return model
+    for file in manifest.files:
+        parts = PurePosixPath(file).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise ValueError(f"{path}: lists {file!r}, which is not below its folder")
+    return manifest
 
 
-def model_source(config: PretrainedConfig) -> tuple[str, str]:
-    """The key that names the model of a run, and its value."""
-    if config.model_config_file is not None:
-        return "model_config_file", config.model_config_file
-    return "model_name", config.model_name
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes a folder's manifest."""
+    (folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
 
 
-def model_shape(config: PretrainedConfig, kind: Any) -> Any:
-    """The transformers config of the model of a run, which is to be one of the class `kind`.
+def write_model_manifest(folder: Path) -> None:
+    """Writes the manifest of a standalone model folder."""
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    left_out = (MANIFEST, *UNCHECKED)
+    entries = {name: describe_file(paths[name]) for name in sorted(paths) if name not in left_out}
+    write_manifest(folder, Manifest(FORMAT, entries))
 
-    Raises:
-        ConfigurationError: If it cannot be loaded.
+
+def record_tokenizer(folder: Path) -> None:
+    """Records the tokens of the tokenizer in a model folder in its `config.json`.
+
+    Without a `tokenizer.json`, a record of the model that this one was trained from is removed.
     """
-    key, source = model_source(config)
-    with explained(key, source, kind):
-        return AutoConfig.from_pretrained(source)
+    config = folder / "config.json"
+    if not config.is_file():
+        return
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content.pop(TOKENS_HASH, None)
+    digest = _tokens_hash(folder)
+    if digest is not None:
+        content[TOKENS_HASH] = digest
+    config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def explained(key: str, source: str, kind: Any) -> Iterator[None]:
-    """Names the key in errors about a model that is to be one of the class `kind`."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ConfigurationError(
-            f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, "
-            f"of a model that {kind.__name__} knows"
-        ) from error
-
-
-def load_exported(
-    kind: Any, folder: Path, name: str, tasks: str, *, optional: str | None = None
-) -> PreTrainedModel:
-    """A trained model in evaluation mode, from a folder that a run has exported.
-
-    Args:
-        kind: The class, with `from_pretrained`.
-        folder: The folder.
-        name: What messages call the model.
-        tasks: The tasks that export it, as messages name them.
-        optional: Part of the names of weights that may be missing.
-
-    Raises:
-        DataError: If it is damaged or incomplete.
-    """
-    check_files(str(folder), f"{folder}")
-    try:
-        with whole_weights():
-            model, info = kind.from_pretrained(
-                folder, output_loading_info=True, dtype=torch.float32
-            )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
-    missing = [key for key in info["missing_keys"] if optional is None or optional not in f".{key}"]
-    if missing or info["mismatched_keys"]:
-        raise DataError(
-            f"{folder}: weights are missing, {sorted(missing)[:3]}; expected the model/ of a run "
-            f"or checkpoint of {tasks}"
-        )
-    exported: PreTrainedModel = model.eval()
-    return exported
-
-
-def token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The most tokens of a text that model and tokenizer accept; None: without a limit.
-
-    Args:
-        shape: The transformers config of the model.
-        tokenizer: Its tokenizer.
-    """
-    limit = int(tokenizer.model_max_length)  # 10^30 if it has none
-    positions = getattr(shape, "max_position_embeddings", None)
-    if positions is not None:
-        # The positions of these begin after that of the padding.
-        is_roberta = shape.model_type in ("roberta", "xlm-roberta", "camembert")
-        limit = min(limit, positions - (shape.pad_token_id + 1 if is_roberta else 0))
-    return None if limit > 1_000_000 else limit
-
-
-@contextmanager
-def whole_weights() -> Iterator[None]:
-    """Loads models with all of their weights on every rank, also within a run under ZeRO-3.
-
-    There transformers partitions every model that it builds, and only an engine can run those.
-    """
-    from transformers.integrations import deepspeed as integration
-
-    configured = integration._hf_deepspeed_config_weak_ref
-    integration.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        integration._hf_deepspeed_config_weak_ref = configured
+def _tokens_hash(folder: Path) -> str | None:
+    """The hash of the tokens and ids in `tokenizer.json`, however it is formatted; None without."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    parts = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = parts["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        tokens = set(vocabulary.items())
+    else:  # Unigram: pieces with their scores, in the order of their ids
+        tokens = {(entry[0], number) for number, entry in enumerate(vocabulary)}
+    tokens |= {(added["content"], added["id"]) for added in parts.get("added_tokens", [])}
+    return xxhash.xxh3_128(json.dumps(sorted(tokens)).encode()).hexdigest()
 
 
 def check_files(source: str, where: str) -> None:
@@ -184,14 +166,57 @@ def check_files(source: str, where: str) -> None:
         DataError: With a line for each file or weight.
     """
     folder = Path(source)
-    problems = model_damage(folder) if folder.is_dir() else []
-    if folder.is_dir() and not has_manifest(folder):
-        problems = [*_weight_faults(folder), *tokenizer_faults(folder)]
+    if not folder.is_dir():
+        return
+    problems = model_damage(folder)
+    if problems is None:
+        problems = [*_weight_faults(folder), *_tokenizer_faults(folder)]
     if problems:
         raise DataError(
             f"{where}: {source} is damaged; copy it again, or name another checkpoint:\n  "
             + "\n  ".join(problems)
         )
+
+
+def model_damage(model: Path) -> list[str] | None:
+    """Lists the faults of the files of a model folder, one line each; empty if there are none.
+
+    The manifest is the folder's own or that of the checkpoint that contains it. Returns None for a
+    folder from elsewhere, which has neither.
+    """
+    above = model.resolve().parent
+    if (model / MANIFEST).is_file():
+        root, start = model, ""
+    elif CHECKPOINT_NAME.fullmatch(above.name):
+        root, start = above, f"{model.resolve().name}/"
+    else:
+        return None
+    try:
+        entries = read_manifest(root).files
+    except ValueError as error:
+        return [str(error)]
+    found = (
+        fault_of(root / file, entry)
+        for file, entry in entries.items()
+        if file.startswith(start) and file.removeprefix(start) not in UNCHECKED
+    )
+    return [fault for fault in found if fault is not None]
+
+
+def _tokenizer_faults(folder: Path) -> list[str]:
+    """Describes a tokenizer in a model folder that is not the one its `config.json` records."""
+    try:
+        recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
+        found = _tokens_hash(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # not recorded, or unreadable, which is reported when it is loaded
+    if found in (None, recorded):
+        return []
+    return [
+        f"{folder / 'tokenizer.json'}: its tokens and ids (xxh3 {found}) are not those that the "
+        f"model was trained with ({TOKENS_HASH} of config.json: {recorded}). Restore it; if you "
+        f"changed it on purpose, delete {TOKENS_HASH} from config.json"
+    ]
 
 
 def _weight_faults(folder: Path) -> list[str]:
@@ -225,12 +250,161 @@ def _weight_faults(folder: Path) -> list[str]:
     return faults
 
 
-def _mismatched(entry: tuple[str, Any, Any]) -> str:
-    name, found, expected = entry
-    return f"{name} ({list(found)} instead of {list(expected)})"
-
-
 def _some(names: Iterable[str]) -> str:
     listed = sorted(names)
     more = f" and {len(listed) - NAMES_SHOWN} others" if len(listed) > NAMES_SHOWN else ""
     return ", ".join(listed[:NAMES_SHOWN]) + more
+
+
+def default_device() -> torch.device:
+    """A GPU if there is one, else the CPU: where a model that one process uses runs."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """The rows of the token embeddings, also of those that ZeRO-3 has partitioned already."""
+    weight = model.get_input_embeddings().weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
+
+
+def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
+    """Loads a causal language model with exactly the weights in its files.
+
+    Args:
+        source: A folder, or a name on the Hub.
+        where: The key and its value, for messages: `model_name=gpt2`.
+        how: Further arguments of `from_pretrained`.
+
+    Raises:
+        DataError: If it cannot be loaded, a file differs from its manifest, or weights are missing,
+            unexpected or of another shape. Tied weights need not be in the files.
+    """
+    from transformers import AutoModelForCausalLM
+
+    check_files(source, where)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, output_loading_info=True, ignore_mismatched_sizes=True, **how
+        )
+    except _UNLOADABLE as error:
+        raise DataError(
+            f"{where}: {source} cannot be loaded: {error}. Expected a folder, a file of one, or a "
+            "name on the Hub, of a causal language model"
+        ) from error
+    other_shapes = [
+        f"{name} ({list(found)} instead of {list(expected)})"
+        for name, found, expected in info["mismatched_keys"]
+    ]
+    lists = {
+        "missing (they would be random):": info["missing_keys"],
+        "unexpected (they would be ignored):": info["unexpected_keys"],
+        "of another shape:": other_shapes,
+        "unreadable:": info["error_msgs"],
+    }
+    problems = [f"{word} {_some(names)}" for word, names in lists.items() if names]
+    if problems:
+        raise DataError(
+            f"{where}: the weights in {source} are not those of a {type(model).__name__} of its "
+            f"config.json: {'; '.join(problems)}. Expected exactly its weights: copy the folder "
+            "again, or fix its config.json"
+        )
+    return model
+
+
+def load_exported(
+    kind: Any, folder: Path, name: str, tasks: str, *, optional: str | None = None
+) -> PreTrainedModel:
+    """A trained model in evaluation mode, from a folder that a run has exported.
+
+    Args:
+        kind: The class, with `from_pretrained`.
+        name: What messages call the model.
+        tasks: The tasks that export it, as messages name them.
+        optional: Part of the names of weights that may be missing.
+
+    Raises:
+        DataError: If it is damaged or incomplete.
+    """
+    import torch
+
+    check_files(str(folder), f"{folder}")
+    try:
+        with whole_weights():
+            model, info = kind.from_pretrained(
+                folder, output_loading_info=True, dtype=torch.float32
+            )
+    except _UNLOADABLE as error:
+        raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
+    missing = [key for key in info["missing_keys"] if optional is None or optional not in f".{key}"]
+    if missing or info["mismatched_keys"]:
+        raise DataError(
+            f"{folder}: weights are missing, {sorted(missing)[:3]}; expected the model/ of a run "
+            f"or checkpoint of {tasks}"
+        )
+    exported: PreTrainedModel = model.eval()
+    return exported
+
+
+def model_source(config: PretrainedConfig) -> tuple[str, str]:
+    """The key that names the model of a run, and its value."""
+    if config.model_config_file is not None:
+        return "model_config_file", config.model_config_file
+    return "model_name", config.model_name
+
+
+def model_shape(config: PretrainedConfig, kind: Any) -> Any:
+    """The transformers config of the model of a run, which is to be one of the class `kind`.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded.
+    """
+    from transformers import AutoConfig
+
+    key, source = model_source(config)
+    with explained(key, source, kind):
+        return AutoConfig.from_pretrained(source)
+
+
+@contextmanager
+def explained(key: str, source: str, kind: Any) -> Iterator[None]:
+    """Names the key in errors about a model that is to be one of the class `kind`."""
+    try:
+        yield
+    except _UNLOADABLE as error:
+        raise ConfigurationError(
+            f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, "
+            f"of a model that {kind.__name__} knows"
+        ) from error
+
+
+def token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The most tokens of a text that model and tokenizer accept; None: without a limit.
+
+    Args:
+        shape: The transformers config of the model.
+    """
+    limit = int(tokenizer.model_max_length)  # 10^30 if it has none
+    positions = getattr(shape, "max_position_embeddings", None)
+    if positions is not None:
+        # The positions of these begin after that of the padding.
+        is_roberta = shape.model_type in ("roberta", "xlm-roberta", "camembert")
+        limit = min(limit, positions - (shape.pad_token_id + 1 if is_roberta else 0))
+    return None if limit > 1_000_000 else limit
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """Loads models with all of their weights on every rank, also within a run under ZeRO-3.
+
+    There transformers partitions every model that it builds, and only an engine can run those.
+    """
+    from transformers.integrations import deepspeed as integration
+
+    configured = integration._hf_deepspeed_config_weak_ref
+    integration.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        integration._hf_deepspeed_config_weak_ref = configured

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from bsmeta.report.table import Bounded, value_of
+from bsmeta.report.inference import Bounded, value_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

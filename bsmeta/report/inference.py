@@ -23,12 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
-
-from bsmeta.report.table import Interval
 
 ALPHA = 0.05
 """Level of significance; intervals are at 1 - ALPHA."""
@@ -38,6 +37,53 @@ FEW_UNITS = 20
 """Resampled units below which reports call their intervals rough."""
 DRAWS_AT_ONCE = 1 << 21
 """Number of document indices that are drawn at one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The ends of a 95% interval."""
+
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether 0 lies outside."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its 95% interval."""
+
+    value: float
+    interval: Interval
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return self.interval.low
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.interval.high
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """What a cell shows with both ends: an interval, or an estimate, which also has a `value`."""
+
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+def value_of(cell: Any) -> float:
+    """The number of a cell, without its interval; NaN for text and for None."""
+    number = getattr(cell, "value", cell)
+    return float(number) if isinstance(number, int | float) else math.nan
 
 
 @dataclass(frozen=True, slots=True)

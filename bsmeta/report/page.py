@@ -3,6 +3,8 @@
 Every kind of report is a `Page`: the answer, what was measured, tables and figures in sections, and
 the commands to repeat it. `base.html.j2` is its form in a browser; a template that extends it may
 add blocks.
+
+The table of a report: values under columns with formats, as Markdown and for the terminal.
 """
 
 from __future__ import annotations
@@ -11,27 +13,45 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup, escape
+from rich import box, markup
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
 
 from bsmeta import __version__
 from bsmeta.config.command_line import pasteable
 from bsmeta.core.secrets import redact
 from bsmeta.report import figures
-from bsmeta.report.table import Bounded, Table, print_table, report_console
+from bsmeta.report.inference import Bounded, value_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HTML = "report.html"
+
 _TEMPLATES = Path(__file__).parents[1]
+
 _PROGRAMS = ("train", "evaluate", "annotate", "study")
+
+NONE = "–"
+"""The cell of a value that does not exist."""
+
+COUNT = "{:,.0f}".format
+
+WIDTH_OF_A_FILE = 130
+"""Width of the printed tables if the output is not a terminal."""
+
+WIDEST_NAME = 30
+
+Cell = str | float | Bounded | None
 
 
 @dataclass(frozen=True)
@@ -208,3 +228,132 @@ def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Seque
     for folder in dict.fromkeys(file.parent for file in files):
         names = ", ".join(file.name for file in files if file.parent == folder)
         console.print(f"written to {folder}: {names}", markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column.
+
+    Attributes:
+        head: Its name.
+        format: Formats a number, such as `"{:+.4f}".format`; None for a column of text, which is
+            aligned to the left.
+    """
+
+    head: str
+    format: Callable[[Any], str] | None = None
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether its numbers are differences: they are formatted with a sign."""
+        return self.format is not None and self.format(1).startswith("+")
+
+    def text(self, cell: Cell) -> str:
+        """A cell as text: a dash for None and NaN; text as it is."""
+        if isinstance(cell, str):
+            return cell
+        if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+            return NONE
+        assert self.format is not None, f"{self.head}: {cell}"
+        if not isinstance(cell, Bounded):
+            return self.format(cell)
+        ends = f"{self.format(cell.low)} to {self.format(cell.high)}"
+        value = getattr(cell, "value", None)
+        return ends if value is None else f"{self.format(value)} ({ends})"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: its title, columns, a note below it, and the rows."""
+
+    title: str
+    note: str
+    columns: Sequence[Column]
+    rows: list[list[Cell]] = field(default_factory=list)
+
+    @property
+    def heads(self) -> list[str]:
+        """The names of the columns."""
+        return [column.head for column in self.columns]
+
+    def texts(self) -> list[list[str]]:
+        """The cells as text."""
+        return [
+            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def sorted_by(self, head: str) -> Table:
+        """The table in the order of a column: from the lowest value to the highest.
+
+        Rows without a value come first; rows of equal values keep their order.
+        """
+        place = self.heads.index(head)
+
+        def value(row: list[Cell]) -> float:
+            number = value_of(row[place])
+            return -math.inf if math.isnan(number) else number
+
+        return replace(self, rows=sorted(self.rows, key=value))
+
+    def without(self, *heads: str) -> Table:
+        """The table without some of its columns."""
+        kept = [number for number, head in enumerate(self.heads) if head not in heads]
+        rows = [[row[number] for number in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[number] for number in kept], rows=rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table as JSON, its cells as text."""
+        return {"title": self.title, "note": self.note, "heads": self.heads, "rows": self.texts()}
+
+    def markdown(self, level: int = 2) -> Iterator[str]:
+        """Yields the parts of the table in GitHub's Markdown, under a heading of this level."""
+        yield f"{'#' * level} {self.title}"
+        marks = ["---" if column.format is None else "---:" for column in self.columns]
+        lines = [_markdown_row(self.heads), f"|{'|'.join(marks)}|"]
+        yield "\n".join([*lines, *map(_markdown_row, self.texts())])
+        if self.note:
+            yield self.note
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def report_console(*, highlight: bool = True) -> Console:
+    """The terminal, or a file that is wide enough for the tables.
+
+    Args:
+        highlight: Whether numbers and paths in text are colored.
+    """
+    console = Console(highlight=highlight)
+    return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=highlight)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table and its note; its numbers are never cut."""
+    shown = _rich_table(table)
+    needed = Measurement.get(console, console.options, shown).minimum
+    console.print(shown, width=max(console.width, needed), crop=False)
+    if table.note:
+        console.print(f"[dim]{markup.escape(table.note)}[/dim]")
+
+
+def _rich_table(table: Table) -> RichTable:
+    made = RichTable(
+        title=markup.escape(table.title), box=box.SIMPLE_HEAD, title_justify="left",
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    texts = table.texts()
+    for number, column in enumerate(table.columns):
+        widest = max((len(row[number]) for row in texts), default=0)
+        is_text = column.format is None
+        made.add_column(
+            markup.escape(column.head),
+            justify="left" if is_text else "right",
+            min_width=min(widest, WIDEST_NAME) if is_text else widest,
+            overflow="fold",
+        )
+    for row in texts:
+        made.add_row(*map(markup.escape, row))
+    return made

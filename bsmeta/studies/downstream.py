@@ -32,7 +32,7 @@ from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
 from bsmeta.data.seeds import derive
-from bsmeta.report.table import COUNT, NONE, Cell, Column, Table
+from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.measurement import digest_of
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of

@@ -15,8 +15,8 @@ import numpy as np
 from bsmeta.config.command_line import pasteable
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look
-from bsmeta.report.page import Page, Section
-from bsmeta.report.table import Interval, Table
+from bsmeta.report.inference import Interval
+from bsmeta.report.page import Page, Section, Table
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED
 from bsmeta.studies.config import AXES, FLOPS, WITH, WITHOUT
 from bsmeta.studies.results import ArmResult, Results, as_dict

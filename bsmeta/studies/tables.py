@@ -9,7 +9,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from bsmeta.report.table import COUNT, Cell, Column, Interval, Table
+from bsmeta.report.inference import Interval
+from bsmeta.report.page import COUNT, Cell, Column, Table
 from bsmeta.studies.claims import POWER, Claim, predicted_power, seeds_needed
 from bsmeta.studies.config import FLOPS, TEXT, TOKENS, WITH, WITHOUT, ClaimConfig, StudyConfig
 

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError
 from bsmeta.core.files import sync
-from bsmeta.models.manifest import (
+from bsmeta.models.pretrained import (
     MANIFEST,
     FileEntry,
     Manifest,
     describe_file,
-    mismatch,
+    fault_of,
     read_manifest,
     write_manifest,
 )
@@ -172,7 +172,9 @@ def problems(checkpoint: Checkpoint, processes: Processes) -> list[str]:
     expected, faults = processes.on_main(lambda: _inspect(checkpoint))
     if faults:
         return list(faults)
-    found = _share(sorted(expected), processes, lambda f: _difference(folder / f, expected[f]))
+    found = _share(
+        sorted(expected), processes, lambda file: fault_of(folder / file, expected[file])
+    )
     return [fault for fault in found.values() if fault is not None]
 
 
@@ -183,24 +185,14 @@ def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
     except CheckpointError as error:
         return {}, [str(error)]
     folder = checkpoint.folder
-    faults = [f"{folder / file}: is missing" for file in expected if not (folder / file).is_file()]
     present = [path for part in _LOADED for path in (folder / part).rglob("*")]
-    faults += [
+    faults = [
         f"{path}: is not listed in {MANIFEST}; remove it if you do not know where it is from"
         for path in sorted(present)
         if (path.is_symlink() or not path.is_dir())
         and path.relative_to(folder).as_posix() not in expected
     ]
     return expected, faults
-
-
-def _difference(file: Path, expected: FileEntry) -> str | None:
-    """Describes how a file differs from its entry in the manifest; None if it does not."""
-    try:
-        actual = describe_file(file)
-    except OSError as error:
-        return f"{file}: cannot be read ({error})"
-    return None if actual == expected else mismatch(file, actual, expected)
 
 
 def newest_whole(

@@ -1,11 +1,20 @@
 """The engines that step the optimizer: plain torch (also data parallel), FSDP2, and DeepSpeed.
 
 They differ in how they clip and step, and in how they save weights and optimizer.
+
+The optimizer of a run, and its learning rate.
+
+The learning rate is a pure function of the step number: it has no state to save, and a resumed run
+cannot deviate from it. It is applied to the optimizer's groups before each step, under DeepSpeed as
+well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -15,17 +24,33 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bsmeta.core.errors import CheckpointError, TrainingError
-from bsmeta.core.progress import opaque_work, report_progress
+from bsmeta.config.optimizers import OPTIMIZERS
+from bsmeta.config.schema import WSD, RunConfig
+from bsmeta.config.steps import decay_start, warm_up_steps
+from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError
+from bsmeta.core.progress import opaque_work
 from bsmeta.training.distributed import ALONE, Processes
-from bsmeta.training.optimizers import own_settings
-from bsmeta.training.sharded_state import described, read_shards, read_whole, write_shards
 
 _PLAIN_FILE = "torch.pt"
+
 TAG = "pytorch_model"
+
+PLAIN, FSDP = "torch", "FSDP2"
+
+RATE_SCALE = "rate_scale"
+"""Key of a parameter group: the factor of its learning rate."""
+
+IN_LAYERS = "in_layers"
+"""Whether a parameter group holds matrices of repeated layers that are apart from the others."""
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+}
+"""Factor of the learning rate after a given share of the decay."""
 
 
 class Engine(Protocol):
@@ -94,8 +119,11 @@ def make_engine(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> E
     """Creates the engine of a prepared model and optimizer."""
     if accelerator.state.deepspeed_plugin is not None:
         return DeepSpeedEngine(accelerator, model)
-    kind = FSDPEngine if accelerator.is_fsdp2 else PlainEngine
-    return kind(accelerator, model, optimizer)
+    if accelerator.is_fsdp2:
+        from bsmeta.training.fsdp import FSDPEngine
+
+        return FSDPEngine(accelerator, model, optimizer)
+    return PlainEngine(accelerator, model, optimizer)
 
 
 def engine_name(accelerator: Accelerator) -> str:
@@ -103,13 +131,13 @@ def engine_name(accelerator: Accelerator) -> str:
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:
         return f"deepspeed ZeRO-{plugin.zero_stage}"
-    return FSDPEngine.name if accelerator.is_fsdp2 else PlainEngine.name
+    return FSDP if accelerator.is_fsdp2 else PLAIN
 
 
 class PlainEngine:
     """Torch's own optimizer; data parallel if there are several processes."""
 
-    name = "torch"
+    name = PLAIN
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         self._accelerator = accelerator
@@ -174,99 +202,6 @@ class PlainEngine:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._accelerator.scaler is not None and state["scaler"] is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
-
-
-class FSDPEngine(PlainEngine):
-    """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
-
-    name = "FSDP2"
-
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
-        super().__init__(accelerator, model, optimizer)
-        self._aside = Processes.of(accelerator).aside()
-        first: dict[int, str] = {}
-        # A tensor that the model has under several names is saved under the first.
-        self._saved_as = {
-            name: first.setdefault(id(tensor), name)
-            for name, tensor in model.state_dict(keep_vars=True).items()
-        }
-
-    def clip(self, limit: float) -> torch.Tensor:
-        norm = super().clip(limit)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        found = {}
-        for name, tensor in self._model_state().items():
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self._accelerator.is_main_process:
-                found[name] = whole.to("cpu")
-            report_progress()
-        return self._by_all_names(found)
-
-    def _by_all_names(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: found[first] for name, first in self._saved_as.items() if first in found}
-
-    def _model_state(self) -> dict[str, torch.Tensor]:
-        own = self._model.state_dict()
-        return {name: own[name] for name in dict.fromkeys(self._saved_as.values())}
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """The shards of weights and optimizer, not copied."""
-        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
-        for name, parameter in self._parameters().items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                state[f"{_OPTIMIZER}{key}/{name}"] = value
-        return state
-
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the optimizer, in its order."""
-        tensors = self._model.state_dict(keep_vars=True)
-        names = {id(tensors[name]): name for name in self._saved_as.values()}
-        groups = self._optimizer.param_groups
-        return {names[id(own)]: own for group in groups for own in group["params"]}
-
-    def save(self, folder: Path) -> None:
-        write_shards(self.state(), folder, self._aside)
-
-    def snapshot(self) -> Snapshot:
-        copy = {key: self._copy(key, tensor) for key, tensor in self.state().items()}
-        write = partial(write_shards, copy, processes=self._aside)
-        return Snapshot(
-            self._aside, write, lambda folder: self._by_all_names(read_whole(folder, _MODEL))
-        )
-
-    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a tensor, or this rank's shard of one, to main memory."""
-        if not isinstance(tensor, DTensor):
-            return self._copies.tensor(key, tensor)
-        own = self._copies.tensor(key, tensor.to_local())
-        # `DTensor.from_local` would move the copy back to the device of the mesh.
-        return DTensor(own, tensor._spec, requires_grad=False)
-
-    def load(self, folder: Path) -> None:
-        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
-        parameters = self._parameters()
-        own: list[dict[str, torch.Tensor]] = [{} for _ in parameters]
-        place = {name: number for number, name in enumerate(parameters)}
-        for entry, (size, dtype) in described(folder).items():
-            if entry in state:
-                continue
-            key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
-            if name not in place:
-                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
-            parameter = parameters[name].detach()
-            # Other sizes are those of step counters, which all ranks have.
-            is_sharded = size == parameter.shape
-            value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
-            state[entry] = own[place[name]][key] = value.to(dtype)
-        read_shards(state, folder, self._aside)
-        settings = self._optimizer.state_dict()["param_groups"]
-        kept = {number: values for number, values in enumerate(own) if values}
-        self._optimizer.load_state_dict({"state": kept, "param_groups": settings})
-
-
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:
@@ -418,3 +353,147 @@ class DeepSpeedEngine:
         for state in optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()
+
+
+def build_optimizer(
+    model: nn.Module, config: RunConfig, rate_scale: Callable[[str], float] = lambda name: 1.0
+) -> torch.optim.Optimizer:
+    """Builds the optimizer of `optimizer_type`; only matrices are decayed, no biases or norms.
+
+    Args:
+        rate_scale: What the learning rate of a parameter, given its name, is multiplied with.
+
+    Raises:
+        ConfigurationError: If the model has no parameters of the kind that the optimizer is for.
+    """
+    entry = OPTIMIZERS[config.optimizer_type]
+    apart = matrices_in_layers(model) if entry.matrices_apart else set()
+    if entry.matrices_apart and not apart:
+        raise ConfigurationError(
+            f"optimizer_type={config.optimizer_type}: the model has no repeated layers with "
+            "trainable matrices; expected another optimizer, such as optimizer_type=adamw"
+        )
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            # Under ZeRO-3 a parameter is a flat shard here, and its shape is in ds_shape.
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            group = (rate_scale(name), parameter in apart, len(shape) > 1)
+            groups.setdefault(group, []).append(parameter)
+    optimizer: torch.optim.Optimizer = entry.load()(
+        [
+            {
+                "params": groups[scale, in_layers, is_decayed],
+                "weight_decay": config.weight_decay if is_decayed else 0.0,
+                RATE_SCALE: scale,
+                IN_LAYERS: in_layers,
+            }
+            # Highest rate first, and the decayed matrices before the rest.
+            for scale, in_layers, is_decayed in sorted(groups, reverse=True)
+        ],
+        lr=config.learning_rate,
+        **entry.options(config),
+    )
+    return optimizer
+
+
+def matrices_in_layers(model: nn.Module) -> set[nn.Parameter]:
+    """The trainable matrices of repeated layers (in a `ModuleList`), without embeddings."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.ModuleList)]
+    modules = {module for layer in layers for module in layer.modules()}
+    return {
+        parameter
+        for module in modules
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad and parameter.ndim == 2
+    }
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the groups marked `IN_LAYERS`, AdamW for the others, with one learning rate.
+
+    The two share their groups and state with this optimizer, whose state dict is that of both.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        lr: float,
+        momentum: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        inner, outer = (
+            [group for group in groups if group[IN_LAYERS] == flag] for flag in (True, False)
+        )
+        self._parts: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(inner, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        ]
+        if outer:  # none with adapters alone, which are matrices of layers
+            self._parts.append(torch.optim.AdamW(outer, lr=lr, betas=betas, eps=eps, fused=True))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Replaces groups and state, as torch does when a state dict is loaded."""
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        groups = iter(self.param_groups)
+        for part in self._parts:
+            part.param_groups = [*itertools.islice(groups, len(part.param_groups))]
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Updates all parameters."""
+        for part in self._parts:
+            part.step()
+
+
+def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
+    """The learning rate of a step.
+
+    A linear warm-up reaches the peak at step `num_warmup_steps`, or after `warmup_share` of the
+    steps; then the rate stays there (`constant`), or decays linearly (`linear`) or along half a
+    cosine (`cosine`) such that it would reach `min_learning_rate_ratio` of the peak one step after
+    the last. Under `wsd` (Hu et al. 2024, arXiv 2404.06395) it stays there until the last
+    `num_decay_steps`, or `decay_share` of the steps, and decays in these; `1-sqrt` is the shape
+    that Hägele et al. 2024 (arXiv 2405.18392) found best.
+
+    Args:
+        step: The step number, from 1 to `max_steps`.
+    """
+    start = warm_up_steps(config, max_steps)
+    if step <= start:
+        return config.learning_rate * step / start
+    if config.lr_scheduler_type == "constant":
+        return config.learning_rate
+    shape = config.lr_scheduler_type
+    if shape == WSD:
+        start, shape = decay_start(config, max_steps) or 0, config.decay_shape
+    progress = min(1.0, max(0, step - 1 - start) / max(1, max_steps - start))
+    lowest = config.min_learning_rate_ratio
+    return config.learning_rate * (lowest + (1.0 - lowest) * SHAPES[shape](progress))
+
+
+@contextmanager
+def own_settings(optimizer: Any) -> Iterator[None]:
+    """Keeps the settings that the optimizer was built with while a checkpoint is loaded.
+
+    A saved state contains its own settings: a changed `weight_decay` would be ignored.
+    """
+    own = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    yield
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
+
+
+def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
+    """Sets the rate of every parameter group: its own share of `rate`."""
+    for group in groups:
+        group["lr"] = rate * group.get(RATE_SCALE, 1.0)

@@ -42,7 +42,7 @@ from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import Processes, seed_everything, start
-from bsmeta.training.optimizers import matrices_in_layers
+from bsmeta.training.engines import matrices_in_layers
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import HasEpochs, HasShape, Shape, Task
 from bsmeta.training.trainer import Trainer

@@ -14,39 +14,31 @@ secrets are passed: each library reads its own key (`WANDB_API_KEY`, `HF_TOKEN`)
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
 import resource
-import secrets
-import sys
+import statistics
 import time
-import types
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from rich import progress as rich_progress
-from rich.console import Console
 from torch import nn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
-from bsmeta.core.errors import HYDRA, Problem, refuse
-from bsmeta.core.files import write_json
-from bsmeta.core.progress import PLAIN_INTERVAL_S
-from bsmeta.core.secrets import redact, redact_values
+from bsmeta.core.errors import TrainingError
+from bsmeta.data.batch import MicroBatch
 from bsmeta.training.distributed import Processes
-from bsmeta.training.logs import LineLog
-from bsmeta.training.run_folder import METRICS, RunFolder
-from bsmeta.training.stats import DataStats, NonFiniteGuard, StepMetrics, StepResult
-
-_METRICS_SHOWN = 4
-
-RUNS = "trackers.json"
+from bsmeta.training.run_folder import LineLog, RunFolder
+from bsmeta.training.step import DataStats, StepMetrics, StepResult
+from bsmeta.training.task import Metric
+from bsmeta.training.tracking import Tracker
 
 # Dense bf16 peak of one device in FLOP/s, from the vendors' data sheets (without sparsity). The
 # first name that is part of the device's counts.
@@ -62,217 +54,6 @@ PEAK_FLOPS = {
 }
 
 logger = logging.getLogger(__name__)
-
-
-class External(Protocol):
-    """A tracker that Accelerate creates for a name in `trackers` (tensorboard, wandb, …)."""
-
-    def log(self, values: dict[str, Any], step: int | None) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class Tracker:
-    """Records events from the trainer; does nothing on ranks other than 0."""
-
-    def __init__(
-        self,
-        run: RunFolder,
-        *,
-        main: bool,
-        step: int,
-        total_steps: int,
-        external: Sequence[External] = (),
-    ) -> None:
-        self._external = list(external) if main else []
-        self._metrics = run.open_log(METRICS) if main else None
-        self._screen = Screen(total_steps, step) if main else None
-
-    def event(self, kind: str, step: int, **values: Any) -> None:
-        """Records an event: a line of `metrics.jsonl`, and its numbers for the trackers."""
-        if self._metrics is None or self._screen is None:
-            return
-        self._metrics.write({"event": kind, "step": step, **values})
-        if self._external and kind in ("step", "eval"):
-            prefix = "" if kind == "step" else "eval/"
-            numbers = {
-                prefix + name: value
-                for name, value in _leaves(values)
-                # what is not known, such as the utilization of a CPU, is NaN
-                if isinstance(value, (int, float)) and not math.isnan(value)
-            }
-            self._call_each(lambda tracker: tracker.log(numbers, step))
-        self._screen.show(kind, step, values)
-
-    def close(self) -> None:
-        if self._metrics is not None and self._screen is not None:
-            self._screen.close()
-            self._metrics.close()
-        self._call_each(lambda tracker: tracker.finish())
-
-    def _call_each(self, action: Callable[[External], None]) -> None:
-        """Calls `action` on each tracker, and drops those that fail (full disk, lost server)."""
-        for tracker in list(self._external):
-            try:
-                action(tracker)
-            except Exception as error:
-                self._external.remove(tracker)
-                logger.warning(
-                    "%s gets no more metrics (%s: %s); all of them are in %s",
-                    type(tracker).__name__, type(error).__name__, redact(str(error)), METRICS,
-                )  # fmt: skip
-
-    def __enter__(self) -> Tracker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Screen:
-    """A progress bar on a terminal; elsewhere, plain lines: every ten seconds and per event."""
-
-    def __init__(self, total: int, step: int) -> None:
-        self._total = total
-        self._bar: rich_progress.Progress | None = None
-        self._last_line = 0.0
-        if sys.stderr.isatty():
-            self._bar = rich_progress.Progress(
-                rich_progress.TextColumn("training"),
-                rich_progress.BarColumn(),
-                rich_progress.MofNCompleteColumn(),
-                rich_progress.TimeRemainingColumn(),
-                rich_progress.TextColumn("{task.description}"),
-                console=Console(stderr=True),
-            )
-            self._task = self._bar.add_task("", total=total, completed=step)
-            self._bar.start()
-
-    def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        if kind == "step":
-            text = _step_text(values)
-            if self._bar is not None:
-                self._bar.update(self._task, completed=step, description=text)
-            elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
-                self._last_line = time.monotonic()
-                self._print(f"step {step}/{self._total}  {text}")
-            return
-        if kind in ("exposure", "totals"):  # too large for a line; they are in metrics.jsonl
-            return
-        shown = _leaves(values)
-        if kind == "eval":  # the first few are enough; all are in metrics.jsonl
-            shown = [item for item in shown if isinstance(item[1], float)][:_METRICS_SHOWN]
-        numbers = "  ".join(f"{name} {_short(value)}" for name, value in shown)
-        self._print(f"step {step}/{self._total}  {kind}  {numbers}")
-
-    def _print(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def keep_tensorflow_out() -> None:
-    """Keeps tensorboard from importing TensorFlow if it is installed (0.5 GB, seconds)."""
-    name = "tensorboard.compat.notf"
-    sys.modules.setdefault(name, types.ModuleType(name))
-
-
-def _step_text(values: dict[str, Any]) -> str:
-    return (
-        f"loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
-        f"{values['tokens_per_s']:,.0f} tokens/s  data wait {values['data_wait_s']:.3f} s"
-    )
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flattens nested values, with names such as `parts/url`."""
-    leaves: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            leaves += _leaves(value, f"{prefix}{name}/")
-        else:
-            leaves.append((prefix + name, value))
-    return leaves
-
-
-def flat(config: RunConfig) -> dict[str, Any]:
-    """The configuration in the form that trackers expect: one level, plain values."""
-    return {
-        name: value if isinstance(value, (int, float, str, bool)) else str(value)
-        for name, value in _leaves(redact_values(dataclasses.asdict(config)))
-    }
-
-
-class Starter(Protocol):
-    """The method of an Accelerator that starts trackers."""
-
-    def init_trackers(
-        self, project_name: str, config: dict[str, Any], init_kwargs: dict[str, Any]
-    ) -> None: ...
-
-
-def start_trackers(accelerator: Starter, config: RunConfig, folder: Path, step: int) -> None:
-    """Starts every tracker of the configuration; called on rank 0.
-
-    Args:
-        accelerator: Created with `log_with=config.trackers`.
-        config: The run; `run_name` is the project's name at the trackers.
-        step: The step that the run resumes from, 0 at its beginning.
-
-    Raises:
-        ConfigurationError: If a tracker cannot start (no key, no network).
-    """
-    if not config.trackers:
-        return
-    keep_tensorflow_out()
-    try:
-        accelerator.init_trackers(
-            config.run_name, config=flat(config), init_kwargs=arguments(folder, step)
-        )
-    except Exception as error:
-        expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"
-        found = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
-        refuse([Problem("trackers", HYDRA, found, expected, "fix that, or leave it out")])
-
-
-def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    """The arguments for each library that make a resumed run continue the same run there."""
-    name = run_name(folder)
-    return {
-        "tensorboard": {"purge_step": step + 1} if step else {},
-        "wandb": {"id": name, "name": name, "resume": "allow", "dir": str(folder)},
-        "trackio": {"name": name, "resume": "allow"},
-    }
-
-
-def run_name(folder: Path) -> str:
-    """The run's name at wandb and trackio: the folder's with eight letters, generated only once.
-
-    An empty file counts as missing: it was being written when the machine crashed.
-    """
-    file = folder / RUNS
-    try:
-        return str(json.loads(file.read_text())["run"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        name = f"{_plain(folder.name)}-{secrets.token_hex(4)}"
-        write_json(file, {"run": name})
-        return name
-
-
-def _plain(name: str) -> str:
-    """Replaces characters that a wandb id must not contain (`/\\#?%:`), and truncates it (128)."""
-    return "".join(
-        character if character.isalnum() or character in "-_." else "-" for character in name
-    )[:100]
 
 
 class Throughput:
@@ -368,6 +149,174 @@ def flops_per_token(model: nn.Module) -> float:
         for parameter in model.parameters()
         if id(parameter) in others or id(parameter) not in looked_up
     )
+
+
+class NonFiniteGuard:
+    """Handles steps whose loss or gradient is not finite.
+
+    Args:
+        action: `stop`, or `skip`: leave the weights unchanged and continue with the next step.
+        limit: The maximum number of consecutive skips; one more stops the run.
+        folder: The run folder; each rank writes `nonfinite-step{n}-rank{r}.json` there.
+
+    Attributes:
+        consecutive: Steps skipped since the last finite one; saved with a checkpoint.
+    """
+
+    def __init__(self, action: str, limit: int, folder: Path, rank: int) -> None:
+        self._action = action
+        self._limit = limit
+        self._folder = folder
+        self._rank = rank
+        self.consecutive = 0
+
+    def passed(self) -> None:
+        """Records a finite step."""
+        self.consecutive = 0
+
+    def failed(
+        self,
+        step: int,
+        loss: float,
+        norm: float | None,
+        batches: Sequence[MicroBatch],
+        losses: Sequence[torch.Tensor],
+        *,
+        weights_changed: bool,
+    ) -> dict[str, Any]:
+        """Writes the step's documents to a file, then stops the run or skips the step.
+
+        Args:
+            weights_changed: Whether the engine has changed the weights: then the step can no
+                longer be skipped.
+
+        Returns:
+            The event for the log, if the step is skipped.
+
+        Raises:
+            TrainingError: If the run must stop.
+        """
+        self.consecutive += 1
+        file = self._folder / f"nonfinite-step{step}-rank{self._rank}.json"
+        parts = [
+            {"loss_sum": repr(float(value)), "documents": list(batch.documents)}
+            for batch, value in zip(batches, losses, strict=True)
+        ]
+        report = {"step": step, "rank": self._rank, "loss": repr(loss), "grad_norm": repr(norm)}
+        with suppress(FileNotFoundError):  # the run folder was deleted, and rank 0 rebuilds it
+            file.write_text(json.dumps({**report, "micro_batches": parts}, indent=1) + "\n")
+        found = (
+            f"step {step}: loss {loss}, gradient norm {norm}. The documents of the step are in "
+            f"{self._folder}/nonfinite-step{step}-rank*.json; no checkpoint of it was written"
+        )
+        if self._action == "stop" or weights_changed:
+            raise TrainingError(
+                f"{found}. Resume with a lower learning_rate, or with on_nonfinite=skip"
+            )
+        if self.consecutive > self._limit:
+            raise TrainingError(
+                f"{found}. There were {self.consecutive} such steps in a row, and "
+                f"max_consecutive_skips={self._limit}"
+            )
+        return {"loss": repr(loss), "grad_norm": repr(norm), "consecutive": self.consecutive}
+
+
+class SpikeGuard:
+    """Detects losses far above those of the last steps, and limits how often a run rolls back.
+
+    Every rank sees the same losses and so detects the same spikes; so does a resumed run, because
+    the losses are saved with a checkpoint.
+
+    Args:
+        deviations: Standard deviations above the mean at which a loss counts as a spike; 0: never.
+        window: Number of past losses to compare with; no spike is detected until the window is
+            full.
+        limit: How often the run may roll back to the same checkpoint.
+    """
+
+    def __init__(self, deviations: float, window: int, limit: int) -> None:
+        self._deviations = deviations
+        self._limit = limit
+        self._losses: deque[float] = deque(maxlen=window)
+        self._rollbacks: dict[int, int] = {}
+
+    def is_spike(self, loss: float) -> bool:
+        """Whether the loss is a spike; if not, adds it to the window for later comparisons."""
+        if self._deviations > 0 and len(self._losses) == self._losses.maxlen:
+            spread = self._deviations * statistics.pstdev(self._losses)
+            if loss > statistics.fmean(self._losses) + spread:
+                return True
+        self.accept(loss)
+        return False
+
+    def accept(self, loss: float) -> None:
+        """Adds a loss to the window: also a spike that the run continues with."""
+        self._losses.append(loss)
+
+    def rolled_back(self, step: int) -> None:
+        """Counts a rollback to the checkpoint of `step`.
+
+        Raises:
+            TrainingError: If the limit is exceeded.
+        """
+        self._rollbacks[step] = self._rollbacks.get(step, 0) + 1
+        if self._rollbacks[step] > self._limit:
+            raise TrainingError(
+                f"the loss spiked again after {self._limit} rollbacks (max_rollbacks) to step "
+                f"{step}; resume with a lower learning_rate, or raise loss_spike_deviations"
+            )
+
+    def state(self) -> list[float]:
+        """The past losses in the window, for a checkpoint."""
+        return list(self._losses)
+
+    def restore(self, state: list[Any]) -> None:
+        """Restores the losses from a checkpoint."""
+        self._losses.clear()
+        self._losses.extend(float(loss) for loss in state)
+
+
+class EarlyStopping:
+    """Ends a run whose evaluations have stopped improving.
+
+    Args:
+        name: The metric that is compared, in its own direction (`Metric.better`).
+        patience: Consecutive evaluations without a better value than the best after which the run
+            ends; None: never.
+
+    Attributes:
+        is_due: Whether the run should end now.
+    """
+
+    def __init__(self, name: str | None, patience: int | None) -> None:
+        self._name = name
+        self._patience = patience
+        self._best: float | None = None  # negated if higher values are better
+        self._without = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._patience is not None and self._without >= self._patience
+
+    def record(self, metrics: Sequence[Metric]) -> None:
+        """Records an evaluation; a value that is not a number counts as no improvement."""
+        values = [metric for metric in metrics if metric.name == self._name]
+        if not values:
+            return
+        metric = values[0]
+        cost = -metric.value if metric.better == "max" else metric.value
+        if not math.isnan(cost) and (self._best is None or cost < self._best):
+            self._best, self._without = cost, 0
+        else:
+            self._without += 1
+
+    def state(self) -> dict[str, Any]:
+        """The best value and the evaluations since, for a checkpoint."""
+        return {"best": self._best, "without": self._without}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
+        self._best, self._without = state["best"], int(state["without"])
 
 
 @dataclass

@@ -53,8 +53,8 @@ from bsmeta.training.checkpoint import (
     newest_whole,
 )
 from bsmeta.training.distributed import Accelerator, Processes
-from bsmeta.training.engines import TAG, FSDPEngine, PlainEngine, engine_name
-from bsmeta.training.retention import check_room
+from bsmeta.training.engines import FSDP, PLAIN, TAG, engine_name
+from bsmeta.training.saving import check_room
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def resume_point(
 
 def is_readable(state: dict[str, Any], world_size: int) -> bool:
     """Whether a checkpoint with this trainer state can be loaded without conversion."""
-    is_resharded = state["engine"] in (PlainEngine.name, FSDPEngine.name)
+    is_resharded = state["engine"] in (PLAIN, FSDP)
     return is_resharded or bool(state["world_size"] == world_size)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,16 +16,36 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.reporting import rank
+from bsmeta.core.secrets import redact
 from bsmeta.core.signals import StopRequest
-from bsmeta.training import publish
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
-from bsmeta.training.logs import ProcessLog
 from bsmeta.training.resuming import resume_point, resumes
-from bsmeta.training.retention import explain_full_disk
-from bsmeta.training.run_folder import RunFolder, write_refusal, write_stopped_start
+from bsmeta.training.run_folder import (
+    METRICS,
+    LineLog,
+    ProcessLog,
+    RunFolder,
+    write_refusal,
+    write_stopped_start,
+)
+from bsmeta.training.saving import explain_full_disk
 from bsmeta.training.task import HasEpochs, Task
 from bsmeta.training.trainer import Outcome, Trainer
 from bsmeta.training.watchdog import Watchdog
+
+UPLOAD_S = 3600.0
+"""Time limit of an upload."""
+_UPLOAD = """
+import sys
+from huggingface_hub import HfApi
+folder, name = sys.argv[1:]
+api = HfApi()  # reads HF_ENDPOINT and HF_TOKEN itself
+try:
+    api.create_repo(name, exist_ok=True)
+    api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload the trained model")
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +94,7 @@ def run(
                     raise
                 raise ending from error
     if config.push_to_hub and code == 0 and processes.is_main:
-        publish.push(folder.path, config.push_to_hub, watchdog.step)
+        push(folder.path, config.push_to_hub, watchdog.step)
     return code
 
 
@@ -145,3 +167,57 @@ def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
         folder.write_status("failed", step, code, str(error))
     except (OSError, TrainingError) as unwritten:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)
+
+
+def push(run_folder: Path, repository: str, step: int, timeout_s: float = UPLOAD_S) -> bool:
+    """Uploads `model/` of a finished run; logs the outcome, and never raises an error.
+
+    A line `{"event": "push", …}` in `metrics.jsonl` records whether it succeeded, or why not.
+
+    Args:
+        repository: `owner/name`; created if it does not exist.
+
+    Returns:
+        Whether the model is on the Hub.
+    """
+    model = run_folder / "model"
+    problem = _upload(model, repository, timeout_s)
+    if problem:
+        logger.warning(
+            "push_to_hub: the model is in %s, but not on the Hub: %s. To try again: "
+            "hf upload %s %s", model, problem, repository, model,
+        )  # fmt: skip
+    else:
+        logger.info("push_to_hub: uploaded to %s", repository)
+    event = {"event": "push", "step": step, "repository": repository, "pushed": not problem}
+    try:
+        log = LineLog(run_folder / METRICS)
+        log.write({**event, "problem": problem} if problem else event)
+        log.close()
+    except OSError as error:
+        logger.warning("push_to_hub: %s could not be written: %s", METRICS, error)
+    return not problem
+
+
+def _upload(folder: Path, repository: str, timeout_s: float) -> str:
+    """Uploads in another process, so that the run stays done whatever the server does.
+
+    It may refuse, fail, or not respond for hours.
+
+    Returns:
+        The error message; "" on success.
+    """
+    command = [sys.executable, "-c", _UPLOAD, str(folder), repository]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"given up after {timeout_s:g} seconds"
+    except OSError as error:  # for example, not enough memory for another process
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return redact(lines[-1] if lines else f"exit code {done.returncode}")

@@ -7,15 +7,16 @@ next step's data is therefore fetched while the device still computes this one, 
 targets is summed in the same all-reduce as the losses: one collective per step besides the
 gradient's.
 
-Nothing here waits for the device; `stats.StepResult.read` does.
+Only `StepResult.read` waits for the device.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,8 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.training.distributed import Accelerator, Processes
-from bsmeta.training.engines import Engine
-from bsmeta.training.optimizers import learning_rate, set_learning_rate
+from bsmeta.training.engines import Engine, learning_rate, set_learning_rate
 from bsmeta.training.saving import Saver
-from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task
 from bsmeta.training.watchdog import Watchdog, report_of, reported_error
 
@@ -105,6 +104,188 @@ class _Fetched:
                 for tensor in tensors.values():
                     tensor.record_stream(current)  # otherwise its memory would be reused too early
         yield from self.inputs
+
+
+def is_finite(loss: float, norm: float | None) -> bool:
+    """Whether a step's loss, and its gradient norm if there is one, are finite.
+
+    DeepSpeed returns -1 or infinity for a norm that is NaN.
+    """
+    return math.isfinite(loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
+
+
+@dataclass(frozen=True)
+class DataStats:
+    """Sums over the micro-batches of a step, on one rank or on all; see `MicroBatch`."""
+
+    targets: float = 0.0
+    tokens: float = 0.0
+    padding: float = 0.0
+    counts: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: StepData) -> DataStats:
+        batches = data.micro_batches
+        counts: dict[str, float] = {}
+        for batch in batches:
+            for name, count in batch.counts.items():
+                counts[name] = counts.get(name, 0.0) + count
+        return cls(
+            targets=float(sum(batch.weight for batch in batches)),
+            tokens=float(sum(batch.tokens for batch in batches)),
+            padding=float(sum(batch.padding for batch in batches)),
+            counts=counts,
+        )
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Per-step statistics: what a rank contributes to the all-reduce, then their sums over ranks.
+
+    Attributes:
+        next_data: Statistics of the next step's data; zeros after the last step.
+        stop: Number of ranks that were asked to stop.
+        save_failed: Number of ranks whose checkpoint writer has failed.
+        out_of_data: Number of ranks whose next data cannot be read.
+        loss: Sum of the losses of the step's targets, in nats.
+        parts: Sum and weight of each named part of the loss.
+        grad_norm: Norm of the gradient of the global batch, equal on all ranks and not summed; None
+            if the engine reports none.
+    """
+
+    next_data: DataStats
+    stop: float
+    save_failed: float = 0.0
+    out_of_data: float = 0.0
+    loss: float = 0.0
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    grad_norm: float | None = None
+
+
+class ReducedStats:
+    """A step's statistics, summed over all ranks; on the device until they are read."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        own: StepStats,
+        losses: list[Loss],
+        norm: torch.Tensor | float | None,
+    ) -> None:
+        """Starts the all-reduce; every rank calls it with the same names of counts and parts.
+
+        Args:
+            own: This rank's statistics that are known on the host.
+            losses: Losses of this rank's micro-batches, on the device; none before the first step.
+            norm: The gradient's norm, on the device or on the host.
+        """
+        self._norm = norm
+        self._count_names = list(own.next_data.counts)
+        self._part_names = list(losses[0].parts) if losses else []
+        data = own.next_data
+        host = [own.stop, own.save_failed, own.out_of_data]
+        host += [data.targets, data.tokens, data.padding]
+        host += data.counts.values()
+        values = torch.tensor(host, dtype=torch.float64).to(processes.device, non_blocking=True)
+        self._num_host = len(host)
+        if losses:
+            values = torch.cat([values, torch.stack([_flat(loss) for loss in losses]).sum(0)])
+        self._values = processes.sum(values)
+        if isinstance(norm, torch.Tensor):
+            self._values = torch.cat([self._values, norm.detach().double().reshape(1)])
+        self._host = self._values
+        self._copied: torch.cuda.Event | None = None
+        if values.device.type == "cuda":
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    @property
+    def next_targets(self) -> torch.Tensor:
+        """Number of targets of the next step over all ranks: a float64 scalar on the device."""
+        return self._values[3]
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Sum of the step's losses over all ranks: a float64 scalar on the device."""
+        return self._values[self._num_host]
+
+    def read(self) -> StepStats:
+        """Returns the sums on the host; waits for the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        values = self._host.tolist()
+        norm = values.pop() if isinstance(self._norm, torch.Tensor) else self._norm
+        stop, save_failed, out_of_data, *sums = values[: self._num_host]
+        targets, tokens, padding, *counts = sums
+        named_counts = dict(zip(self._count_names, counts, strict=True))
+        data = DataStats(targets, tokens, padding, named_counts)
+        loss, *parts = values[self._num_host :] or [0.0]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        named_parts = dict(zip(self._part_names, pairs, strict=True))
+        return StepStats(data, stop, save_failed, out_of_data, loss, named_parts, norm)
+
+
+def _flat(loss: Loss) -> torch.Tensor:
+    """A micro-batch's loss and parts: float64[1 + 2 * parts], detached."""
+    parts = [value for pair in loss.parts.values() for value in pair]
+    return torch.stack([value.detach().double() for value in (loss.sum, *parts)])
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """A completed step, read from the device.
+
+    Attributes:
+        loss: Mean over the targets of the global batch, in nats.
+        parts: Weighted mean of each named part of the loss whose weight is not 0.
+        grad_norm: Norm of the gradient of the global batch; None if the engine reports none.
+        stats: Everything that was summed over the ranks.
+    """
+
+    loss: float
+    parts: dict[str, float]
+    grad_norm: float | None
+    stats: StepStats
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient norm are finite numbers."""
+        return is_finite(self.loss, self.grad_norm)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step that the device has completed or is still working on.
+
+    Attributes:
+        step: Its number, from 1.
+        data_wait_s: Seconds that the loop waited for the step's data.
+        learning_rate: The learning rate of the step.
+        losses: Sum of losses of each of this rank's micro-batches, on the device.
+        reduced: The statistics of all ranks.
+        scaled: Whether there is a loss scaler, which itself skips gradients that are not finite.
+        weights_changed: Whether the weights were changed even if the step is not finite.
+    """
+
+    step: int
+    data: StepData
+    data_wait_s: float
+    learning_rate: float
+    losses: list[torch.Tensor]
+    reduced: ReducedStats
+    scaled: bool
+    weights_changed: bool
+
+    def read(self, targets: float) -> StepMetrics:
+        """Waits for the device; `targets` is the number of targets of the global batch."""
+        stats = self.reduced.read()
+        norm = stats.grad_norm
+        if self.scaled and not is_finite(0.0, norm):
+            norm = None  # fp16: the scale was too high; the scaler skips the step and lowers it
+        parts = {name: total / weight for name, (total, weight) in stats.parts.items() if weight}
+        return StepMetrics(stats.loss / max(targets, 1.0), parts, norm, stats)
 
 
 class StepRunner:

@@ -22,17 +22,16 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
-from bsmeta.training.engines import make_engine, prepare
+from bsmeta.training.engines import build_optimizer, make_engine, prepare
 from bsmeta.training.metrics import (
-    RUNS,
+    EarlyStopping,
+    NonFiniteGuard,
     Progress,
+    SpikeGuard,
     StepLog,
     Throughput,
-    Tracker,
     flops_per_token,
-    start_trackers,
 )
-from bsmeta.training.optimizers import build_optimizer
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,
@@ -41,19 +40,9 @@ from bsmeta.training.resuming import (
     parameter_shapes,
     rollback_point,
 )
-from bsmeta.training.retention import check_metric
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.saving import Saver, restore_rng
-from bsmeta.training.stats import (
-    DataStats,
-    EarlyStopping,
-    NonFiniteGuard,
-    SpikeGuard,
-    StepMetrics,
-    StepResult,
-    StepStats,
-)
-from bsmeta.training.step import Profile, StepRunner
+from bsmeta.training.saving import Saver, check_metric, restore_rng
+from bsmeta.training.step import DataStats, Profile, StepMetrics, StepResult, StepRunner, StepStats
 from bsmeta.training.task import (
     CountsFlops,
     Evaluates,
@@ -67,6 +56,7 @@ from bsmeta.training.task import (
     SurveysData,
     Task,
 )
+from bsmeta.training.tracking import RUNS, Tracker, start_trackers
 from bsmeta.training.watchdog import Watchdog
 
 

@@ -26,7 +26,7 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.detection import open_detector
 from bsmeta.tasks.disambiguation.evaluate import Evaluator
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
-from bsmeta.training.optimizers import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
 from bsmeta.training.task import EvaluationContext
 
 

@@ -65,11 +65,11 @@ def killing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def kill_after(phase: str) -> None:
     """Has this process killed after a phase of its first save."""
-    from bsmeta.training import checkpoint, engines, saving
-    from bsmeta.training.retention import Retention
+    from bsmeta.training import checkpoint, engines, fsdp, saving
+    from bsmeta.training.saving import Retention
 
     stage = os.environ.get("TOY_ZERO_STAGE")
-    plain = (engines, "write_shards" if stage == "fsdp2" else "write_state")
+    plain = (fsdp, "write_shards") if stage == "fsdp2" else (engines, "write_state")
     owner, name = {
         "begin": (checkpoint.Writer, "_begin"),
         "state": plain if stage in ("", "fsdp2") else (engines.DeepSpeedEngine, "save"),

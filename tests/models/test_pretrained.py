@@ -14,8 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core.errors import DataError
-from bsmeta.models.manifest import model_damage, record_tokenizer, write_model_manifest
-from bsmeta.models.pretrained import load_weights
+from bsmeta.models.pretrained import (
+    load_weights,
+    model_damage,
+    record_tokenizer,
+    write_model_manifest,
+)
 
 Weights = dict[str, torch.Tensor]
 REPOSITORY = Path(__file__).resolve().parents[2]

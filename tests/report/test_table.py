@@ -6,7 +6,8 @@ import io
 
 from rich.console import Console
 
-from bsmeta.report.table import COUNT, Column, Estimate, Interval, Table, print_table
+from bsmeta.report.inference import Estimate, Interval
+from bsmeta.report.page import COUNT, Column, Table, print_table
 
 SIGNED = "{:+.1f}".format
 GAINS = Table(

@@ -39,7 +39,7 @@ from bsmeta.core.signals import StopRequest
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer
-from bsmeta.training.optimizers import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
 from bsmeta.training.task import Loss
 
 

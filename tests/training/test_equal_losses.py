@@ -65,7 +65,7 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
         assert len(one["losses"]) == 8
         assert one["losses"] == pytest.approx(bare, rel=1e-4), name
         # Nothing of a micro-batch is read: once at the start, and once a step.
-        assert one["reads"] == {"training/stats.py: read": 9}, name
+        assert one["reads"] == {"training/step.py: read": 9}, name
     whole = events(tmp_path / "ours", "step")
     for one, other in zip(events(tmp_path / "chunked", "step"), whole, strict=True):
         assert one["parts"] == pytest.approx(other["parts"], rel=1e-4)

@@ -31,6 +31,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.batch import StepData
 from bsmeta.models.layers import layers_of, recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from bsmeta.training.engines import build_optimizer
 from bsmeta.training.estimate import (
     Counts,
     Stage,
@@ -43,7 +44,6 @@ from bsmeta.training.estimate import (
     probe,
     state,
 )
-from bsmeta.training.optimizers import build_optimizer
 from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY, run_warm
 from tests.training.toy_task import ToyStream, ToyTask

@@ -15,7 +15,8 @@ import torch
 
 from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.training.stats import EarlyStopping, NonFiniteGuard, SpikeGuard, is_finite
+from bsmeta.training.metrics import EarlyStopping, NonFiniteGuard, SpikeGuard
+from bsmeta.training.step import is_finite
 from bsmeta.training.task import Metric
 
 NAN, INF = float("nan"), float("inf")

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from bsmeta.training.logs import ProcessLog
+from bsmeta.training.run_folder import ProcessLog
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 SMALL = (

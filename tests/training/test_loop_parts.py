@@ -13,7 +13,7 @@ from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training import metrics as metrics_module
 from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection, Processes
 from bsmeta.training.metrics import Throughput, flops_per_token
-from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats
+from bsmeta.training.step import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss
 
 CPU = torch.device("cpu")

@@ -15,8 +15,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.engines import HostCopies, PlainEngine, make_engine
-from bsmeta.training.optimizers import build_optimizer, learning_rate, matrices_in_layers
+from bsmeta.training.engines import (
+    HostCopies,
+    PlainEngine,
+    build_optimizer,
+    learning_rate,
+    make_engine,
+    matrices_in_layers,
+)
 from tests.conftest import REPOSITORY
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.training.publish import push
+from bsmeta.training.run import push
 from tests.training.hub_server import HubServer
 from tests.waiting import STUCK_S
 from tests.warm import REPOSITORY

@@ -14,10 +14,10 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.training.distributed import ALONE
-from bsmeta.training.logs import LineLog
 from bsmeta.training.run_folder import (
     MARK,
     METRICS,
+    LineLog,
     RunFolder,
     last_events,
     write_refusal,

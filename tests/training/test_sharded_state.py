@@ -11,7 +11,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.sharded_state import described, read_whole
+from bsmeta.training.fsdp import described, read_whole
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 

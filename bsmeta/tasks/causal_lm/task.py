@@ -36,12 +36,11 @@ from bsmeta.data.stream.windows import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import layers
-from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import (
-    add_adapters,
+    IGNORED,
+    ChunkedLoss,
     compile_layers,
     layers_of,
-    merged,
     recompute,
     run_uncompiled,
     use_liger,
@@ -148,6 +147,8 @@ class CausalLanguageModel:
                 f"lora: the embeddings are trained, too, because {len(new)} special tokens of the "
                 f"metadata are new to the tokenizer ({', '.join(new[:3])}, ...)",
             )
+        from bsmeta.models.lora import add_adapters
+
         add_adapters(model, self._config.lora, train_embeddings=bool(new))
 
     def shape(self) -> Shape:
@@ -319,7 +320,11 @@ class CausalLanguageModel:
         }
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=merged(model, weights))  # type: ignore[operator]
+        if self._config.lora.rank:
+            from bsmeta.models.lora import merged
+
+            weights = merged(model, weights)
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder)

@@ -26,8 +26,7 @@ from scipy.special import softmax
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.report.inference import central, draws
-from bsmeta.report.table import Estimate, Interval
+from bsmeta.report.inference import Estimate, Interval, central, draws
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import cross_entropies, pad

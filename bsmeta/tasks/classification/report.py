@@ -10,9 +10,18 @@ import numpy as np
 
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look
-from bsmeta.report.inference import rough_intervals
-from bsmeta.report.page import Page, Section, own_command, print_report, write_report
-from bsmeta.report.table import COUNT, Cell, Column, Estimate, Interval, Table, value_of
+from bsmeta.report.inference import Estimate, Interval, rough_intervals, value_of
+from bsmeta.report.page import (
+    COUNT,
+    Cell,
+    Column,
+    Page,
+    Section,
+    Table,
+    own_command,
+    print_report,
+    write_report,
+)
 from bsmeta.tasks.classification.predictions import SCORES, Compared
 from bsmeta.tasks.classification.results import FIRST_CHUNK, NAMES, Results
 

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import exclusively, opaque_work
 from bsmeta.models.pretrained import default_device
-from bsmeta.report.table import Estimate
+from bsmeta.report.inference import Estimate
 from bsmeta.tasks.classification.classifier import (
     Classifier,
     Description,

@@ -12,8 +12,17 @@ import numpy as np
 from bsmeta.report import figures
 from bsmeta.report.figures import INK, SERIES, Look, look
 from bsmeta.report.inference import rough_intervals
-from bsmeta.report.page import Page, Section, own_command, print_report, write_report
-from bsmeta.report.table import COUNT, Cell, Column, Table
+from bsmeta.report.page import (
+    COUNT,
+    Cell,
+    Column,
+    Page,
+    Section,
+    Table,
+    own_command,
+    print_report,
+    write_report,
+)
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.results import (
     MODEL,

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.report.inference import bootstrap
-from bsmeta.report.table import Estimate
+from bsmeta.report.inference import Estimate, bootstrap
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 
 TAIL_MOST, TORSO_MOST = 10, 1000

@@ -26,9 +26,17 @@ from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.text.sentences import core, words
-from bsmeta.report.inference import rough_intervals
-from bsmeta.report.page import Page, Section, own_command, print_report, write_report
-from bsmeta.report.table import Cell, Column, Estimate, Interval, Table
+from bsmeta.report.inference import Estimate, Interval, rough_intervals
+from bsmeta.report.page import (
+    Cell,
+    Column,
+    Page,
+    Section,
+    Table,
+    own_command,
+    print_report,
+    write_report,
+)
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location, begin_with, check_keys, report_folder, training_run
 from bsmeta.tasks.spelling.config import (

@@ -13,8 +13,7 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
-from bsmeta.report.inference import central, resampled
-from bsmeta.report.table import Estimate, Interval
+from bsmeta.report.inference import Estimate, Interval, central, resampled
 from bsmeta.tasks.spelling.corrections import count_corrections
 
 

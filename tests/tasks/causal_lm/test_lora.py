@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Co
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
 from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.layers import add_adapters, merged
+from bsmeta.models.lora import add_adapters, merged
 from bsmeta.tasks.causal_lm.checks import value_problems
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.conftest import REPOSITORY

@@ -14,8 +14,8 @@ from rich.markup import escape
 from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
-from bsmeta.report.page import Page, Section, own_command
-from bsmeta.report.table import Estimate, Table, print_table, report_console
+from bsmeta.report.inference import Estimate
+from bsmeta.report.page import Page, Section, Table, own_command, print_table, report_console
 from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
 from bsmeta.tasks.causal_lm.evaluation.tables import (

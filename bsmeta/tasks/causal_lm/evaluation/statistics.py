@@ -22,8 +22,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import binomtest
 
-from bsmeta.report.inference import Source, central, holm, resampled, simultaneous_half_widths
-from bsmeta.report.table import Interval
+from bsmeta.report.inference import (
+    Interval,
+    Source,
+    central,
+    holm,
+    resampled,
+    simultaneous_half_widths,
+)
 
 BYTES, TOKENS, NATS_WITHOUT, NATS_WITH, TOKENS_WITH = range(5)
 """Columns of the sums: text bytes, tokens without, nats without and with metadata, tokens with."""

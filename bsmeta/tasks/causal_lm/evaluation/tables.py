@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
-from bsmeta.report.inference import rough_intervals
-from bsmeta.report.table import COUNT, NONE, Cell, Column, Estimate, Interval, Table
+from bsmeta.report.inference import Estimate, Interval, rough_intervals
+from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
 from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics

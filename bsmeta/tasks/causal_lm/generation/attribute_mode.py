@@ -40,7 +40,7 @@ from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report.inference import bootstrap
-from bsmeta.report.table import report_console
+from bsmeta.report.page import report_console
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.scoring import (

@@ -21,7 +21,7 @@ from rich.text import Text
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.report.table import report_console
+from bsmeta.report.page import report_console
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.generation.contexts import (
     Context,

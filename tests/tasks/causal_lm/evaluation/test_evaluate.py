@@ -19,7 +19,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.tools import EvaluateConfig
 from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main
-from bsmeta.models.manifest import write_model_manifest
+from bsmeta.models.pretrained import write_model_manifest
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[4]

@@ -11,22 +11,28 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.core.progress import opaque_work
-from bsmeta.training.distributed import Processes
+from bsmeta.core.progress import opaque_work, report_progress
+from bsmeta.training.distributed import Accelerator, Processes
+from bsmeta.training.engines import FSDP, PlainEngine, Snapshot
 
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
 _METADATA = ".metadata"
+
 # What a description of tensors consists of, beside dtypes. The classes are named one by one: their
 # module also has `os`.
 _CLASSES = (
@@ -39,6 +45,7 @@ _CLASSES = (
     "TensorStorageMetadata",
     "_MEM_FORMAT_ENCODING",
 )
+
 _GLOBALS = {
     *(("torch.distributed.checkpoint.metadata", name) for name in _CLASSES),
     ("torch", "Size"),
@@ -167,3 +174,93 @@ def _one_error() -> Iterator[None]:
         if isinstance(cause, OSError):
             raise cause from None
         raise CheckpointError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
+
+
+class FSDPEngine(PlainEngine):
+    """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
+
+    name = FSDP
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        super().__init__(accelerator, model, optimizer)
+        self._aside = Processes.of(accelerator).aside()
+        first: dict[int, str] = {}
+        # A tensor that the model has under several names is saved under the first.
+        self._saved_as = {
+            name: first.setdefault(id(tensor), name)
+            for name, tensor in model.state_dict(keep_vars=True).items()
+        }
+
+    def clip(self, limit: float) -> torch.Tensor:
+        norm = super().clip(limit)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in self._model_state().items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self._accelerator.is_main_process:
+                found[name] = whole.to("cpu")
+            report_progress()
+        return self._by_all_names(found)
+
+    def _by_all_names(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: found[first] for name, first in self._saved_as.items() if first in found}
+
+    def _model_state(self) -> dict[str, torch.Tensor]:
+        own = self._model.state_dict()
+        return {name: own[name] for name in dict.fromkeys(self._saved_as.values())}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The shards of weights and optimizer, not copied."""
+        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
+        for name, parameter in self._parameters().items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                state[f"{_OPTIMIZER}{key}/{name}"] = value
+        return state
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the optimizer, in its order."""
+        tensors = self._model.state_dict(keep_vars=True)
+        names = {id(tensors[name]): name for name in self._saved_as.values()}
+        groups = self._optimizer.param_groups
+        return {names[id(own)]: own for group in groups for own in group["params"]}
+
+    def save(self, folder: Path) -> None:
+        write_shards(self.state(), folder, self._aside)
+
+    def snapshot(self) -> Snapshot:
+        copy = {key: self._copy(key, tensor) for key, tensor in self.state().items()}
+        write = partial(write_shards, copy, processes=self._aside)
+        return Snapshot(
+            self._aside, write, lambda folder: self._by_all_names(read_whole(folder, _MODEL))
+        )
+
+    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies a tensor, or this rank's shard of one, to main memory."""
+        if not isinstance(tensor, DTensor):
+            return self._copies.tensor(key, tensor)
+        own = self._copies.tensor(key, tensor.to_local())
+        # `DTensor.from_local` would move the copy back to the device of the mesh.
+        return DTensor(own, tensor._spec, requires_grad=False)
+
+    def load(self, folder: Path) -> None:
+        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
+        parameters = self._parameters()
+        own: list[dict[str, torch.Tensor]] = [{} for _ in parameters]
+        place = {name: number for number, name in enumerate(parameters)}
+        for entry, (size, dtype) in described(folder).items():
+            if entry in state:
+                continue
+            key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
+            if name not in place:
+                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
+            parameter = parameters[name].detach()
+            # Other sizes are those of step counters, which all ranks have.
+            is_sharded = size == parameter.shape
+            value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
+            state[entry] = own[place[name]][key] = value.to(dtype)
+        read_shards(state, folder, self._aside)
+        settings = self._optimizer.state_dict()["param_groups"]
+        kept = {number: values for number, values in enumerate(own) if values}
+        self._optimizer.load_state_dict({"state": kept, "param_groups": settings})
