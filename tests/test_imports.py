@@ -29,8 +29,8 @@ ALLOWED = {
         "report", "data", "metadata", "config", "core",
     },
     "studies": {
-        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.metrics", "training.run_folder",
-        "report", "data", "metadata", "config", "core",
+        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.metrics",
+        "training.run_folder", "report", "data", "metadata", "config", "core",
     },
     "api": {
         "api", "tasks", "training", "models", "report", "data", "metadata", "config", "core",
