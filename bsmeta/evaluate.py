@@ -23,7 +23,7 @@ from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.evaluation.run import locations_of
+from bsmeta.tasks.causal_lm.evaluate import locations_of
 from bsmeta.tasks.checkpoints import task_of
 from bsmeta.training.task import EvaluationContext
 

@@ -22,7 +22,7 @@ from bsmeta.core.errors import ConfigurationError, Problem, refuse
 from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:
-    from bsmeta.tasks.causal_lm.explaining.selection import ExplainedWindow
+    from bsmeta.tasks.causal_lm.explaining import ExplainedWindow
 
 
 def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
@@ -40,9 +40,8 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
 def show(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.tasks.causal_lm.explaining.facts import TokenTexts, json_line
-    from bsmeta.tasks.causal_lm.explaining.selection import Selection
-    from bsmeta.tasks.causal_lm.explaining.views import TerminalView, page
+    from bsmeta.tasks.causal_lm.explaining import Selection
+    from bsmeta.tasks.causal_lm.explaining_views import TerminalView, TokenTexts, json_line, page
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     metadata = config.data_config.metadata_config

@@ -35,9 +35,9 @@ def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
     refuse_unused(config, KEYS[config.mode], f"mode={config.mode}")
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
-    from bsmeta.tasks.causal_lm.generation.attribute_mode import attribute
-    from bsmeta.tasks.causal_lm.generation.text_mode import write
+    from bsmeta.tasks.causal_lm.attribute_mode import attribute
+    from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
+    from bsmeta.tasks.causal_lm.text_mode import write
     from bsmeta.tasks.checkpoints import locate, task_of
 
     modes = {"text": write, "attribute": attribute}

@@ -59,7 +59,7 @@ def main() -> int:
     runs = runs_of(study)
     launcher = Launcher(study)
     if given.claims:
-        from bsmeta.studies.tables import declared_table
+        from bsmeta.studies.claims import declared_table
 
         print_tables([declared_table(study)])
         return 0
@@ -92,10 +92,10 @@ def main() -> int:
 def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launcher) -> int:
     """Measure what has been trained, write the report, and print its main tables."""
     # here, what loads torch: it takes seconds
+    from bsmeta.studies.claims import claim_tables, sentences
     from bsmeta.studies.downstream import downstream_tables
-    from bsmeta.studies.report import write_report
+    from bsmeta.studies.report import exploratory_tables, write_report
     from bsmeta.studies.results import results_of
-    from bsmeta.studies.tables import claim_tables, exploratory_tables, sentences
 
     measure(study, runs)
     results = results_of(study)

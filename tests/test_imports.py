@@ -55,7 +55,6 @@ ROOMS = {
         "report/page*",
         "*/report*",
         "tasks/*/report*",
-        "tasks/causal_lm/*/report*",
     ],
 }
 

@@ -15,10 +15,10 @@ from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.metadata_type import MetadataType
 from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import Record
-from bsmeta.tasks.causal_lm.evaluation.arms import PromptRenderer, prompt_config
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.evaluation.model_card import example
-from bsmeta.tasks.causal_lm.generation.contexts import Contexts
+from bsmeta.tasks.causal_lm.arms import PromptRenderer, prompt_config
+from bsmeta.tasks.causal_lm.decoding import Contexts
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.model_card import example
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 from tests.metadata.helpers import chunks, config, local, render, world
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows

@@ -27,14 +27,14 @@ from bsmeta.metadata.records import Document
 from bsmeta.metadata.sampling import OWN
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
-from bsmeta.tasks.causal_lm.evaluation.blocks import WINDOWS
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
-from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
-from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.generation.contexts import changed, is_announced
-from bsmeta.tasks.causal_lm.generation.text_mode import Result, Writer
+from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, plan_comparisons
+from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
+from bsmeta.tasks.causal_lm.decoding import is_announced
+from bsmeta.tasks.causal_lm.documents import GivenDocuments
+from bsmeta.tasks.causal_lm.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.results import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.scoring import WINDOWS
+from bsmeta.tasks.causal_lm.text_mode import Result, Writer, changed
 from bsmeta.tasks.checkpoints import locate, open_task, task_of
 from bsmeta.training.task import ChangesText, Predicts, PredictsFromData, Task
 

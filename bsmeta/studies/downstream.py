@@ -34,11 +34,10 @@ from bsmeta.core.files import write_json
 from bsmeta.data.seeds import derive
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
-from bsmeta.studies.measurement import digest_of
-from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
+from bsmeta.studies.runs import DONE, Run, digest_of, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate, ratio
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import resolve_config
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.checkpoints import resolve_config
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.checkpoints import locate
 
 CLOZE = "bsmeta_cloze"

@@ -1,7 +1,7 @@
 """Measures the checkpoints of a run: nats of each held-out document, with and without metadata.
 
 All arms are measured on the same bytes. The measurement of a run is one file
-(`bsmeta.studies.measurement`), so that an interrupted study continues with the next run.
+(`bsmeta.studies.runs`), so that an interrupted study continues with the next run.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from bsmeta.config.tools import EvaluateConfig
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.spans import KeptText
 from bsmeta.studies.config import MeasureConfig, StudyConfig
-from bsmeta.studies.measurement import (
+from bsmeta.studies.runs import (
+    DONE,
     Measurement,
+    Run,
+    curve_steps,
     digest_of,
     find_measurement,
     measurement_path,
+    progress_of,
     settings_of,
 )
-from bsmeta.studies.runs import DONE, Run, curve_steps, progress_of
-from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, configured_comparisons
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
+from bsmeta.tasks.causal_lm.arms import TEXT, Comparison, configured_comparisons
+from bsmeta.tasks.causal_lm.checkpoints import (
     check_not_trained_on,
     load_model,
     resolve_config,
 )
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, document_facts
-from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums, PairedEvaluation
-from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
+from bsmeta.tasks.causal_lm.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.results import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT, ComparisonSums
 from bsmeta.tasks.checkpoints import Location, locate
 from bsmeta.training.metrics import flops_per_token
 

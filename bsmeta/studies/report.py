@@ -1,6 +1,6 @@
 """The report of a study: its page, with figures as PNG and PDF, and the results as JSON.
 
-The declared claims come first; everything else is marked as exploratory.
+The declared claims come first; everything else is marked as exploratory, and tests nothing.
 """
 
 from __future__ import annotations
@@ -16,32 +16,150 @@ from bsmeta.config.command_line import pasteable
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look
 from bsmeta.report.inference import Interval
-from bsmeta.report.page import Page, Section, Table
-from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED
-from bsmeta.studies.config import AXES, FLOPS, WITH, WITHOUT
-from bsmeta.studies.results import ArmResult, Results, as_dict
-from bsmeta.studies.statistics import Curve
-from bsmeta.studies.tables import (
+from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
+from bsmeta.studies.claims import (
+    OPEN,
+    REFUTED,
+    SUPPORTED,
     answer,
     claim_tables,
-    exploratory_tables,
-    gain_tables,
     sentences,
 )
+from bsmeta.studies.config import AXES, FLOPS, TEXT, TOKENS, WITH, WITHOUT
+from bsmeta.studies.results import ArmResult, Results, as_dict
+from bsmeta.studies.statistics import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from bsmeta.studies.results import Gain, Results
+
+BITS, SIGNED = "{:.4f}".format, "{:+.4f}".format
+
+
+AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
+
+INTERVALS = (
+    "In brackets: 95% intervals over seeds (Student's t) and documents (jackknife), paired by "
+    "both, each for itself."
+)
 
 CLAIMS, SHARED, EXPLORATORY = (
     "What the declared claims come to",
     "What the arms share with the baseline",
     "Exploratory: no claim was declared about what follows",
 )
+
 GAINS = "Exploratory: where the arms gain"
+
 _LONGEST_LINE = 44  # characters of a label in a figure
+
 _CLOSEST_TICKS = 1.4  # ratio of two named amounts
+
 _MANY = 5  # arms from which on only the last point of a curve has its interval
+
+
+def exploratory_tables(results: Results) -> list[Table]:
+    """What the arms reach, beside the baseline and their controls."""
+    return [arm_table(results), effect_table(results), control_table(results)]
+
+
+def arm_table(results: Results) -> Table:
+    """One row per arm: what it was trained on, and its bits per byte."""
+    note = (
+        f"Bits per byte of the same {results.bytes:,} bytes of {results.documents:,} held-out "
+        f"documents after training, without and with metadata at inference, as mean of "
+        f"{len(results.seeds)} seeds. {INTERVALS}"
+    )
+    columns = [
+        Column("arm"), Column("text tokens", COUNT), Column("all tokens", COUNT),
+        Column("FLOPs", "{:.2e}".format), Column("without metadata", BITS),
+        Column("with metadata", BITS), Column("with - without", SIGNED),
+    ]  # fmt: skip
+    table = Table("Bits per byte", note, columns)
+    for arm in results.arms.values():
+        shown = None if arm.inference is None else arm.last(WITH)
+        amounts = [arm.amounts[axis] for axis in (TEXT, TOKENS, FLOPS)]
+        table.rows.append([arm.label, *amounts, arm.last(WITHOUT), shown, arm.inference])
+    return table
+
+
+def effect_table(results: Results) -> Table:
+    """One row per arm and mode: the difference to the baseline, and what it saves."""
+    base = results.arms[results.study.baseline]
+    note = (
+        f"Differences in bits per byte to {base.label}, read from its curve (below 0: fewer bits). "
+        "Text saved, tokens saved: 1 - what the arm has used / what the baseline needs for the "
+        "same bits per byte (below 0: the arm needs more); a bound (above, below) where the "
+        f"baseline's curve does not reach them. {INTERVALS}"
+    )
+    columns = [
+        Column("arm"), Column("metadata"), *(Column(head, SIGNED) for head in AT.values()),
+        Column("text saved", str), Column("tokens saved", str),
+    ]  # fmt: skip
+    table = Table(f"Against {base.label}", note, columns)
+    for arm in results.arms.values():
+        for mode, by_axis in arm.savings.items():
+            effects = [arm.effects[mode][axis] for axis in (TEXT, TOKENS)]
+            saved = [str(by_axis[axis]) for axis in (TEXT, TOKENS)]
+            table.rows.append([arm.label, mode, *effects, *saved])
+    return table.sorted_by(AT[TEXT])
+
+
+def control_table(results: Results) -> Table:
+    """One row per control and mode: the arm minus its control, at the end of both runs."""
+    note = f"Bits per byte of the arm minus those of its control. {INTERVALS}"
+    columns = [
+        Column("arm"), Column("metadata"), Column("control"), Column("difference", SIGNED)
+    ]  # fmt: skip
+    table = Table("Against controls", note, columns)
+    for arm in results.arms.values():
+        for (control, mode), effect in arm.controls.items():
+            label = results.arms[control].label
+            table.rows.append([arm.label, mode, label, effect])
+    return table.sorted_by("difference")
+
+
+def gain_tables(results: Results) -> list[Table]:
+    """For each arm, the gain by length, site and position; and by type."""
+    found = []
+    for arm in results.arms.values():
+        parts = [gain for gain in arm.gains if gain.without is not None]
+        types = [gain for gain in arm.gains if gain.by == "type"]
+        found += [_part_table(results, arm.label, parts)] if parts else []
+        found += [_type_table(arm.label, types)] if types else []
+    return found
+
+
+def _part_table(results: Results, arm: str, gains: list[Gain]) -> Table:
+    base = results.arms[results.study.baseline].label
+    note = (
+        f"Differences in bits per byte between the last checkpoint and that of {base}. "
+        "Position: bytes of a document from this one up to the next. Each interval is for "
+        f"itself. {INTERVALS}"
+    )
+    columns = [
+        Column("by"), Column("part"), Column("documents", COUNT), Column("used without", SIGNED),
+        Column("used with", SIGNED),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = [
+        [gain.by, gain.name, gain.documents, gain.without, gain.shown] for gain in gains
+    ]
+    return Table(f"Where {arm} gains", note, columns, rows)
+
+
+def _type_table(arm: str, gains: list[Gain]) -> Table:
+    note = (
+        "Bits per byte of the last checkpoint with this type alone, minus those without "
+        f"metadata, over the documents that have it. {INTERVALS}"
+    )
+    columns = [
+        Column("type"), Column("documents", COUNT), Column("with - without", SIGNED)
+    ]  # fmt: skip
+    rows: list[list[Cell]] = [[gain.name, gain.documents, gain.shown] for gain in gains]
+    table = Table(f"{arm}: each type at inference", note, columns, rows)
+    return table.sorted_by("with - without")
 
 
 def write_report(

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from bsmeta.config.tools import SliceConfig
+from bsmeta.core.errors import DataError
 from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.studies.measured import Measured, load
-from bsmeta.studies.measurement import Measurement
-from bsmeta.studies.runs import seeds_added
-from bsmeta.studies.statistics import Curve, Estimate, Saving, saving
-from bsmeta.tasks.causal_lm.evaluation.documents import Slice, slices_of
+from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of, seeds_added
+from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, saving
+from bsmeta.tasks.causal_lm.documents import Slice, slices_of
 
 
 @dataclass(frozen=True)
@@ -344,3 +343,69 @@ def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
     if estimate is None:
         return None
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def load(study: StudyConfig) -> tuple[Measured, list[str]]:
+    """The measurements that can be compared, and what is missing.
+
+    Raises:
+        DataError: If the baseline, or everything else, has no seed that has been measured, or if
+            runs were trained on different data.
+    """
+    found: dict[tuple[str, int], Measurement] = {}
+    runs = runs_of(study)
+    for run in runs:
+        measurement = find_measurement(study, run.arm, run.seed)
+        if measurement is not None:
+            found[run.arm, run.seed] = measurement
+    arms, seeds = largest_block(study, list(found))
+    if not arms:
+        listed = ", ".join(f"{arm} seed {seed}" for arm, seed in found) or "none"
+        raise DataError(
+            f"{results_folder(study)}: measured so far: {listed}; expected a seed that the "
+            f"baseline ({study.baseline}) and another arm have been trained and measured with"
+        )
+    kept = {(arm, seed): found[arm, seed] for arm in arms for seed in seeds}
+    _refuse_other_data(study, kept)
+    notes = []
+    missing = [run for run in runs if (run.arm, run.seed) not in kept]
+    if missing:
+        notes.append(
+            f"{len(runs) - len(missing)} of {len(runs)} runs are compared, all arms with the same "
+            f"seeds; not (yet): {', '.join(run.name for run in missing)}."
+        )
+    return Measured(study, kept), notes
+
+
+def _refuse_other_data(study: StudyConfig, found: dict[tuple[str, int], Measurement]) -> None:
+    """Raises if a run had other shards than the first: its machine has other files."""
+    (arm, seed), first = next(iter(found.items()))
+    others = [
+        f"{name} seed {number}"
+        for (name, number), run in found.items()
+        if run.facts["shards"] != first.facts["shards"]
+    ]
+    if others:
+        raise DataError(
+            f"{results_folder(study)}: {', '.join(others)} were trained on other shards than "
+            f"{arm} seed {seed}; expected the same data in all runs: delete the measurements that "
+            "were made with the wrong files"
+        )
+
+
+def largest_block(
+    study: StudyConfig, found: Sequence[tuple[str, int]]
+) -> tuple[list[str], list[int]]:
+    """The arms and seeds with most runs such that each of these arms has each of these seeds.
+
+    Both are empty if the baseline shares no seed with another arm.
+    """
+    by_arm = {arm: {seed for name, seed in found if name == arm} for arm in study.arms}
+    base = by_arm[study.baseline]
+    blocks: list[tuple[list[str], list[int]]] = [([], [])]
+    for own in by_arm.values():
+        seeds = [seed for seed in study.seeds if seed in own & base]
+        arms = [arm for arm in study.arms if by_arm[arm] >= set(seeds)]
+        if seeds and len(arms) > 1:
+            blocks.append((arms, seeds))
+    return max(blocks, key=lambda block: (len(block[0]) * len(block[1]), len(block[1])))

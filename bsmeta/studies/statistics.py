@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
 from bsmeta.report.inference import ALPHA, Source, half_width, p_value
+from bsmeta.studies.config import FLOPS, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
+from bsmeta.studies.runs import Measurement
 
 Floats = NDArray[np.float64]
 
@@ -283,3 +285,123 @@ def common(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
         order = np.argsort(own)
         places.append(order[np.searchsorted(own, shared, sorter=order)])
     return places
+
+
+_COUNTS = {TEXT: "targets", TOKENS: "tokens", FLOPS: "flops"}
+
+
+class Measured:
+    """The measurements of all arms, over the same documents and seeds.
+
+    Args:
+        study: The study.
+        found: The measurement of each run; every arm has all seeds.
+
+    Attributes:
+        seeds: The seeds.
+        arms: The arms.
+        digests, lengths, sites: Of each document, as in `Measurement`.
+        bytes: Bytes that are scored.
+    """
+
+    def __init__(self, study: StudyConfig, found: dict[tuple[str, int], Measurement]) -> None:
+        self.seeds = sorted({seed for _, seed in found})
+        self.arms = [arm for arm in study.arms if (arm, self.seeds[0]) in found]
+        self._edges = np.array(study.measure.position_edges)
+        self._found = found
+        places = common([run.digests for run in found.values()])
+        self._places = dict(zip(found, places, strict=True))
+        first = found[self.arms[0], self.seeds[0]]
+        own = self._places[self.arms[0], self.seeds[0]]
+        self.digests, self.lengths = first.digests[own], first.lengths[own]
+        self.sites, self.bytes = first.sites[own], int(first.sizes[own].sum())
+
+    def run(self, arm: str, seed: int) -> Measurement:
+        """The measurement of a run."""
+        return self._found[arm, seed]
+
+    def has_metadata(self, arm: str) -> bool:
+        """Whether an arm can be used with metadata."""
+        return len(self._found[arm, self.seeds[0]].shown) > 0
+
+    def modes(self, arm: str) -> tuple[str, ...]:
+        """Ways in which an arm is used: without metadata, and with it if it has any."""
+        return (WITHOUT, WITH) if self.has_metadata(arm) else (WITHOUT,)
+
+    def types(self, arm: str) -> list[str]:
+        """The types and combinations that the arm has been measured with by themselves."""
+        return list(self._found[arm, self.seeds[0]].types)
+
+    def having(self, arm: str, metadata: str) -> np.ndarray:
+        """Documents that have these types, or all documents: bool [documents]."""
+        if metadata in (WITHOUT, WITH):
+            return np.ones(len(self.digests), bool)
+        nats = self._found[arm, self.seeds[0]].types[metadata]
+        has: np.ndarray = ~np.isnan(nats[self._places[arm, self.seeds[0]]]).any(axis=1)
+        return has
+
+    def part(self, part: Sequence[int]) -> np.ndarray:
+        """The bins of bytes from the first number up to the second: bool [bins]."""
+        low = part[0] if part else 0
+        high = part[1] if len(part) > 1 else math.inf
+        inside: np.ndarray = (self._edges >= low) & (self._edges < high)
+        return inside
+
+    def point(self, arm: str, share: float) -> int:
+        """The checkpoint after a share of the arm's run."""
+        steps = self._found[arm, self.seeds[0]].steps
+        return int(np.abs(steps - max(round(share * int(steps[-1])), 1)).argmin())
+
+    def estimate(
+        self,
+        arm: str,
+        metadata: str,
+        point: int = -1,
+        *,
+        bins: np.ndarray | slice = slice(None),
+        documents: np.ndarray | slice = slice(None),
+    ) -> Estimate:
+        """Bits per byte of a checkpoint.
+
+        Args:
+            metadata: `without`, `with`, or types that the arm has been measured with.
+            point: The checkpoint.
+            bins: Only these bins of positions.
+            documents: Only these documents.
+        """
+        nats, sizes = [], []
+        for seed in self.seeds:
+            found, own = self._found[arm, seed], self._places[arm, seed]
+            cell = (
+                (found.without if metadata == WITHOUT else found.shown)[point]
+                if metadata in (WITHOUT, WITH)
+                else found.types[metadata]
+            )
+            nats.append(cell[own][:, bins].sum(axis=1))
+            sizes.append(found.sizes[own][:, bins].sum(axis=1))
+        chosen = np.zeros(len(self.digests), bool)
+        chosen[documents] = True
+        return bits_per_byte(np.stack(nats), np.where(chosen, sizes[0], 0.0))
+
+    def curve(
+        self, arm: str, metadata: str, axis: str, *,
+        bins: np.ndarray | slice = slice(None), documents: np.ndarray | slice = slice(None),
+    ) -> Curve:  # fmt: skip
+        """Bits per byte over what the arm had been trained on."""
+        points = [
+            self.estimate(arm, metadata, point, bins=bins, documents=documents)
+            for point in range(self.points(arm))
+        ]
+        return Curve(self.amounts(arm)[axis], points)
+
+    def points(self, arm: str) -> int:
+        """Number of checkpoints."""
+        return len(self._found[arm, self.seeds[0]].steps)
+
+    def amounts(self, arm: str) -> dict[str, np.ndarray]:
+        """By axis: what was used up to each checkpoint (geometric mean over seeds)."""
+        runs = [self._found[arm, seed] for seed in self.seeds]
+        return {
+            axis: np.exp(np.mean([np.log(getattr(run, name)) for run in runs], axis=0))
+            for axis, name in _COUNTS.items()
+        }

@@ -35,7 +35,7 @@ TASKS: dict[str, TaskEntry] = {
         start_problems=imported(f"{_CAUSAL_LM}.checks:start_problems"),
         summary=imported(f"{_CAUSAL_LM}.checks:summary_rows"),
         notes=imported(f"{_CAUSAL_LM}.checks:notes"),
-        evaluate=imported(f"{_CAUSAL_LM}.evaluation.run:run"),
+        evaluate=imported(f"{_CAUSAL_LM}.evaluate:run"),
         programs=("evaluate.py", "explain.py", "generate.py"),
         fully_shards=True,
     ),

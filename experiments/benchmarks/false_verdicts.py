@@ -34,8 +34,8 @@ from scipy.stats import binomtest
 
 from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide, power
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.measured import Measured
-from bsmeta.studies.measurement import Measurement
+from bsmeta.studies.runs import Measurement
+from bsmeta.studies.statistics import Measured
 
 SEEDS = (3, 5, 8, 12)
 CLAIMS = (6, 14)

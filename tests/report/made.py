@@ -11,28 +11,26 @@ import numpy as np
 
 from bsmeta.config.tools import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.measurement import measurement_path, settings_of
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import results_of
-from bsmeta.tasks.causal_lm.evaluation import report as evaluation
-from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
-from bsmeta.tasks.causal_lm.evaluation.documents import slices_of
-from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums
-from bsmeta.tasks.causal_lm.evaluation.results import (
-    DocumentSums,
-    ModelReport,
-    Report,
-    rows_of,
-    slice_rows_of,
-)
-from bsmeta.tasks.causal_lm.evaluation.statistics import (
+from bsmeta.studies.runs import measurement_path, settings_of
+from bsmeta.tasks.causal_lm import report as evaluation
+from bsmeta.tasks.causal_lm.arms import configured_comparisons
+from bsmeta.tasks.causal_lm.documents import slices_of
+from bsmeta.tasks.causal_lm.results import (
     BYTES,
     COLUMNS,
     NATS_WITH,
     NATS_WITHOUT,
     TOKENS,
     TOKENS_WITH,
+    ComparisonSums,
+    DocumentSums,
+    ModelReport,
+    Report,
     paired_metrics,
+    rows_of,
+    slice_rows_of,
 )
 from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.predictions import by_label, compare

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bsmeta.studies.config import StudyConfig
-from bsmeta.studies.measured import Measured
-from bsmeta.studies.measurement import Measurement
+from bsmeta.studies.runs import Measurement
+from bsmeta.studies.statistics import Measured
 
 BYTES = 100.0
 

@@ -10,7 +10,7 @@ from scipy.stats import nct, t, ttest_1samp
 
 from bsmeta.studies.claims import Claim, decide, power, predicted_power, seeds_needed
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.measurement import Measurement
+from bsmeta.studies.runs import Measurement
 from tests.studies.simulated import flat, measured, measurement
 
 SEEDS = [1, 2, 3, 4]

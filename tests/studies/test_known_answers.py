@@ -18,11 +18,10 @@ from scipy.stats import binom
 
 from bsmeta.studies.claims import SUPPORTED
 from bsmeta.studies.config import TEXT, WITH, WITHOUT, ArmConfig, StudyConfig, load_study
-from bsmeta.studies.measurement import find_measurement
 from bsmeta.studies.measuring import measure_all
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import Results, as_dict, results_of
-from bsmeta.studies.runs import overrides_of, runs_of
+from bsmeta.studies.runs import find_measurement, overrides_of, runs_of
 from tests.conftest import REPOSITORY, command, run_warm
 
 SCRIPT = runpy.run_path(str(REPOSITORY / "experiments/known_answers.py"))

@@ -10,24 +10,16 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
+from bsmeta.studies.claims import answer, claim_tables, declared_table, sentences
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.measured import largest_block
-from bsmeta.studies.measurement import (
+from bsmeta.studies.report import effect_table, exploratory_tables, write_report
+from bsmeta.studies.results import largest_block, results_of
+from bsmeta.studies.runs import (
     Measurement,
     find_measurement,
+    keep_settings,
     measurement_path,
     settings_of,
-)
-from bsmeta.studies.report import write_report
-from bsmeta.studies.results import results_of
-from bsmeta.studies.runs import keep_settings
-from bsmeta.studies.tables import (
-    answer,
-    claim_tables,
-    declared_table,
-    effect_table,
-    exploratory_tables,
-    sentences,
 )
 from tests.studies.simulated import flat, measurement
 

@@ -15,7 +15,6 @@ import yaml
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies.config import StudyConfig, load_study
-from bsmeta.studies.measurement import measurement_path, settings_of
 from bsmeta.studies.runs import (
     Launcher,
     Progress,
@@ -23,9 +22,11 @@ from bsmeta.studies.runs import (
     check,
     curve_steps,
     keep_settings,
+    measurement_path,
     overrides_of,
     progress_of,
     runs_of,
+    settings_of,
 )
 from tests.launching.helpers import EXPERIMENTS, environment, pasted
 from tests.studies.simulated import flat, measurement

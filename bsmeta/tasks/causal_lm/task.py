@@ -47,8 +47,8 @@ from bsmeta.models.layers import (
 )
 from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.tasks.causal_lm.checks import positions_problems
-from bsmeta.tasks.causal_lm.evaluation.model_card import write_card
-from bsmeta.tasks.causal_lm.evaluation.paired import SubsetEvaluation
+from bsmeta.tasks.causal_lm.model_card import write_card
+from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
 from bsmeta.training.task import EvaluationContext, Loss, Metric, Shape
 
 logger = logging.getLogger(__name__)

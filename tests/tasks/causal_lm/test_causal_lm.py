@@ -20,7 +20,7 @@ from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.models import layers
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import run_config
+from bsmeta.tasks.causal_lm.checkpoints import run_config
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.tasks.checkpoints import locate
 from bsmeta.training.task import EvaluationContext, Metric

@@ -10,7 +10,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import WORDS, Donors
-from bsmeta.tasks.causal_lm.evaluation.arms import (
+from bsmeta.tasks.causal_lm.arms import (
     Arm,
     FormRenderer,
     PromptRenderer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.tasks.causal_lm.evaluation.blocks import own_blocks, plan_blocks
-from bsmeta.tasks.causal_lm.evaluation.scoring import plan_batches
+from bsmeta.tasks.causal_lm.arms import own_blocks, plan_blocks
+from bsmeta.tasks.causal_lm.scoring import plan_batches
 
 
 @given(st.lists(st.integers(1, 5000), max_size=300))

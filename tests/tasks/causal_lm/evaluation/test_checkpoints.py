@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.tasks import checkpoints
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import run_config
+from bsmeta.tasks.causal_lm.checkpoints import run_config
 from bsmeta.tasks.checkpoints import Location, locate
 
 RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"

@@ -13,7 +13,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.tools import SliceConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, make_slices
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices
 from tests.tasks.causal_lm.evaluation.conftest import write_shard
 
 

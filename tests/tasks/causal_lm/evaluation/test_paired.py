@@ -21,24 +21,17 @@ from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.tasks.causal_lm.evaluation.arms import (
-    TEXT_ALONE,
-    configured_comparisons,
-    plan_comparisons,
-)
-from bsmeta.tasks.causal_lm.evaluation.blocks import sliding
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.evaluation.paired import (
-    ComparisonSums,
-    PairedEvaluation,
-    SubsetEvaluation,
-)
-from bsmeta.tasks.causal_lm.evaluation.statistics import (
+from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, configured_comparisons, plan_comparisons
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
+from bsmeta.tasks.causal_lm.results import (
     BYTES,
     NATS_WITH,
     NATS_WITHOUT,
+    ComparisonSums,
     paired_metrics,
 )
+from bsmeta.tasks.causal_lm.scoring import sliding
 from bsmeta.training.task import Ranks
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S

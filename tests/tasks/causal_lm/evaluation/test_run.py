@@ -11,11 +11,15 @@ import torch
 
 from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.evaluation.arms import Arm, Comparison
-from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums
-from bsmeta.tasks.causal_lm.evaluation.results import DocumentSums, ModelReport, rows_of
-from bsmeta.tasks.causal_lm.evaluation.run import compare_models, evaluate
-from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
+from bsmeta.tasks.causal_lm.arms import Arm, Comparison
+from bsmeta.tasks.causal_lm.evaluate import compare_models, evaluate
+from bsmeta.tasks.causal_lm.results import (
+    ComparisonSums,
+    DocumentSums,
+    ModelReport,
+    paired_metrics,
+    rows_of,
+)
 from bsmeta.training.task import EvaluationContext
 
 LN2 = math.log(2)

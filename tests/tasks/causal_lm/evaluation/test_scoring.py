@@ -11,8 +11,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.evaluation import scoring
-from bsmeta.tasks.causal_lm.evaluation.scoring import Window
+from bsmeta.tasks.causal_lm import scoring
+from bsmeta.tasks.causal_lm.scoring import Window
 
 CPU = torch.device("cpu")
 

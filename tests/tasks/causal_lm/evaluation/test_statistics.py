@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.report.inference import bootstrap
-from bsmeta.tasks.causal_lm.evaluation.statistics import (
-    Interval,
-    Reading,
-    paired_metrics,
-    paired_sums,
-    sign_test,
-    utf8_lengths,
-)
-from bsmeta.tasks.causal_lm.evaluation.tables import summary
+from bsmeta.report.inference import Interval, bootstrap
+from bsmeta.tasks.causal_lm.results import paired_metrics, paired_sums, sign_test, utf8_lengths
+from bsmeta.tasks.causal_lm.scoring import Reading
+from bsmeta.tasks.causal_lm.tables import summary
 
 NAN = math.nan
 WHOLE = np.array([0])

@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.compose import compose
-from bsmeta.tasks.causal_lm.explaining.facts import TokenTexts
-from bsmeta.tasks.causal_lm.explaining.selection import (
+from bsmeta.tasks.causal_lm.explaining import (
     ExplainedDocument,
     ExplainedWindow,
     Selection,
 )
+from bsmeta.tasks.causal_lm.explaining_views import TokenTexts
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.tasks.causal_lm.explaining.facts import (
+from bsmeta.tasks.causal_lm.explaining_views import (
     Part,
     TokenTexts,
     harmless,

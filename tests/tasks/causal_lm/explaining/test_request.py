@@ -7,7 +7,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.explaining.selection import Selection
+from bsmeta.tasks.causal_lm.explaining import Selection
 from tests.tasks.causal_lm.explaining.helpers import SHARD, demo, demo_tokenizer
 
 

@@ -19,8 +19,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Rendered
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.generation.attribute_mode import (
+from bsmeta.tasks.causal_lm.attribute_mode import (
     Attribution,
     Candidates,
     Labels,
@@ -30,6 +29,7 @@ from bsmeta.tasks.causal_lm.generation.attribute_mode import (
     posterior,
     summarize,
 )
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from tests.tasks.causal_lm.evaluation.conftest import document, write_shard
 from tests.tasks.causal_lm.generation.plain import next_scores
 

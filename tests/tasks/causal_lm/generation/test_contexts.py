@@ -14,7 +14,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts
+from bsmeta.tasks.causal_lm.decoding import Context, Contexts
 
 URL = "https://docs.python.org/3/library/a%20b.html"
 

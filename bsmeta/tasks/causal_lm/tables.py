@@ -9,9 +9,8 @@ from typing import Any
 from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.inference import Estimate, Interval, rough_intervals
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
-from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
-from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
-from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics
+from bsmeta.tasks.causal_lm.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, PositionBin, Report, Row
 
 GROUPS = {
     "all": "{}",
@@ -21,6 +20,7 @@ GROUPS = {
     "chosen": "{}",
     PROMPT: "{} (plain English)",
 }
+
 CONTROL_WORDS = {
     SHUFFLED: "shuffled",
     WRONG: "wrong",
@@ -30,11 +30,17 @@ CONTROL_WORDS = {
 }
 
 DOCUMENTS, BYTES, LEFT_OUT, CUT = "documents", "text bytes", "left out", "prefix cut"
+
 WITHOUT, WITH, DIFFERENCE, RELATIVE = "without", "with", "difference", "relative"
+
 INTERVAL, TOGETHER, SPLIT = "95% interval", "all at once", "better : worse"
+
 SIGN, HOLM = "sign test p", "Holm p"
+
 PERPLEXITIES = ("perplexity without", "perplexity with")
+
 BITS, SIGNED, P_VALUE = "{:.4f}".format, "{:+.4f}".format, "{:.2g}".format
+
 FORMATS: dict[str, Callable[[Any], str]] = {
     DOCUMENTS: COUNT, BYTES: COUNT, LEFT_OUT: "{:.1%}".format, CUT: "{:.0%}".format,
     WITHOUT: BITS, WITH: BITS, DIFFERENCE: SIGNED, RELATIVE: "{:+.2%}".format, INTERVAL: SIGNED,
@@ -42,10 +48,14 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(PERPLEXITIES, "{:,.1f}".format),
 }  # fmt: skip
 """The columns of comparisons, and the format of each."""
+
 MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
+
 DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
+
 TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
 """Columns that fit into a terminal of 130 characters."""
+
 NOTES = {
     WITHOUT: "Without and with are bits per byte over the same text bytes; the difference is with "
     "minus without (below 0: metadata helps).",

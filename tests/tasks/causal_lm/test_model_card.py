@@ -15,9 +15,9 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.tasks.causal_lm.evaluation.model_card import METRICS, example, model_card
+from bsmeta.tasks.causal_lm.model_card import METRICS, example, model_card
 
-REPOSITORY = Path(__file__).resolve().parents[4]
+REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
 EVALUATE = REPOSITORY / "bsmeta" / "evaluate.py"
 

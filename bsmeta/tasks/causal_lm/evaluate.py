@@ -17,30 +17,28 @@ from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.report.inference import central, holm, resampled
-from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, configured_comparisons
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
+from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
+from bsmeta.tasks.causal_lm.checkpoints import (
     check_not_trained_on,
     load_model,
     resolve_config,
     run_config,
 )
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, make_slices
-from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
-from bsmeta.tasks.causal_lm.evaluation.results import (
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices
+from bsmeta.tasks.causal_lm.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.report import print_report, write_report
+from bsmeta.tasks.causal_lm.results import (
+    BYTES,
+    NATS_WITH,
+    NATS_WITHOUT,
     DocumentSums,
     ModelReport,
     PairRow,
     Report,
-    rows_of,
-    slice_rows_of,
-)
-from bsmeta.tasks.causal_lm.evaluation.statistics import (
-    BYTES,
-    NATS_WITH,
-    NATS_WITHOUT,
     paired_metrics,
+    rows_of,
     sign_test,
+    slice_rows_of,
 )
 from bsmeta.tasks.checkpoints import Location, locate, report_folder, untrained
 from bsmeta.training.task import EvaluationContext

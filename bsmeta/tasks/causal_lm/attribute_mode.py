@@ -41,20 +41,17 @@ from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report.inference import bootstrap
 from bsmeta.report.page import report_console
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.evaluation.scoring import (
-    Window,
-    max_batch_tokens,
-    plan_batches,
-    scoring,
-)
-from bsmeta.tasks.causal_lm.generation.contexts import check_type
+from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
+from bsmeta.tasks.causal_lm.decoding import check_type
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.scoring import Window, max_batch_tokens, plan_batches, scoring
 from bsmeta.tasks.checkpoints import Location
 
 ROWS = 20
 """Maximum number of candidates to print; the file has all of them."""
+
 NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "always the majority"}
+
 TOP = (1, 5)
 
 

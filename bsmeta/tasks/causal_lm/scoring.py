@@ -1,17 +1,24 @@
-"""Computes log-probabilities of token windows: batched, for any causal model, in bounded memory.
+"""Windows of a document, and the log-probabilities that a model gives to their tokens.
 
-A batch is padded on the right and needs no attention mask: under causal attention a token never
-sees the padding after it. Vocabulary logits are computed only where a token is scored (a hook on
-the output embedding selects those rows) and, if the model permits it, a few rows at a time.
+`first_piece` and `all_pieces` use the chunks of training. `sliding` gives every token at least half
+a sequence of preceding text as context, if there is that much: each window repeats the last half of
+the previous window and scores only the new tokens. A prefix takes up room in its window, so under
+`all_pieces` metadata reduces the text context; under `sliding` it hardly does.
+
+Batches depend on lengths alone, never on the number of processes: a document is always scored in
+the same batch, so the metrics do not change with the world size. A batch is padded on the right and
+needs no attention mask: under causal attention a token never sees the padding after it. Vocabulary
+logits are computed only where a token is scored (a hook on the output embedding selects those rows)
+and, if the model permits it, a few rows at a time.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,8 +26,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 
+from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import report_progress
+from bsmeta.data.text.chunks import Chunk, cut
+from bsmeta.data.text.encoding import EncodedDocument
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits that are computed, or held in float32, at one time (on a CPU few enough for its cache)."""
@@ -30,7 +40,6 @@ ROWS_PER_CHUNK = 64
 
 LOGITS_PER_BATCH = 1 << 29
 """Maximum number of logits (in the model's dtype) that one model call may return."""
-
 
 FORWARD_OVERHEAD = 96
 """Cost of one model call in tokens: less padding than this costs less than another call."""
@@ -56,28 +65,106 @@ class Window:
     own: int
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model without any wrappers (DDP, DeepSpeed)."""
-    while isinstance(module := getattr(model, "module", None), nn.Module):
-        model = module  # DDP and the DeepSpeed engine keep the model there
-    return model
+@dataclass(slots=True)
+class Reading:
+    """The tokens of one text in one arm, in any order; every character is in at most one.
 
-
-def output_embedding_of(model: nn.Module) -> nn.Module:
-    """The layer that computes logits.
-
-    Raises:
-        ConfigurationError: The model has none, so it is not a language model.
+    Attributes:
+        starts: int32 [n], first character of each token in the original text.
+        ends: int32 [n], character after its last (greater than `starts`).
+        nats: float64 [n], -ln p of each token; NaN if it is not scored.
+        shown_from: int32 [n], first character of the text in the token's window.
     """
-    inner = unwrapped(model)
-    find = getattr(inner, "get_output_embeddings", None)
-    head = find() if callable(find) else None
-    if not isinstance(head, nn.Module):
-        raise ConfigurationError(
-            f"{type(inner).__name__} has no output embedding: only causal language models can be "
-            "evaluated in bits per byte. Give a checkpoint of the causal_lm task."
+
+    starts: np.ndarray
+    ends: np.ndarray
+    nats: np.ndarray
+    shown_from: np.ndarray
+
+
+def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The first chunk of the document, at most one sequence long."""
+    return [_from_chunk(chunk) for chunk in cut(document, config)[:1]]
+
+
+def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The whole document in chunks, as in training."""
+    return [_from_chunk(chunk) for chunk in cut(document, config)]
+
+
+def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The whole document in overlapping windows, with the prefix in the same places as training."""
+    metadata, size = config.metadata_config, len(document.ids)
+    is_text = (document.token_types == 0) & (document.text_ends > document.text_starts)
+    first_text = int(np.argmax(is_text)) if is_text.any() else 0
+    windows: list[Window] = []
+    stop = 0
+    while stop < size:
+        prefixed = not windows or metadata.prefix_on == "every_piece"
+        prefix_ids = document.prefix_ids if prefixed else document.prefix_ids[:0]
+        prefix, new = len(prefix_ids), stop
+        room = metadata.max_seq_len - prefix
+        start = max(new - room // 2, 0)
+        stop = min(start + room, size)
+        scored = is_text[start:stop].copy()
+        scored[: new - start] = False
+        if start == 0 and len(scored):  # without metadata, it has no context
+            scored[first_text : first_text + 1] = False
+        windows.append(
+            Window(
+                ids=np.concatenate((prefix_ids, document.ids[start:stop])),
+                starts=_padded(prefix, document.text_starts[start:stop]),
+                ends=_padded(prefix, document.text_ends[start:stop]),
+                scored=np.concatenate((np.zeros(prefix, bool), scored)),
+                own=prefix + new - start,
+            )
         )
-    return head
+    return windows
+
+
+Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
+WINDOWS: dict[str, Windows] = {
+    "first_piece": first_piece,
+    "all_pieces": all_pieces,
+    "sliding": sliding,
+}
+
+
+def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
+    """The text tokens of a document with their nats.
+
+    Args:
+        windows: All windows of the document in one arm.
+        scores: For each window, the log-probabilities of its scored tokens, float64.
+    """
+    starts, ends, nats, shown_from = [], [], [], []
+    for window, log_probabilities in zip(windows, scores, strict=True):
+        values = np.full(len(window.ids), np.nan)
+        values[window.scored] = -log_probabilities
+        holds_text = window.ends > window.starts
+        first = int(window.starts[np.argmax(holds_text)]) if holds_text.any() else 0
+        holds_text[: window.own] = False
+        starts.append(window.starts[holds_text])
+        ends.append(window.ends[holds_text])
+        nats.append(values[holds_text])
+        shown_from.append(np.full(len(starts[-1]), first, np.int32))
+    if not windows:
+        nowhere = np.zeros(0, np.int32)
+        return Reading(nowhere, nowhere, np.zeros(0), nowhere)
+    return Reading(*map(np.concatenate, (starts, ends, nats, shown_from)))
+
+
+def _from_chunk(chunk: Chunk) -> Window:
+    # Without metadata the first text token has no context, so no arm scores it, even if training
+    # has a loss on it.
+    chunk = replace(chunk, first_text_is_target=False)
+    starts, ends = chunk.text_starts, chunk.text_ends
+    scored = chunk.loss_mask & (chunk.token_types == 0) & (ends > starts)
+    return Window(chunk.ids, starts, ends, scored, chunk.prefix_length)
+
+
+def _padded(front: int, values: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros(front, values.dtype), values))
 
 
 def max_batch_tokens(vocabulary: int, rows: int, row_length: int) -> int:
@@ -115,6 +202,30 @@ def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         batches.append([int(i) for i in order[cut_at[end] : end][::-1]])
         end = int(cut_at[end])
     return batches
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model without any wrappers (DDP, DeepSpeed)."""
+    while isinstance(module := getattr(model, "module", None), nn.Module):
+        model = module  # DDP and the DeepSpeed engine keep the model there
+    return model
+
+
+def output_embedding_of(model: nn.Module) -> nn.Module:
+    """The layer that computes logits.
+
+    Raises:
+        ConfigurationError: The model has none, so it is not a language model.
+    """
+    inner = unwrapped(model)
+    find = getattr(inner, "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    if not isinstance(head, nn.Module):
+        raise ConfigurationError(
+            f"{type(inner).__name__} has no output embedding: only causal language models can be "
+            "evaluated in bits per byte. Give a checkpoint of the causal_lm task."
+        )
+    return head
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -24,29 +24,20 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import Advance
 from bsmeta.data.io.remote import FileRef
-from bsmeta.tasks.causal_lm.evaluation.arms import (
+from bsmeta.tasks.causal_lm.arms import (
     AGAINST,
     TEXT,
     TEXT_ALONE,
-    Comparison,
-    plan_comparisons,
-)
-from bsmeta.tasks.causal_lm.evaluation.blocks import (
-    WINDOWS,
     Block,
     BlockMaker,
+    Comparison,
     own_blocks,
     plan_blocks,
-    reading_of,
+    plan_comparisons,
 )
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, NamedDocuments
-from bsmeta.tasks.causal_lm.evaluation.scoring import Scorer, scoring
-from bsmeta.tasks.causal_lm.evaluation.statistics import (
-    COLUMNS,
-    Reading,
-    paired_metrics,
-    paired_sums,
-)
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
+from bsmeta.tasks.causal_lm.results import COLUMNS, ComparisonSums, paired_metrics, paired_sums
+from bsmeta.tasks.causal_lm.scoring import WINDOWS, Reading, Scorer, reading_of, scoring
 from bsmeta.training.task import Ranks
 
 FAILURES_SHOWN = 5
@@ -60,32 +51,11 @@ FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits
 """The most important metrics, which come first so that a narrow screen shows them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonSums:
-    """The per-document sums of a comparison.
-
-    Attributes:
-        values: float64 [documents, 2, bins, COLUMNS], see `paired_sums`; zero for documents that
-            are not part of the comparison.
-        takes_part: bool [documents], whether a document is part of the comparison.
-        prefix_cut: bool [documents], whether a prefix of either arm was too long and truncated.
-    """
-
-    values: np.ndarray
-    takes_part: np.ndarray
-    prefix_cut: np.ndarray
-
-    @property
-    def totals(self) -> np.ndarray:
-        """float64 [documents, COLUMNS]."""
-        return self.values[:, 0].sum(axis=1)
-
-
 class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        windows: Window policy: a name in `bsmeta.tasks.causal_lm.evaluation.blocks.WINDOWS`.
+        windows: Window policy: a name in `bsmeta.tasks.causal_lm.arms.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
     """
 

@@ -16,9 +16,9 @@ from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
 from bsmeta.report.inference import Estimate
 from bsmeta.report.page import Page, Section, Table, own_command, print_table, report_console
-from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR
-from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
-from bsmeta.tasks.causal_lm.evaluation.tables import (
+from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR
+from bsmeta.tasks.causal_lm.results import ModelReport, PositionBin, Report, Row
+from bsmeta.tasks.causal_lm.tables import (
     CONTROL_WORDS,
     HOLM,
     TERMINAL,
@@ -48,7 +48,9 @@ PER_DOCUMENT = "documents.jsonl"
 
 VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
 """Plot markers of the variants (controls, prompt style) of other comparisons."""
+
 WORDS = CONTROL_WORDS | {PROMPT: "plain English"}
+
 CURVED = ("all", "each", "chosen")
 """Groups of comparisons that the position plot shows."""
 

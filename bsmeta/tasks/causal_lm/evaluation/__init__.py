@@ -1,1 +1,0 @@
-"""Evaluation: what metadata does to a model, in bits per byte over identical text bytes."""

@@ -1,1 +1,0 @@
-"""Generates text from metadata, and infers metadata from text, with a trained model."""
