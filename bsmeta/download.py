@@ -47,7 +47,6 @@ def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
     from bsmeta.data.io.file_sets import FileSet, read_manifest
 
     entries = read_manifest(manifest, config.mirror)
-    files = FileSet(entries, folder, keep_archives=config.keep_archives)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     times = (TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=Console(file=sys.stderr)) as progress:
@@ -58,7 +57,14 @@ def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
                 tasks[what] = progress.add_task(what, total=total)
             progress.update(tasks[what], completed=done)
 
-        count = files.fetch(config.retries, config.timeout, advance)
+        count = FileSet(
+            entries,
+            folder,
+            keep_archives=config.keep_archives,
+            retries=config.retries,
+            timeout=config.timeout,
+            advance=advance,
+        ).fetch()
     print(f"{folder}: {len(entries):,} files and folders are complete, {count:,} of them new")
 
 

@@ -17,12 +17,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from io import RawIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import xxhash
@@ -33,8 +33,9 @@ from bsmeta.config.data import check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.core.files import file_hash, free_bytes, gigabytes, replacing, unwritable
 from bsmeta.core.progress import Show, exclusively, progress_bar
-from bsmeta.data.io.files import size_of
-from bsmeta.data.io.remote import CancelledError, FileRef, range_parts
+from bsmeta.data.io.file_sets import filled
+from bsmeta.data.io.files import FileRef, size_of
+from bsmeta.data.io.remote import CancelledError, range_parts
 from bsmeta.data.io.shards import (
     SUFFIXES,
     Shard,
@@ -216,11 +217,20 @@ def copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
             ["out"],
         )
     copies = read_manifest(folder)
-    kept = {file.name: copies[file.name] for file in files if is_copied(file, folder, copies)}
+    kept = {
+        file.name: copy
+        for file in files
+        if (copy := copies.get(file.name)) is not None
+        and (copy.bytes, copy.content) == (file.size, content_of(file))
+        and (folder / file.name).is_file()
+    }
     with replacing(folder / MANIFEST) as part:
-        part.write_bytes(b"".join(map(line_of, kept.values())))
+        part.write_bytes(b"".join(map(_line, kept.values())))
     missing = [file for file in files if file.name not in kept]
-    delete_others(folder, {MANIFEST, *kept, *map(part_name, missing)})
+    wanted = {MANIFEST, *kept, *map(part_name, missing)}
+    for path in folder.rglob("*"):  # what earlier calls left of other files
+        if path.is_file() and path.relative_to(folder).as_posix() not in wanted:
+            path.unlink()
     begun = [path for file in missing if (path := folder / part_name(file)).exists()]
     total, complete = sum(file.size for file in files), sum(one.bytes for one in kept.values())
     needed = total - complete - sum(path.stat().st_size for path in begun)
@@ -244,31 +254,13 @@ def copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
             pool.shutdown(cancel_futures=True)
 
 
-def is_copied(file: Shard, folder: Path, copies: Mapping[str, Copied]) -> bool:
-    """Whether a folder has a complete copy of a file."""
-    copy = copies.get(file.name)
-    return (
-        copy is not None
-        and (copy.bytes, copy.content) == (file.size, content_of(file))
-        and (folder / file.name).is_file()
-    )
-
-
-def line_of(copy: Copied) -> bytes:
-    """A line of the manifest."""
-    return msgspec.json.encode(copy) + b"\n"
-
-
 def part_name(file: Shard) -> str:
     """The name of a copy until it is complete, which differs for other content."""
     return f"{file.name}.{xxhash.xxh3_64_hexdigest(content_of(file).encode())}.part"
 
 
-def delete_others(folder: Path, names: Collection[str]) -> None:
-    """Deletes what earlier calls left of files that are not, or no longer, to be copied."""
-    for path in folder.rglob("*"):
-        if path.is_file() and path.relative_to(folder).as_posix() not in names:
-            path.unlink()
+def _line(copy: Copied) -> bytes:
+    return msgspec.json.encode(copy) + b"\n"
 
 
 class Copier:
@@ -311,24 +303,22 @@ class Copier:
             )
         # In this order: a line without its file costs nothing but reading the part again.
         with self._lock:
-            self._manifest.write(line_of(Copied(file.name, file.size, content_of(file), found)))
+            self._manifest.write(_line(Copied(file.name, file.size, content_of(file), found)))
         part.rename(self._folder / file.name)
 
     def _complete(self, file: Shard, part: Path) -> str | None:
         """Appends what is missing; returns the xxh3, or None and deletes a wrong copy."""
-        verifier = file.path.verifier() if isinstance(file.path, FileRef) else None
+        path = file.path
+        verifier = path.store.verifier(path) if isinstance(path, FileRef) else None
         if verifier is None:  # nothing would notice that the beginning is damaged
             part.unlink(missing_ok=True)
         content, count = xxhash.xxh3_64(), 0
-        with open(part, "a+b") as target:
-            target.seek(0)
-            for block in self._blocks(file, target):
-                content.update(block)
-                count += len(block)
-                if verifier is not None:
-                    verifier.update(block)
-                self._advance(len(block))
-            os.fsync(target.fileno())
+        for block in filled(part, partial(self._rest, file)):
+            content.update(block)
+            count += len(block)
+            if verifier is not None:
+                verifier.update(block)
+            self._advance(len(block))
         check_is_listed(file)  # a local one may have been replaced in the meantime
         if count == file.size and (verifier is None or verifier.is_right() is not False):
             return content.hexdigest()
@@ -336,18 +326,15 @@ class Copier:
         self._advance(-count)
         return None
 
-    def _blocks(self, file: Shard, target: BinaryIO) -> Iterator[bytes]:
-        """The content of a file: what its copy has, and then the rest, which is written there."""
-        yield from iter(lambda: target.read(BLOCK), b"")
-        start = target.tell()
+    def _rest(self, file: Shard, start: int) -> Iterator[bytes]:
+        """The content of a file from a byte on."""
         if isinstance(file.path, FileRef):
             rest: Iterator[bytes] = range_parts(file.path, start, file.size, self.cancelled)
         else:
-            rest = blocks_of(file.path)
+            rest = _blocks_of(file.path)
         for block in rest:
             if self.cancelled.is_set():
                 raise CancelledError
-            target.write(block)
             yield block
 
     def _advance(self, count: int) -> None:
@@ -356,12 +343,7 @@ class Copier:
             self._show(self._done, gigabytes(self._done))
 
 
-def blocks_of(path: str) -> Iterator[bytes]:
-    """The content of a local file.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+def _blocks_of(path: str) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(BLOCK), b"")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from bsmeta.data.io import files, remote
-from bsmeta.data.io.hub import HubRef, commit_of
-from bsmeta.data.io.remote import RemoteSettings
+from bsmeta.data.io import remote, remote_file
+from bsmeta.data.io.files import HUB, FileRef, RemoteSettings
+from bsmeta.data.io.hub import commit_of
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, shards_in, used_hub
 
 BLOCK = 1000
@@ -21,7 +21,7 @@ CONTENT = random.Random(0).randbytes(7700)
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A server with one file, small blocks and short delays."""
-    monkeypatch.setattr(files, "BLOCK", BLOCK)
+    monkeypatch.setattr(remote_file, "BLOCK", BLOCK)
     monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -38,13 +38,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.fixture
 def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A server with the shards of `folder`, private, in blocks of which a shard has several."""
-    monkeypatch.setattr(files, "BLOCK", 300)
+    monkeypatch.setattr(remote_file, "BLOCK", 300)
     hub.files = hub.listed = shards_in(folder)
     hub.token = TOKEN
     return hub
 
 
-def hub_file(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> HubRef:
+def hub_file(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> FileRef:
     """The one file of the server."""
     settings = RemoteSettings(str(folder), cache_bytes, retries)
-    return HubRef(len(CONTENT), etag_of(CONTENT), settings, REPO, COMMIT, "data.bin")
+    return FileRef(len(CONTENT), etag_of(CONTENT), settings, HUB, REPO, "data.bin", COMMIT)

@@ -16,8 +16,9 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io import files, remote
-from bsmeta.data.io.objects import ObjectRef, store_of
+from bsmeta.data.io import remote, remote_file
+from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.remote import store_of
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
@@ -107,7 +108,7 @@ class Storage:
 @pytest.fixture
 def gs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     """A server with one bucket, small blocks and short delays."""
-    monkeypatch.setattr(files, "BLOCK", 1000)
+    monkeypatch.setattr(remote_file, "BLOCK", 1000)
     monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -119,10 +120,10 @@ def gs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     forget()
 
 
-def refs(folder: Path, train_file: str) -> list[ObjectRef]:
+def refs(folder: Path, train_file: str) -> list[FileRef]:
     config = DataConfig(train_file=train_file, cache_dir=str(folder / "cache"), hub_retries=4)
     paths = [shard.path for shard in list_shards(config)]
-    assert all(isinstance(path, ObjectRef) for path in paths)
+    assert all(isinstance(path, FileRef) for path in paths)
     return paths  # type: ignore[return-value]
 
 
@@ -132,11 +133,11 @@ def test_listing_reading_and_checking(gs: Storage, tmp_path: Path) -> None:
     gs.put({**contents, "web/": b"", "web/2020/d.jsonl": b"x"})
     gs.statuses = [503, 429]
     found = refs(tmp_path, f"{URL}/web/*.jsonl")
-    assert [ref.key for ref in found] == sorted(contents)
+    assert [ref.path for ref in found] == sorted(contents)
     gs.statuses = [500]
     assert [read(ref) for ref in found] == [CONTENT] * 4
     for ref, is_right in zip(found, (True, True, True, None), strict=True):
-        verifier = ref.verifier()
+        verifier = ref.store.verifier(ref)
         if verifier is not None:
             verifier.update(CONTENT)
         assert (verifier and verifier.is_right()) is is_right

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import remote
-from bsmeta.data.io.download import Source, download
+from bsmeta.data.io.file_sets import Entry, download
 from tests.data.file_server import FileServer, Request
 from tests.waiting import STUCK_S
 
@@ -27,9 +28,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
         yield running
 
 
-def source_of(server: FileServer, content: bytes = CONTENT, name: str = "data.bin") -> Source:
+def source_of(server: FileServer, content: bytes = CONTENT, name: str = "data.bin") -> Entry:
     sha256 = hashlib.sha256(content).hexdigest()
-    return Source(f"{server.address}/{name}", len(content), sha256)
+    return Entry(name, f"{server.address}/{name}", len(content), sha256)
 
 
 def fetch(server: FileServer, folder: Path, retries: int = 2, timeout: float = 20.0) -> bytes:
@@ -150,14 +151,14 @@ def test_a_server_that_stalls_is_asked_again(server: FileServer, tmp_path: Path)
 
 def test_too_many_failures_end_the_download(server: FileServer, tmp_path: Path) -> None:
     server.faults = [cut, *[busy] * 4]
-    with pytest.raises(DataError, match=r"byte 50,000 of 256,000: given up after 3 failures .*503"):
+    with pytest.raises(DataError, match=r"byte 50000 of 256000: given up after 3 failures .*503"):
         fetch(server, tmp_path)
     assert (tmp_path / "out/data.bin.part").read_bytes() == CONTENT[:50_000]
 
 
 def test_a_missing_file_ends_the_download(server: FileServer, tmp_path: Path) -> None:
     source = source_of(server, name="other.bin")
-    named = Source(source.address.replace("//", "//user:secret@"), source.bytes, source.sha256)
+    named = structs.replace(source, address=source.address.replace("//", "//user:secret@"))
     with pytest.raises(DataError, match="HTTP 404; correct the address") as error:
         download(named, tmp_path / "other.bin", retries=9, timeout=9)
     assert "secret" not in str(error.value)
@@ -168,18 +169,19 @@ def test_a_file_on_the_disk(tmp_path: Path) -> None:
     (tmp_path / "a b.bin").write_bytes(CONTENT)
     (tmp_path / "c.bin.part").write_bytes(CONTENT[:9])
     address = (tmp_path / "a b.bin").as_uri()
-    source = Source(address, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    source = Entry("c.bin", address, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
     download(source, tmp_path / "c.bin", retries=0, timeout=1)
     assert (tmp_path / "c.bin").read_bytes() == CONTENT
     with pytest.raises(DataError, match="has 256,000 bytes instead of 7"):
-        download(Source(address, 7, source.sha256), tmp_path / "d.bin", retries=0, timeout=1)
+        download(structs.replace(source, bytes=7), tmp_path / "d.bin", retries=0, timeout=1)
+    missing = structs.replace(source, address=f"{address}x")
     with pytest.raises(DataError, match="cannot be read: No such file"):
-        download(Source(f"{address}x", 7, ""), tmp_path / "d.bin", retries=0, timeout=1)
+        download(missing, tmp_path / "d.bin", retries=0, timeout=1)
 
 
 def test_a_full_disk_is_not_blamed_on_the_source(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(CONTENT)
     (tmp_path / "c.bin.part").symlink_to("/dev/full")
-    source = Source((tmp_path / "a.bin").as_uri(), len(CONTENT), "")
+    source = Entry("c.bin", (tmp_path / "a.bin").as_uri(), len(CONTENT), "")
     with pytest.raises(OSError, match="No space left on device"):
         download(source, tmp_path / "c.bin", retries=0, timeout=1)

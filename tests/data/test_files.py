@@ -15,8 +15,9 @@ from huggingface_hub import constants
 
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import remote
-from bsmeta.data.io.files import RemoteFile, open_file, size_of
-from bsmeta.data.io.remote import FileRef, requested_wait
+from bsmeta.data.io.files import FileRef, open_file, size_of
+from bsmeta.data.io.remote import requested_wait
+from bsmeta.data.io.remote_file import RemoteFile
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
 from tests.waiting import STUCK_S
@@ -261,7 +262,7 @@ def test_the_asked_wait_is_kept_and_delays_grow(
     monkeypatch.setattr(remote, "LONGEST_DELAY", 4.0)
     hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
     path = hub_file(tmp_path, retries=5)
-    assert remote.read_range(path, 0, 10, Clock()) == CONTENT[:10]
+    assert b"".join(remote.range_parts(path, 0, 10, Clock())) == CONTENT[:10]
     assert waited[:6] == [5.0] * 6  # in parts, so that the wait counts as progress
     rests = [sum(waited[:7]), *waited[7:]]
     bounds = [(30, 31), (1, 2), (2, 4), (2, 4), (2, 4)]
@@ -283,7 +284,7 @@ def test_a_path_survives_pickling(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(path))
     assert again == path
     assert str(again) == f"hf://datasets/owner/name@c0ffee{'0' * 34}/data.bin"
-    assert (again.file, again.size, again.settings) == ("data.bin", 7700, path.settings)
+    assert (again.path, again.size, again.settings) == ("data.bin", 7700, path.settings)
 
 
 def test_offline_only_what_is_kept(

@@ -15,11 +15,10 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import inflate
-from bsmeta.data.io.files import BadCopyError, Blocks, ContentHash
-from bsmeta.data.io.hub import HubRef
+from bsmeta.data.io import files
+from bsmeta.data.io.files import HUB, FileRef, RemoteSettings
 from bsmeta.data.io.lines import LineReader, build_index
-from bsmeta.data.io.remote import RemoteSettings
+from bsmeta.data.io.remote_file import BadCopyError, Blocks
 from bsmeta.data.io.shards import list_shards
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
@@ -43,8 +42,8 @@ assert len(GZIP) == 12_000
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is read and unpacked in parts, as large ones are."""
-    monkeypatch.setattr(inflate, "BLOCK", 1 << 11)
-    monkeypatch.setattr(inflate, "COMPRESSED_BLOCK", 1000)
+    monkeypatch.setattr(files, "BLOCK", 1 << 11)
+    monkeypatch.setattr(files, "COMPRESSED_BLOCK", 1000)
 
 
 def config(folder: Path, **values: Any) -> DataConfig:
@@ -52,15 +51,15 @@ def config(folder: Path, **values: Any) -> DataConfig:
     return small_config(folder, train_file=url, cache_dir=str(folder / "cache"), **values)
 
 
-def shard(hub: Hub, folder: Path, name: str, content: bytes, **values: Any) -> HubRef:
+def shard(hub: Hub, folder: Path, name: str, content: bytes, **values: Any) -> FileRef:
     """The one file of the server."""
     hub.files = hub.listed = {name: content}
     (found,) = list_shards(config(folder, **values))
-    assert isinstance(found.path, HubRef)
+    assert isinstance(found.path, FileRef)
     return found.path
 
 
-def read_lines(ref: HubRef) -> tuple[list[bytes], str]:
+def read_lines(ref: FileRef) -> tuple[list[bytes], str]:
     """All lines, and the damage that was found after them."""
     reader = LineReader(ref)
     lines: list[bytes] = []
@@ -291,8 +290,8 @@ def test_the_hash_of_git_for_small_files() -> None:
     content = b"hello\n"
     assert hashlib.sha256(content).hexdigest().startswith("5891b5b522d5df08")
     for etag, right in [("ce013625030ba8dba906f756967f9e9ca394464a", True), ("0" * 40, False)]:
-        found = ContentHash(HubRef(6, etag, RemoteSettings("", 0, 0), "a/b", "c", "f"))
-        found.add(0, content[:2])
-        assert found.is_right is None
-        found.add(2, content[2:])
-        assert found.is_right is right
+        ref = FileRef(6, etag, RemoteSettings("", 0, 0), HUB, "a/b", "f", "c")
+        verifier = ref.store.verifier(ref)
+        verifier.update(content[:2])
+        verifier.update(content[2:])
+        assert verifier.is_right() is right

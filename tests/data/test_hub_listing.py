@@ -14,8 +14,9 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.hub import HubPattern, commit_of
-from bsmeta.data.io.remote import FileRef
+from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.hub import commit_of
+from bsmeta.data.io.remote import Pattern
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
 from bsmeta.data.stream.preview import missing_types
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing, is_anything
@@ -241,7 +242,7 @@ def test_offline(files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_globs(pattern: str, file: str, expected: bool) -> None:
-    assert HubPattern(pattern, "owner/name", "main").matches(file) is expected
+    assert Pattern("hf", "owner/name", pattern).matches(file) is expected
 
 
 def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) -> None:

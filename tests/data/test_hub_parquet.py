@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.files import BadCopyError
+from bsmeta.data.io.files import FileRef
 from bsmeta.data.io.parquet import ParquetReader
-from bsmeta.data.io.remote import FileRef
+from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import small_config
 from tests.data.hub_fixtures import BLOCK

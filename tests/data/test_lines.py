@@ -10,8 +10,7 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.inflate import BLOCK
+from bsmeta.data.io.files import BLOCK, Cache
 from bsmeta.data.io.lines import IndexCache, LineReader, has_line, open_shard
 
 LINES = [b"%d %s" % (i, b"x" * (i * 37 % 91)) for i in range(500)]

@@ -13,9 +13,9 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io import files, objects, remote
-from bsmeta.data.io.files import BadCopyError, open_file
-from bsmeta.data.io.objects import ObjectRef
+from bsmeta.data.io import objects, remote, remote_file
+from bsmeta.data.io.files import FileRef, open_file
+from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
@@ -29,14 +29,13 @@ STEPS = 8
 def forget() -> None:
     """Lists and connects anew, as a new process does."""
     objects.list_objects.cache_clear()
-    objects.store_of.cache_clear()
-    objects.REGIONS.clear()
+    remote.store_of.cache_clear()
 
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
     """A server with one bucket, small blocks and short delays."""
-    monkeypatch.setattr(files, "BLOCK", 1000)
+    monkeypatch.setattr(remote_file, "BLOCK", 1000)
     monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
     server = S3Server()
@@ -76,15 +75,15 @@ def names(folder: Path, train_file: Any, **values: Any) -> list[str]:
     return [shard.name for shard in list_shards(config(folder, train_file=train_file, **values))]
 
 
-def one(s3: S3Server, folder: Path, content: bytes = CONTENT, **values: Any) -> ObjectRef:
+def one(s3: S3Server, folder: Path, content: bytes = CONTENT, **values: Any) -> FileRef:
     s3.put({"web/data.jsonl": content})
     (shard,) = list_shards(config(folder, train_file=f"{URL}/web/data.jsonl", **values))
-    assert isinstance(shard.path, ObjectRef)
+    assert isinstance(shard.path, FileRef)
     s3.requests.clear()
     return shard.path
 
 
-def read(ref: ObjectRef) -> bytes:
+def read(ref: FileRef) -> bytes:
     with open_file(ref) as file:
         return file.read()
 
@@ -312,10 +311,10 @@ def test_the_hash_of_an_object_that_was_uploaded_in_parts(s3: S3Server, tmp_path
         parts.append({"ETag": answer["ETag"], "PartNumber": number})
     s3.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
     (shard,) = list_shards(config(tmp_path, train_file=f"{URL}/parts.jsonl"))
-    assert isinstance(shard.path, ObjectRef)
+    assert isinstance(shard.path, FileRef)
     assert shard.path.etag.endswith("-3")
     for changed, expected in ((content, True), (content[:-1] + b"T", False)):
-        verifier = shard.path.verifier()
+        verifier = shard.path.store.verifier(shard.path)
         assert verifier is not None
         for start in range(0, len(content), 3_000_000):
             verifier.update(changed[start : start + 3_000_000])

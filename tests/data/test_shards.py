@@ -9,19 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pytest
 import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.files import open_file
+from bsmeta.data.io.files import Cache, open_file, read_arrays, write_arrays
 from bsmeta.data.io.shards import (
     Shard,
     check_is_listed,
     list_shards,
-    load_hashes,
-    save_hashes,
     shards_fingerprint,
     validation_path,
     with_samples,
@@ -265,22 +263,24 @@ def test_a_damaged_cache_only_costs_time(
 
 def test_runs_that_share_a_cache_folder_do_not_tear_the_file(tmp_path: Path) -> None:
     """A reader always finds the whole file of one of the writers."""
-    hashes = [[(2, number, f"{number:016x}")] * 5000 for number in range(2)]
-    path = tmp_path / "kept"
-    save_hashes(path, hashes[0])
+    path = tmp_path / "kept.npz"
+    write_arrays(path, {"numbers": np.zeros(5000)})
 
     def write(number: int) -> None:
         for _ in range(20):
-            save_hashes(path, hashes[number])
+            write_arrays(path, {"numbers": np.full(5000, number)})
 
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(write, number) for number in range(2)]
         found = []
         while not all(writer.done() for writer in writers):
-            found.append(load_hashes(path))
+            found.append(read_arrays(path))
         for writer in writers:
             writer.result()
-    assert all(kept in hashes for kept in [*found, load_hashes(path)])
+    for kept in [*found, read_arrays(path)]:
+        assert kept is not None
+        assert len(kept["numbers"]) == 5000
+        assert kept["numbers"].min() == kept["numbers"].max()
     assert [*tmp_path.glob(".*")] == []
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.hub import HubRef, commit_of
-from bsmeta.data.io.remote import FileRef
+from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.hub import commit_of
 from bsmeta.data.stream.sources import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
@@ -148,5 +148,5 @@ def test_a_branch_that_moves_is_read_as_the_first_process_found_it(
     hub.commit = "1" * 40
     given = stream(small_config(folder, **keys, train_file=named[1]), 1, sent(survey))
     paths = {shard.path for shard in given._streams.shards}  # type: ignore[union-attr]
-    assert {path.commit for path in paths if isinstance(path, HubRef)} == {COMMIT}
+    assert {path.version for path in paths if isinstance(path, FileRef)} == {COMMIT}
     assert str(tmp_path / "b" / "local.jsonl.gz") in paths

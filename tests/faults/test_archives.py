@@ -1,6 +1,6 @@
 """Row 17 of the fault matrix: archives with `../`, links, devices, or a bomb inside.
 
-Only `bsmeta.data.io.file_sets` unpacks archives; nothing that it refuses leaves a trace.
+Only `bsmeta.data.io.archives` unpacks archives; nothing that it refuses leaves a trace.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import file_sets
-from bsmeta.data.io.file_sets import unpack
+from bsmeta.data.io import archives
+from bsmeta.data.io.archives import unpack
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.faults
 
 MODULES = {"tarfile", "zipfile", "py7zr", "rarfile", "patoolib"}
 CALLS = {"extractall", "unpack_archive"}
-UNPACKS = REPOSITORY / "bsmeta/data/io/file_sets.py"
+UNPACKS = REPOSITORY / "bsmeta/data/io/archives.py"
 
 MOST = 1_000_000
 
@@ -163,7 +163,7 @@ def test_row_17_what_is_refused_leaves_no_trace(tmp_path: Path, name: str) -> No
 
 
 def test_row_17_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_sets, "MOST_FILES", 9)
+    monkeypatch.setattr(archives, "MOST_FILES", 9)
     archive = tar(tmp_path / "a.tar.gz", *((f"f{number}", b"") for number in range(10)))
     with pytest.raises(DataError, match="'f9': more than 9 files"):
         unpack(archive, tmp_path / "out", MOST)

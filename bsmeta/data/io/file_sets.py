@@ -6,176 +6,53 @@
 An address may be relative: to a mirror, else to the folder of the manifest. `.download/` in the
 target folder records what is complete, so that the next call does what is left.
 
-Archives are not trusted: they are unpacked only into one folder, and within limits. Refused, with
-the member's name: paths that leave the folder, links, devices, a path that is there twice, and more
-bytes or files than expected. The folder appears only when it is complete. `tarfile`'s filter `data`
-is not used: it permits links and repeated paths, has no limits, and does not exist for zip
-archives.
+Bytes are appended to `FILE.part`, from http(s) or from the disk; the next call continues there. A
+file gets its name when its hash is right. pooch would begin an interrupted download again at the
+first byte.
 """
 
 from __future__ import annotations
 
-import bz2
 import contextlib
+import hashlib
 import json
-import lzma
 import os
 import re
-import stat
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
-from urllib.parse import urljoin, urlsplit
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
+import httpx2
 import msgspec
 from filelock import FileLock, Timeout
-from isal import igzip
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import building, free_bytes, gigabytes
-from bsmeta.data.io.download import Source, download, sha256_of
-
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
-
-MOST_FILES = 100_000
-"""Files and folders that an archive may have."""
-
-_BLOCK = 1 << 20
-
-Member = tuple[str, int, Callable[[], IO[bytes] | None]]
-"""Name, stated size, and a function that opens the content; None for a folder."""
+from bsmeta.core.files import free_bytes, gigabytes
+from bsmeta.data.io.archives import SUFFIXES, unpack
+from bsmeta.data.io.remote import (
+    CONTENT_RANGE,
+    Retries,
+    TransientError,
+    check_encoding,
+    check_transient,
+    shown_server,
+    steady,
+    transport_errors,
+)
 
 STATE = ".download"
 
-Advance = Callable[[str, int, int], None]
-"""Called with what is done, the bytes that are done, and all bytes."""
+Advance = Callable[[int], None]
+"""Called with the number of bytes that are done."""
 
-
-def unpack(
-    archive: Path, folder: Path, most: int, advance: Callable[[int], None] = lambda _: None
-) -> None:
-    """Unpacks an archive into a folder that does not exist yet.
-
-    Args:
-        archive: The archive; its suffix (one of `SUFFIXES`) says what it is.
-        most: The most bytes that its files may have together.
-        advance: Called with the number of bytes written so far.
-
-    Raises:
-        DataError: If the archive is damaged, or anything in it is refused; there is no folder then.
-    """
-    try:
-        with building(folder) as part:
-            part.mkdir(parents=True)
-            _write_members(archive, part, most, advance)
-    except DataError:
-        raise
-    except Exception as error:  # the decoders of damaged or encrypted content raise many types
-        reason = str(error) or type(error).__name__
-        raise DataError(f"{archive} cannot be unpacked to {folder}: {reason}") from error
-
-
-def _write_members(archive: Path, folder: Path, most: int, advance: Callable[[int], None]) -> None:
-    written = 0
-    members = _zip_members if archive.name.endswith(".zip") else _tar_members
-    for number, (name, size, open_content) in enumerate(members(archive, most), 1):
-        if number > MOST_FILES:
-            raise _refused(archive, name, f"more than {MOST_FILES:,} files")
-        path = folder.joinpath(*_checked_parts(archive, name))
-        try:
-            content = open_content()
-            if content is None:
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            if written + size > most:
-                raise _refused(archive, name, f"more than {most:,} bytes unpacked")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with content, open(path, "xb") as file:
-                while block := content.read(_BLOCK):
-                    written += len(block)
-                    if written > most:  # the stated sizes were wrong
-                        raise _refused(archive, name, f"more than {most:,} bytes unpacked")
-                    file.write(block)
-                    advance(written)
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise _refused(archive, name, "a path that is there already") from error
-
-
-def _checked_parts(archive: Path, name: str) -> tuple[str, ...]:
-    """The parts of a member's path, which stay in the folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise _refused(archive, name, "a path that leaves the folder")
-    return path.parts
-
-
-def _refused(archive: Path, name: str, reason: str) -> DataError:
-    return DataError(f"{archive} is not unpacked: {name!r}: {reason}")
-
-
-def _zip_members(archive: Path, most: int) -> Iterator[Member]:
-    with zipfile.ZipFile(archive) as file:
-        for info in file.infolist():
-            mode = info.external_attr >> 16
-            if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _refused(archive, info.filename, "a link or a device")
-
-            def open_content(info: zipfile.ZipInfo = info) -> IO[bytes] | None:
-                return None if info.is_dir() else file.open(info)
-
-            yield info.filename, info.file_size, open_content
-
-
-def _tar_members(archive: Path, most: int) -> Iterator[Member]:
-    # A header and padding for each file, extended headers, and the padding at the end.
-    limit = most + MOST_FILES * 4 * tarfile.BLOCKSIZE + 2 * tarfile.RECORDSIZE
-    with (
-        _decompressed(archive) as content,
-        tarfile.open(fileobj=cast(IO[bytes], _Bounded(archive, content, limit)), mode="r|") as file,
-    ):
-        for info in file:
-            if not (info.isfile() or info.isdir()):
-                raise _refused(archive, info.name, "a link or a device")
-
-            def open_content(info: tarfile.TarInfo = info) -> IO[bytes] | None:
-                return None if info.isdir() else file.extractfile(info)
-
-            yield info.name, info.size, open_content
-
-
-def _decompressed(archive: Path) -> IO[bytes]:
-    if archive.suffix in (".gz", ".tgz"):
-        return cast(IO[bytes], igzip.open(archive))
-    if archive.suffix == ".bz2":
-        return cast(IO[bytes], bz2.open(archive))
-    return cast(IO[bytes], lzma.open(archive)) if archive.suffix == ".xz" else archive.open("rb")
-
-
-class _Bounded:
-    """A file that may be read up to a limit: decompressed content has no end of its own."""
-
-    def __init__(self, archive: Path, content: IO[bytes], most: int) -> None:
-        self._archive = archive
-        self._content = content
-        self._left = most
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes.
-
-        Raises:
-            DataError: If there are more than the limit.
-        """
-        data = self._content.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise _refused(self._archive, "its content", "more bytes than its files may have")
-        return data
+_BLOCK = 1 << 20
+_ADVICE = "see whether the address can be reached from here, and start again: it continues"
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A file of a manifest.
+    """A file of a manifest; its string is its address without user and password.
 
     Attributes:
         path: Its name in the target folder.
@@ -191,6 +68,10 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str
     unpack: str | None = None
     unpacked_bytes: int | None = None
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.address)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
     @property
     def target(self) -> str:
@@ -263,20 +144,33 @@ def _collisions(names: list[str]) -> Iterator[str]:
 
 
 class FileSet:
-    """The files of a manifest in a folder."""
+    """The files of a manifest in a folder.
 
-    def __init__(self, entries: list[Entry], folder: Path, *, keep_archives: bool) -> None:
+    Args:
+        retries: Consecutive failures after which a download is given up.
+        timeout: Seconds without data that are a failure.
+        advance: Called with what is done, the bytes that are done, and all bytes.
+    """
+
+    def __init__(
+        self,
+        entries: list[Entry],
+        folder: Path,
+        *,
+        keep_archives: bool,
+        retries: int,
+        timeout: float,
+        advance: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> None:
+        self._entries = entries
         self._folder = folder
         self._keep_archives = keep_archives
-        self._all = entries
+        self._retries = retries
+        self._timeout = timeout
+        self._advance = advance
 
-    def fetch(self, retries: int, timeout: float, advance: Advance = lambda *_: None) -> int:
+    def fetch(self) -> int:
         """Downloads, verifies and unpacks whatever is not complete yet.
-
-        Args:
-            retries: Failures in a row after which a download is given up.
-            timeout: Seconds without data that are a failure.
-            advance: Reports the progress.
 
         Returns:
             The number of files that were not complete before.
@@ -289,10 +183,10 @@ class FileSet:
             (self._folder / STATE).mkdir(parents=True, exist_ok=True)
             lock = FileLock(self._folder / STATE / "lock")
             with lock.acquire(timeout=0):
-                left = [entry for entry in self._all if not self._is_complete(entry, advance)]
+                left = [entry for entry in self._entries if not self._is_complete(entry)]
                 self._check(left)
                 for entry in left:
-                    self._fetch(entry, retries, timeout, advance)
+                    self._fetch(entry)
                 return len(left)
         except Timeout as error:
             raise ConfigurationError(
@@ -323,42 +217,41 @@ class FileSet:
 
     def _bytes_of(self, entry: Entry) -> int:
         """The bytes of a file that are there already."""
-        sizes = [
-            path.stat().st_size
-            for path in (self._folder / entry.path, self._folder / f"{entry.path}.part")
-            if path.is_file()
-        ]
-        return min(entry.bytes, max(sizes, default=0))
+        paths = self._folder / entry.path, self._folder / f"{entry.path}.part"
+        return min(entry.bytes, max((p.stat().st_size for p in paths if p.is_file()), default=0))
 
-    def _fetch(self, entry: Entry, retries: int, timeout: float, advance: Advance) -> None:
+    def _fetch(self, entry: Entry) -> None:
         path = self._folder / entry.path
-        source = Source(entry.address, entry.bytes, entry.sha256)
-
-        def show(what: str, total: int) -> Callable[[int], None]:
-            return lambda done: advance(f"{what} {entry.path}", done, total)
-
-        if not _is_file(path, entry, show("verifying", entry.bytes)):
-            downloading = show("downloading", entry.bytes)
-            download(source, path, retries=retries, timeout=timeout, advance=downloading)
+        if not self._is_there(entry):
+            advance = self._shown("downloading", entry, entry.bytes)
+            download(entry, path, retries=self._retries, timeout=self._timeout, advance=advance)
         if entry.unpack is not None and entry.unpacked_bytes is not None:
-            unpacking = show("unpacking", entry.unpacked_bytes)
-            unpack(path, self._folder / entry.unpack, entry.unpacked_bytes, unpacking)
+            advance = self._shown("unpacking", entry, entry.unpacked_bytes)
+            unpack(path, self._folder / entry.unpack, entry.unpacked_bytes, advance)
             if not self._keep_archives:
                 path.unlink()
         record = self._record(entry)
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(self._found(entry)))
 
-    def _is_complete(self, entry: Entry, advance: Advance) -> bool:
+    def _is_complete(self, entry: Entry) -> bool:
         with contextlib.suppress(OSError, ValueError):
             if json.loads(self._record(entry).read_text()) == self._found(entry):
                 return True
         # A copy of the folder may have other times: the content decides.
-        return entry.unpack is None and _is_file(
-            self._folder / entry.path,
-            entry,
-            lambda done: advance(f"verifying {entry.path}", done, entry.bytes),
-        )
+        return entry.unpack is None and self._is_there(entry)
+
+    def _is_there(self, entry: Entry) -> bool:
+        """Whether the file of an entry is in the folder, by its content."""
+        path = self._folder / entry.path
+        if not path.is_file() or path.stat().st_size != entry.bytes:
+            return False
+        with open(path, "rb") as file:
+            blocks = iter(lambda: file.read(_BLOCK), b"")
+            return _sha256(blocks, self._shown("verifying", entry, entry.bytes)) == entry.sha256
+
+    def _shown(self, what: str, entry: Entry, total: int) -> Advance:
+        return lambda done: self._advance(f"{what} {entry.path}", done, total)
 
     def _record(self, entry: Entry) -> Path:
         return self._folder / STATE / f"{entry.target}.json"
@@ -370,7 +263,121 @@ class FileSet:
         return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": changed}
 
 
-def _is_file(path: Path, entry: Entry, advance: Callable[[int], None]) -> bool:
-    if not path.is_file() or path.stat().st_size != entry.bytes:
-        return False
-    return sha256_of(path, advance) == entry.sha256
+def download(
+    entry: Entry, path: Path, *, retries: int, timeout: float, advance: Advance = lambda _: None
+) -> None:
+    """Downloads a file, or the rest of it; see `FileSet` for the arguments.
+
+    Raises:
+        DataError: If it cannot be had, or is another file than expected.
+    """
+    part = path.with_name(f"{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    resumed = part.exists() and part.stat().st_size > 0
+
+    def rest(start: int) -> Iterator[bytes]:
+        open_from = partial(_opened, entry, timeout=timeout)
+        attempts = Retries(retries, _ADVICE)
+        return attempts.read(str(entry), open_from, start, entry.bytes, entry.bytes)
+
+    found = _sha256(filled(part, rest), advance)
+    if found != entry.sha256 and resumed:  # what an earlier call left may be of another file
+        part.unlink()
+        found = _sha256(filled(part, rest), advance)
+    if found != entry.sha256:
+        part.unlink()
+        raise DataError(
+            f"{entry} is another file than expected: its sha256 is {found}, not {entry.sha256}; "
+            "correct the manifest, or use another mirror"
+        )
+    part.replace(path)
+
+
+def filled(part: Path, rest: Callable[[int], Iterator[bytes]]) -> Iterator[bytes]:
+    """The content of a file: what a part of it has, then the rest, which is appended to it.
+
+    Args:
+        rest: The content from a byte on.
+    """
+    with open(part, "a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        while file.tell() < size:
+            yield file.read(_BLOCK)
+        for block in rest(size):
+            file.write(block)
+            yield block
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sha256(blocks: Iterator[bytes], advance: Advance) -> str:
+    found, done = hashlib.sha256(), 0
+    for block in blocks:
+        found.update(block)
+        done += len(block)
+        advance(done)
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(entry: Entry, start: int, timeout: float) -> Iterator[Iterator[bytes]]:
+    """The content of a file from byte `start` on."""
+    if urlsplit(entry.address).scheme == "file":
+        yield _local_blocks(entry, start)
+        return
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    with (
+        transport_errors(str(entry), shown_server(entry.address)),
+        httpx2.stream(
+            "GET", entry.address, headers=headers, timeout=timeout, follow_redirects=True
+        ) as response,
+    ):
+        skipped = _checked_start(response, entry, start)
+        yield steady(_without_first(response.iter_raw(), skipped), timeout)
+
+
+def _local_blocks(entry: Entry, start: int) -> Iterator[bytes]:
+    path = Path(unquote(urlsplit(entry.address).path))
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise DataError(f"{entry} has {size:,} bytes instead of {entry.bytes:,}")
+        with open(path, "rb") as file:
+            file.seek(start)
+            yield from iter(lambda: file.read(_BLOCK), b"")
+    except OSError as error:
+        raise DataError(f"{entry} cannot be read: {error.strerror}") from error
+
+
+def _without_first(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
+    for block in blocks:
+        yield block[count:]
+        count = max(0, count - len(block))
+
+
+def _checked_start(response: httpx2.Response, entry: Entry, start: int) -> int:
+    """How many bytes of a response are before `start`: all, if the server ignores ranges.
+
+    Raises:
+        TransientError: If it is not the file, but may be when the request is repeated.
+        DataError: If it is another file.
+    """
+    check_transient(response)
+    status = response.status_code
+    if status == 416:
+        raise DataError(f"{entry} has fewer than {start:,} of {entry.bytes:,} bytes")
+    if status not in (200, 206):
+        raise DataError(f"{entry}: the server answers HTTP {status}; correct the address")
+    check_encoding(response)
+    total, skipped = response.headers.get("Content-Length") or "*", start
+    if status == 206:
+        stated = response.headers.get("Content-Range", "")
+        match = CONTENT_RANGE.fullmatch(stated)
+        if match is None or int(match[1]) != start:
+            raise TransientError(f"another part of the file than requested ({stated})")
+        total, skipped = match[3], 0
+    if total not in ("*", str(entry.bytes)):
+        content = response.headers.get("Content-Type", "no Content-Type")
+        raise TransientError(f"{total} bytes ({content}) instead of {entry.bytes}")
+    return skipped

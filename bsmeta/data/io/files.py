@@ -1,35 +1,151 @@
-"""Open files of documents, on the local disk (`str`) or remote (`FileRef`), the same way.
+"""Files of documents, local (`str`) or remote (`FileRef`): opened, unpacked, and facts about them.
 
-A `RemoteFile` fetches blocks of several megabytes through a `BlockCache` and prefetches the next in
-a thread. A faulty download must not stay in the cache: a file is compared with its hash when it has
-been read completely, and when it turns out to be damaged.
+A Zstandard file can be entered at any of its frames. Decompression of a gzip file can only start
+where a deflate block begins, which may be inside a byte, and it needs the preceding 32 KB of
+decompressed data. An `AccessPoint`, built by `lines`, stores all this. isal cannot start inside a
+byte, so empty deflate blocks that end at the required bit are put before the data.
+
+A `Cache` on disk, which all processes of a machine share, holds facts about a file that take a full
+pass over it to compute. The name of their file derives from the size, the modification time and the
+first bytes of the file described (a remote one: from its size and hash), so it never describes
+other content.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
-import sys
-import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
-from functools import partial
-from typing import BinaryIO, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
+import numpy as np
 import xxhash
-from fsspec.spec import AbstractBufferedFile
+from isal import isal_zlib
 
-from bsmeta.core.errors import DataError
-from bsmeta.core.progress import reporting
-from bsmeta.data.io.cache import BlockCache
-from bsmeta.data.io.inflate import AccessPoint, DamagedFileError, content
-from bsmeta.data.io.remote import CancelledError, FileRef, read_range
+from bsmeta.core.files import replacing, sync
+from bsmeta.core.progress import exclusively, reporting
 
-BLOCK = 4 << 20  # bytes of a file per request
+if TYPE_CHECKING:
+    from bsmeta.data.io.remote import Store
+
+log = logging.getLogger(__name__)
+
+HUB = "hf"
+EVERYWHERE = "**/*.jsonl.gz"  # the files of a data set of which no path is given
+
+BLOCK = 1 << 18
+COMPRESSED_BLOCK = 1 << 18
+GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
+BARE_DEFLATE = -15  # ... and: a deflate stream alone
+TRAILER = 8  # bytes of checksum and size after the deflate stream of a gzip member
+CUT = "the file ends in the middle of its data"
+EMPTY = "the file is empty, and not even compressed: it was not written to its end"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS = "the file is a pointer of Git LFS; fetch its content with git lfs pull"
+GZIP_MARK = b"\x1f\x8b"
+
+# An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of
+# block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
+FIXED_BLOCK = "0100000000"
+
+# An empty block with dynamic codes can have an odd length. This one is 95 bits long. RFC 1951,
+# section 3.2.7: the codes of the byte 0, of the end of a block, and of two distances have 1 bit.
+OWN_BLOCK = (
+    "0" "01"  # not the last block, type 2
+    "00000" "10000" "1111"  # 257 codes of bytes and lengths, 2 of distances, 19 of code lengths
+    # Lengths of the 19 codes, in their odd order: 18 (a run of zeros) and 1 have one bit.
+    + "000" * 2 + "100" + "000" * 14 + "100" + "000"
+    + "0"  # the byte 0: length 1
+    + "1" + "1111111"  # 138 zeros
+    + "1" + "0101011"  # 11 + 106 = 117 zeros
+    + "0" "0" "0"  # end of block and both distances: length 1
+    + "1"  # the end of the block
+)  # fmt: skip
+
+_HEAD = 1 << 16  # bytes of a file that identify it, with its size and time
+_FACTS_VERSION = 2
+_LONGEST_NAME = 128  # bytes of a file's name that go into the name of its cache file
+
+Arrays = dict[str, np.ndarray]
 
 
-class BadCopyError(DataError):
-    """A remote file was read from a cached copy that does not match its hash."""
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How remote files are read.
+
+    Attributes:
+        folder: Where listings and blocks of files are kept.
+        cache_bytes: Maximum bytes of blocks to keep.
+        retries: Number of consecutive failures after which reading is abandoned.
+    """
+
+    folder: str
+    cache_bytes: int
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A remote file as it was when it was listed; its string is its URL.
+
+    Attributes:
+        size: In bytes.
+        etag: Identifies its content. On the Hub it is the SHA-256 of a large file and the Git hash
+            (SHA-1) of others, on S3 the ETag, on Cloud Storage the MD5 or the CRC32C.
+        scheme: The store: `hf`, `s3` or `gs`.
+        container: The data set (`owner/name`), or the bucket.
+        path: Its path in the data set, or its name in the bucket.
+        version: The commit of the data set; the generation on Cloud Storage; "" on S3.
+    """
+
+    size: int
+    etag: str
+    settings: RemoteSettings
+    scheme: str
+    container: str
+    path: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        commit = f"@{self.version}" if self.scheme == HUB else ""
+        return f"{root_of(self.scheme, self.container)}{commit}/{self.path}"
+
+    @property
+    def store(self) -> Store:
+        """Reads it."""
+        from bsmeta.data.io.remote import store_of
+
+        return store_of(self.scheme)
+
+    @property
+    def place(self) -> str:
+        """An absolute path that identifies it among the files of its store."""
+        return f"/{self.container}/{self.path}"
+
+    @property
+    def content_id(self) -> str:
+        """What identifies its content in the cache, together with the size.
+
+        The hash on the Hub, so that copies share their blocks; an ETag is not always a hash.
+        """
+        return self.etag if self.scheme == HUB else f"{self} {self.etag} {self.version}"
+
+    def identity(self, name: str) -> dict[str, Any]:
+        """What must not change before a run is resumed; JSON-serializable.
+
+        Args:
+            name: The name of the shard that it is.
+        """
+        if self.scheme == HUB:
+            return {root_of(self.scheme, self.container): self.version, name: self.size}
+        return {name: {"bytes": self.size, "etag": self.etag}}
+
+
+def root_of(scheme: str, container: str) -> str:
+    """The URL of a data set or a bucket."""
+    return f"{scheme}://datasets/{container}" if scheme == HUB else f"{scheme}://{container}"
 
 
 def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
@@ -38,9 +154,11 @@ def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
     Args:
         blocks: Number of the most recently read blocks to keep in memory, if it is remote.
     """
-    if isinstance(path, FileRef):
-        return cast(BinaryIO, RemoteFile(path, blocks))
-    return open(path, "rb")
+    if not isinstance(path, FileRef):
+        return open(path, "rb")
+    from bsmeta.data.io.remote_file import RemoteFile
+
+    return cast(BinaryIO, RemoteFile(path, blocks))
 
 
 def size_of(path: str | FileRef) -> int:
@@ -48,255 +166,230 @@ def size_of(path: str | FileRef) -> int:
     return path.size if isinstance(path, FileRef) else os.path.getsize(path)
 
 
+def refuse_bad_copy(path: str | FileRef) -> None:
+    """Raises if a rejected document may come from a bad cached copy of a remote file."""
+    if isinstance(path, FileRef):
+        from bsmeta.data.io.remote_file import refuse_bad_copy_of
+
+        refuse_bad_copy_of(path)
+
+
+class DamagedFileError(Exception):
+    """A compressed file is truncated, damaged, or of a different format."""
+
+
+class AccessPoint(NamedTuple):
+    """A place where reading a shard can start.
+
+    Attributes:
+        raw: Bytes of content before it.
+        line: Number of line ends before it.
+        offset: Offset in the file of the first whole byte after it.
+        bits: Number of bits of the previous byte that also belong to the block (0 to 7).
+        window: The content before it that the block refers to (up to 32 KB).
+    """
+
+    raw: int
+    line: int
+    offset: int
+    bits: int
+    window: bytes
+
+
 def shard_content(
     path: str | FileRef, file: BinaryIO, point: AccessPoint | None = None
 ) -> Generator[bytes, None, None]:
-    """The content of a shard in blocks; see `inflate.content`.
+    """The content of a shard in blocks; see `content`.
 
     If a remote file is damaged, its cached copy is checked and, if it is bad, downloaded again;
     reading then resumes at the same byte.
 
     Raises:
-        DamagedFileError: If the remote file itself is damaged; everything before the damage is
-            yielded first.
+        DamagedFileError: If the file itself is damaged; everything before the damage is yielded
+            first.
         DataError: If the content read before the damage differs from the content of the server.
     """
-    if not isinstance(path, FileRef):
+    if isinstance(path, FileRef):
+        from bsmeta.data.io.remote_file import remote_content
+
+        yield from remote_content(path, file, point)
+    else:
         yield from reporting(content(path, file, point))
-        return
-    read, count = xxhash.xxh3_64(), 0
-    try:
-        for block in content(path.place, file, point):
-            read.update(block)
-            count += len(block)
-            yield block
-        return
-    except BadCopyError:
-        pass  # the cache now has the right one
-    except DamagedFileError:
-        check_copy(path)
-    with open_file(path) as again:
-        blocks = content(path.place, again, point)
-        yield skip_same(blocks, count, read.digest(), path)
-        yield from blocks
 
 
-def skip_same(blocks: Iterator[bytes], count: int, digest: bytes, ref: FileRef) -> bytes:
-    """Skips `count` bytes that must match `digest`; returns the rest of their last block."""
-    skipped, rest = xxhash.xxh3_64(), b""
-    with contextlib.suppress(DamagedFileError):
-        while count and (block := next(blocks, b"")):
-            skipped.update(block[:count])
-            rest = block[count:]
-            count -= len(block) - len(rest)
-    if count or skipped.digest() != digest:
-        raise bad_copy(ref)
-    return rest
-
-
-def check_copy(ref: FileRef) -> bool:
-    """Compares a file with its hash, and downloads it again if the cached content differs.
-
-    Without a known hash, it is downloaded again and compared with the cached content.
-
-    Returns:
-        Whether the cached copy was already right.
-
-    Raises:
-        DataError: If the server sends other content than it lists, or cannot be reached.
-    """
-    blocks = Blocks(ref)
-    is_right, digest = blocks.check()
-    if is_right:
-        return True
-    blocks.drop()
-    is_right_now, digest_now = blocks.check()
-    if is_right_now is False:
-        blocks.drop()
-        raise DataError(
-            f"{ref}: the server sends another content than it lists (hash {ref.etag}), twice; see "
-            f"whether a proxy changes it, or start a new run, {ref.fixed_version}"
-        )
-    return is_right is None and digest == digest_now
-
-
-def refuse_bad_copy(path: str | FileRef) -> None:
-    """Raises if a rejected document may come from a bad cached copy."""
-    if not isinstance(path, FileRef):
-        return
-    try:
-        was_right = check_copy(path)
-    except DataError:
-        if not path.is_offline():
-            raise
-        return  # partly not in the cache: the copy cannot be blamed
-    if not was_right:
-        raise bad_copy(path)
-
-
-def bad_copy(ref: FileRef) -> BadCopyError:
-    """The error for a cached copy that was read before it turned out to be bad."""
-    return BadCopyError(
-        f"{ref}: the downloaded copy (in {ref.settings.folder}) did not have the listed hash "
-        f"{ref.etag}; it was removed and downloaded again, but documents of the bad copy were read:"
-        " resume from a checkpoint that is older than them"
-    )
-
-
-class Blocks:
-    """The blocks of a remote file, cached or downloaded."""
-
-    def __init__(self, ref: FileRef) -> None:
-        self._ref = ref
-        self._cache = BlockCache(ref.settings.folder, ref.settings.cache_bytes)
-
-    def fetch(self, start: int, cancelled: threading.Event) -> bytes:
-        """The block at byte `start`."""
-        key, stop = self._key(start)
-        make = partial(read_range, self._ref, start, stop, cancelled)
-        return self._cache.get(key, stop - start, make, cancelled)
-
-    def check(self) -> tuple[bool | None, bytes]:
-        """Whether the file matches its hash (None: not known), and the xxh3 of its content."""
-        found, digest, never = ContentHash(self._ref), xxhash.xxh3_64(), threading.Event()
-        for start in range(0, self._ref.size, BLOCK):
-            block = self.fetch(start, never)
-            found.add(start, block)
-            digest.update(block)
-        return found.is_right, digest.digest()
-
-    def drop(self) -> None:
-        """Removes the blocks from the cache."""
-        for start in range(0, self._ref.size, BLOCK):
-            self._cache.drop(self._key(start)[0])
-
-    def _key(self, start: int) -> tuple[str, int]:
-        """The cache key of a block's content, and the end of the block."""
-        stop = min(start + BLOCK, self._ref.size)
-        return f"{self._ref.content_id} {self._ref.size} {start} {stop}", stop
-
-
-class ContentHash:
-    """Compares a file with its listed hash, from blocks added in order.
-
-    Attributes:
-        is_right: Whether the file matches its hash; None until its last block is added, and if no
-            hash of its content is known.
-    """
-
-    def __init__(self, ref: FileRef) -> None:
-        self._ref = ref
-        self._place = 0
-        self._verifier = ref.verifier()
-        self.is_right: bool | None = None
-
-    def add(self, start: int, block: bytes) -> None:
-        """Adds the block at byte `start`, unless blocks before it were skipped."""
-        if self._verifier is not None and start == self._place:
-            self._verifier.update(block)
-            self._place += len(block)
-            if self._place == self._ref.size:
-                self.is_right = self._verifier.is_right()
-
-
-class RemoteFile(AbstractBufferedFile):
-    """A remote file, for reading.
-
-    Its errors are `DataError`s, never `OSError`s, by which readers recognize a damaged file: an
-    unreachable file must not be mistaken for the end of a shard.
-    """
-
-    def __init__(self, ref: FileRef, blocks: int = 1) -> None:
-        self._ref = ref
-        self._blocks = Blocks(ref)
-        self._hash = ContentHash(ref)
-        self._reads = 0  # consecutive, without a seek
-        self._ahead: Ahead | None = None
-        memory = {"cache_type": "blockcache", "cache_options": {"maxblocks": blocks}}
-        super().__init__(None, str(ref), block_size=BLOCK, size=ref.size, **memory)
-
-    def seek(self, loc: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to another position without fetching anything."""
-        place = self.loc
-        if super().seek(loc, whence) != place:
-            self._reads = 0
-        return int(self.loc)
-
-    def read(self, length: int = -1) -> bytes:
-        """Up to `length` bytes, or all remaining bytes if it is negative.
-
-        Raises:
-            DataError: If the file cannot be read or has changed.
-            BadCopyError: If it was read completely and does not match its hash.
-        """
-        data: bytes = super().read(length)
-        self._reads += 1
-        if self._reads > 1:  # the first lines of a file are often all that is needed
-            self._fetch_ahead((self.loc - 1) // BLOCK * BLOCK + BLOCK)
-        return data
-
-    def close(self) -> None:
-        """Stops prefetching: a thread must not be running when the process forks."""
-        self._drop_ahead()
-        super().close()
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.start == start:
-            block = ahead.block()
-        else:
-            if ahead is not None:
-                ahead.cancel()
-            block = self._fetch(start, threading.Event())
-        if self._hash.is_right is False:
-            check_copy(self._ref)
-            raise bad_copy(self._ref)
-        return block
-
-    def _fetch_ahead(self, start: int) -> None:
-        if self._ahead is None and start < self.size:
-            self._ahead = Ahead(start, lambda cancelled: self._fetch(start, cancelled))
-
-    def _fetch(self, start: int, cancelled: threading.Event) -> bytes:
-        block = self._blocks.fetch(start, cancelled)
-        self._hash.add(start, block)
-        return block
-
-    def _drop_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.cancel()
-
-
-class Ahead:
-    """A block that a thread is prefetching.
+def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iterator[bytes]:
+    """The content of a shard in blocks of about `BLOCK` bytes.
 
     Args:
-        fetch: Fetches it, unless the event is set.
+        path: Its suffix determines the format: `.gz`, `.zst`, or plain.
+        point: Where to start; None starts at the beginning.
+
+    Raises:
+        DamagedFileError: If the file is damaged, after everything before the damage is yielded.
+    """
+    if path.endswith(".gz"):
+        return inflate(file) if point is None else _inflate_from(file, point)
+    file.seek(0 if point is None else point.offset)
+    if path.endswith(".zst"):
+        return (block for _, block in zst_blocks(file))
+    return iter(lambda: file.read(BLOCK), b"")
+
+
+def _first_block(file: BinaryIO) -> bytes:
+    """The beginning of a compressed file, which has a header even if its content is empty."""
+    data = file.read(COMPRESSED_BLOCK)
+    if not data:
+        raise DamagedFileError(EMPTY)
+    if data.startswith(LFS_POINTER):
+        raise DamagedFileError(LFS)
+    return data
+
+
+def inflate(file: BinaryIO) -> Iterator[bytes]:
+    """The content of a gzip file of any number of members."""
+    data = _first_block(file)
+    if not data.startswith(GZIP_MARK):
+        raise DamagedFileError(
+            "the file is not compressed with gzip, although its name ends in .gz; rename or "
+            "compress it"
+        )
+    yield from _inflate_members(file, data)
+
+
+def _inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
+    """The content of the remaining members of a gzip file; `data` is what was already read."""
+    data = data or file.read(COMPRESSED_BLOCK)
+    while data:
+        data = yield from _inflate_member(file, data, isal_zlib.decompressobj(wbits=GZIP_MEMBER))
+        # After a member: another member, or zero padding to a full tape block.
+        data = data.lstrip(b"\0")
+        while not data and (more := file.read(COMPRESSED_BLOCK)):
+            data = more.lstrip(b"\0")
+
+
+def _inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
+    file.seek(point.offset - (point.bits > 0))
+    data = file.read(COMPRESSED_BLOCK)
+    if point.bits:
+        data = aligned(data, point.bits)
+    member = isal_zlib.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
+    data = yield from _inflate_member(file, data, member)
+    data += file.read(max(TRAILER - len(data), 0))
+    yield from _inflate_members(file, data[TRAILER:])
+
+
+def _inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes, None, bytes]:
+    """Yields the content of one deflate stream; returns the data read beyond its end."""
+    while not member.eof:
+        try:
+            block = member.decompress(data, BLOCK)
+        except isal_zlib.error as error:  # type: ignore[misc]
+            raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
+        if block:
+            yield block
+        data = member.unconsumed_tail
+        if not data and not member.eof and len(block) < BLOCK:  # otherwise it may hold more
+            data = file.read(COMPRESSED_BLOCK)
+            if not data:
+                raise DamagedFileError(CUT)
+    return member.unused_data
+
+
+def zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The content of a Zstandard file, each block with the offset of the frame that contains it.
+
+    Skippable frames, such as the seek table of the seekable format, have no content.
+    """
+    from backports import zstd
+
+    data = _first_block(file)
+    offset = file.tell() - len(data)
+    while data:
+        frame = zstd.ZstdDecompressor()
+        while not frame.eof:
+            if frame.needs_input and not data:
+                data = file.read(COMPRESSED_BLOCK)
+                if not data:
+                    raise DamagedFileError(CUT)
+            try:
+                block = frame.decompress(data, BLOCK)
+            except zstd.ZstdError as error:
+                raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
+            data = b""
+            if block:
+                yield offset, block
+        data = frame.unused_data or file.read(COMPRESSED_BLOCK)
+        offset = file.tell() - len(data)
+
+
+def aligned(data: bytes, bits: int) -> bytes:
+    """Realigns a deflate stream from the highest `bits` bits of `data[0]` to begin at bit 0.
+
+    Empty blocks fill the bits before it.
+    """
+    wanted = 8 - bits
+    filler = OWN_BLOCK if wanted % 2 else ""
+    while len(filler) % 8 != wanted:
+        filler += FIXED_BLOCK
+    number = int(filler[::-1], 2)  # the first bit is the lowest
+    number |= data[0] >> wanted << len(filler)
+    return number.to_bytes((len(filler) + bits) // 8, "little") + data[1:]
+
+
+class Cache:
+    """A cache folder.
+
+    Args:
+        folder: The folder; None is `bsmeta` in the user's cache folder.
     """
 
-    def __init__(self, start: int, fetch: Callable[[threading.Event], bytes]) -> None:
-        self.start = start
-        self._fetch = fetch
-        self._cancelled = threading.Event()
-        self._future: Future[bytes] = Future()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    def __init__(self, folder: str | None = None) -> None:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self.folder = Path(folder) if folder else Path(caches) / "bsmeta"
 
-    def block(self) -> bytes:
-        """The block; raises the error of the fetch, if any."""
-        return self._future.result()
+    def load(self, path: str | FileRef, kind: str) -> Arrays | None:
+        """The facts of a kind about the current content of a file; None if not cached."""
+        return read_arrays(self._file(path, kind))
 
-    def cancel(self) -> None:
-        """Stops the fetch, and waits until it has ended."""
-        self._cancelled.set()
-        if not sys.is_finalizing():  # otherwise the thread no longer runs
-            self._thread.join()
+    def make(self, path: str | FileRef, kind: str, facts: Callable[[], Arrays]) -> None:
+        """Caches the result of `facts`, unless a readable result is already cached.
 
-    def _run(self) -> None:
-        try:
-            self._future.set_result(self._fetch(self._cancelled))
-        except CancelledError:
-            self._future.cancel()
-        except BaseException as error:
-            self._future.set_exception(error)  # raised when the block is used
+        Raises:
+            OSError: If the folder cannot be written, or `facts` cannot read the file.
+        """
+        kept = self._file(path, kind)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with exclusively(f"{kept}.lock", f"{kind} of {path}"):
+            if read_arrays(kept) is None:
+                write_arrays(kept, facts())
+
+    def _file(self, path: str | FileRef, kind: str) -> Path:
+        if isinstance(path, FileRef):  # its hash is in the listing
+            key = xxhash.xxh3_64(f"{_FACTS_VERSION} {path.size} {path.content_id}".encode())
+        else:
+            status = os.stat(path)
+            with open(path, "rb") as file:
+                key = xxhash.xxh3_64(file.read(_HEAD))
+            key.update(f"{_FACTS_VERSION} {status.st_size} {status.st_mtime_ns}".encode())
+        # The name is only for readability; it may be too long to fit completely.
+        name = os.fsencode(os.path.basename(str(path)))[:_LONGEST_NAME].decode(errors="ignore")
+        return self.folder / f"{name}-{key.hexdigest()}.{kind}.npz"
+
+
+def read_arrays(path: Path) -> Arrays | None:
+    """The arrays of a file in the cache; None if there is none, or it is damaged."""
+    try:
+        with np.load(path) as saved:
+            return dict(saved)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # numpy and zipfile raise many kinds for damaged content
+        log.warning("%s cannot be read and is rebuilt: %s", path, error or type(error).__name__)
+        return None
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Writes arrays to a file atomically, even if the machine crashes."""
+    with replacing(path) as part:
+        np.savez(part, **arrays)  # type: ignore[arg-type]
+        sync(part)

@@ -30,17 +30,20 @@ import numpy as np
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.core.progress import reporting
-from bsmeta.data.io.cache import Arrays, Cache
-from bsmeta.data.io.files import open_file, shard_content, size_of
-from bsmeta.data.io.inflate import (
+from bsmeta.data.io.files import (
     BLOCK,
     LFS,
     LFS_POINTER,
     AccessPoint,
+    Arrays,
+    Cache,
     DamagedFileError,
+    FileRef,
+    open_file,
+    shard_content,
+    size_of,
     zst_blocks,
 )
-from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import check_are_files, expand, is_parquet
 from bsmeta.metadata.records import Line, WholeLine
 

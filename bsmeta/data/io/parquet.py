@@ -35,9 +35,7 @@ from pyarrow import types
 
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.files import open_file, refuse_bad_copy
-from bsmeta.data.io.inflate import LFS, LFS_POINTER
-from bsmeta.data.io.remote import FileRef
+from bsmeta.data.io.files import LFS, LFS_POINTER, FileRef, open_file, refuse_bad_copy
 from bsmeta.metadata.records import Line, PartialLine
 
 BATCH_BYTES = 2 << 20  # decoded at a time

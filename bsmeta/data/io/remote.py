@@ -1,8 +1,8 @@
-"""Files that are read over HTTP in ranges: what `hf://`, `s3://` and `gs://` have in common.
+"""What the stores of remote files (`hf://`, `s3://`, `gs://`) have in common.
 
-A `FileRef` identifies a file as it was listed, and opens a range of it (`hub.HubRef`,
-`objects.ObjectRef`); a `RemotePattern` lists the files that a URL names. Everything else is here or
-in `files`: retries, the checks of a response, reading a range, and comparing a file with its hash.
+A `Store` lists the files that a `Pattern` matches, and opens ranges of them over HTTP (`hub.Hub`,
+`objects.S3`, `objects.CloudStorage`). Everything else is here or in `remote_file`: retries, the
+checks of a response, reading a range, and comparing a file with its hash.
 
 Messages contain neither credentials nor the address of a request, which may grant access like a
 password.
@@ -18,19 +18,24 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 from fsspec.utils import glob_translate
 from huggingface_hub.utils import get_token_to_send, parse_ratelimit_headers
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError, missing_extra
 from bsmeta.core.progress import report_progress, reporting
 from bsmeta.core.secrets import redact
+from bsmeta.data.io.files import HUB, FileRef, RemoteSettings, root_of
+
+if TYPE_CHECKING:
+    from bsmeta.data.io.remote_file import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -49,125 +54,34 @@ TRANSIENT_ERRORS = (
 )
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
+Result = TypeVar("Result")
 
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
-    """How remote files are read.
-
-    Attributes:
-        folder: Where listings and blocks of files are kept.
-        cache_bytes: Maximum bytes of blocks to keep.
-        retries: Number of consecutive failures after which reading is abandoned.
-    """
-
-    folder: str
-    cache_bytes: int
-    retries: int
-
-
-class Verifier(Protocol):
-    """Compares the content of a file with its hash."""
-
-    def update(self, data: bytes) -> None:
-        """Adds the next bytes of the file."""
-
-    def is_right(self) -> bool | None:
-        """Whether all bytes have the hash; None if the hash is not one of the content."""
+Opened = AbstractContextManager[Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class FileRef(ABC):
-    """A remote file as it was when it was listed; its string is its URL.
-
-    Attributes:
-        size: In bytes.
-        etag: What identifies its content.
-        settings: How it is read.
-    """
-
-    size: int
-    etag: str
-    settings: RemoteSettings
-
-    @property
-    @abstractmethod
-    def place(self) -> str:
-        """An absolute path that identifies it among the files of its kind."""
-
-    @property
-    @abstractmethod
-    def content_id(self) -> str:
-        """What identifies its content in the cache, together with the size."""
-
-    @abstractmethod
-    def identity(self, name: str) -> dict[str, Any]:
-        """What must not change before a run is resumed; JSON-serializable.
-
-        Args:
-            name: The name of the shard that it is.
-        """
-
-    @abstractmethod
-    def open_range(self, start: int, stop: int) -> AbstractContextManager[Iterator[bytes]]:
-        """The content from byte `start` to `stop` (exclusive), in chunks, which may be more.
-
-        Raises:
-            TransientError: If opening or reading it may succeed on a retry.
-            DataError: If it will not, or the file has changed.
-        """
-
-    @abstractmethod
-    def verifier(self) -> Verifier | None:
-        """A new verifier of its content; None if no hash of the content is known."""
-
-    @abstractmethod
-    def advice(self) -> str:
-        """What the user can do when the retries are exhausted."""
-
-    @property
-    @abstractmethod
-    def fixed_version(self) -> str:
-        """How a new run avoids that the file changes while it is read."""
-
-    def is_offline(self) -> bool:
-        """Whether only what is in the cache can be read."""
-        return False
-
-    def changed(self, found: str, expected: str) -> DataError:
-        """The error for a file that differs from the listed one."""
-        return DataError(
-            f"{self}: the file has changed since it was listed: found {found}, expected "
-            f"{expected}; start a new run, {self.fixed_version}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RemotePattern(ABC):
+class Pattern:
     """The files that a URL names.
 
     Attributes:
-        pattern: A file, a folder or a glob (with `**`), relative to what `place` names.
+        scheme: Its store; see `FileRef`.
+        container: The data set, or the bucket.
+        pattern: A file, a folder or a glob (with `**`) in it.
+        revision: A branch, a tag or a commit of a data set.
     """
 
+    scheme: str
+    container: str
     pattern: str
+    revision: str = ""
+
+    def __str__(self) -> str:
+        return (self.pattern or "*") + (f" at revision {self.revision}" if self.revision else "")
 
     @property
-    @abstractmethod
-    def place(self) -> str:
-        """What the pattern is relative to, for messages."""
-
-    @property
-    def hint(self) -> str:
-        """What else a user should know if nothing matches."""
-        return ""
-
-    @abstractmethod
-    def with_pattern(self, pattern: str) -> Self:
-        """Another pattern in the same place."""
-
-    @abstractmethod
-    def list_files(self, settings: RemoteSettings) -> list[tuple[str, FileRef]]:
-        """The files in `folder` (and below it, for a deep pattern), by their relative paths."""
+    def root(self) -> str:
+        """The URL of the data set or the bucket."""
+        return root_of(self.scheme, self.container)
 
     @property
     def folder(self) -> str:
@@ -187,31 +101,132 @@ class RemotePattern(ABC):
         return re.match(glob_translate(self.pattern), file) is not None
 
 
-def remote_files(
-    pattern: RemotePattern, suffixes: tuple[str, ...], settings: RemoteSettings, key: str
-) -> list[FileRef]:
-    """The files that a pattern matches: a file, those of a folder, or those of a glob.
+class Store(ABC):
+    """Lists and reads the files of a scheme.
 
-    Args:
-        suffixes: File name suffixes of the files to take from a folder.
-        key: The key that contains the pattern, for the message.
+    Attributes:
+        form: The form of its URLs, where PATH is a pattern.
+        variable: The environment variable that names its server.
+        fixed_version: How a new run avoids that a file changes while it is read.
+        hint: What else a user should know if nothing matches.
+    """
+
+    form: ClassVar[str]
+    variable: ClassVar[str]
+    fixed_version: ClassVar[str]
+    hint: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def server(self) -> str:
+        """Scheme, host and port of the server, for messages."""
+
+    @abstractmethod
+    def parse(self, url: str, revision: str | None) -> Pattern:
+        """What a URL names; `revision` is used if the URL has none.
+
+        Raises:
+            ValueError: If it is malformed.
+        """
+
+    @abstractmethod
+    def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
+        """The files in the folder of a pattern (and below it, for a deep one).
+
+        Raises:
+            DataError: If the server refuses or cannot be reached.
+        """
+
+    @abstractmethod
+    def open_range(self, ref: FileRef, start: int, stop: int) -> Opened:
+        """The content from byte `start` to `stop` (exclusive), in chunks, which may be more.
+
+        Raises:
+            TransientError: If opening or reading it may succeed on a retry.
+            DataError: If it will not, or the file has changed.
+        """
+
+    @abstractmethod
+    def verifier(self, ref: FileRef) -> Verifier | None:
+        """A new verifier of a file's content; None if no hash of the content is known."""
+
+    def is_offline(self) -> bool:
+        """Whether only what is in the cache can be read."""
+        return False
+
+    def advice(self) -> str:
+        """What a user can do about a server that cannot be reached."""
+        return (
+            f"see whether {self.server} can be reached from here ({self.variable}, a proxy), start "
+            "again later, or raise data_config.hub_retries"
+        )
+
+    def changed(self, ref: FileRef, found: str, expected: str) -> DataError:
+        """The error for a file that differs from the listed one."""
+        return DataError(
+            f"{ref}: the file has changed since it was listed: found {found}, expected "
+            f"{expected}; start a new run, {self.fixed_version}"
+        )
+
+
+@cache
+def store_of(scheme: str) -> Store:
+    """The store of a scheme.
 
     Raises:
+        ConfigurationError: If its library is missing, or its configuration is wrong.
+    """
+    try:
+        if scheme == HUB:
+            from bsmeta.data.io.hub import Hub
+
+            return Hub()
+        from bsmeta.data.io.objects import S3, CloudStorage
+
+        return S3() if scheme == "s3" else CloudStorage()
+    except ModuleNotFoundError as error:
+        named = missing_extra(error)
+        if named is None:
+            raise
+        raise ConfigurationError(f"{scheme}://… cannot be read: {named}") from error
+
+
+def remote_files(
+    url: str, revision: str | None, suffixes: tuple[str, ...], settings: RemoteSettings, key: str
+) -> list[FileRef]:
+    """The files that a URL names: a file, those of a folder, or those of a glob.
+
+    Args:
+        revision: The revision of a data set, if the URL has none; None is the main branch.
+        suffixes: File name suffixes of the files to take from a folder.
+        key: The key that contains the URL, for the message.
+
+    Raises:
+        ConfigurationError: If the URL is malformed.
         DataError: If the server refuses or cannot be reached, or nothing matches.
     """
-    files = pattern.list_files(settings)
+    store = store_of(url.partition("://")[0])
+    try:
+        pattern = store.parse(url, revision)
+        glob_translate(pattern.pattern)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{key}={url}: expected {store.form}, where PATH is a file, a folder or a glob "
+            f"({error})"
+        ) from error
+    files = store.list_files(pattern, settings)
     if glob.has_magic(pattern.pattern):
-        chosen = [ref for path, ref in files if pattern.matches(path)]
+        chosen = [ref for ref in files if pattern.matches(ref.path)]
     else:
-        chosen = [ref for path, ref in files if path == pattern.pattern]
+        chosen = [ref for ref in files if ref.path == pattern.pattern]
         if not chosen and not pattern.pattern.endswith(suffixes):
             folder = f"{pattern.pattern}/*".lstrip("/")
-            files = pattern.with_pattern(folder).list_files(settings)
-            chosen = [ref for path, ref in files if path.endswith(suffixes)]
+            files = store.list_files(replace(pattern, pattern=folder), settings)
+            chosen = [ref for ref in files if ref.path.endswith(suffixes)]
     if not chosen:
-        others = [path for path, _ in files if path.endswith(suffixes)]
+        others = [ref.path for ref in files if ref.path.endswith(suffixes)]
         found = f"; there is, for example, {others[0]}" if others else ""
-        raise DataError(f"{key}: {pattern.place}: nothing matches {pattern}{found}{pattern.hint}")
+        raise DataError(f"{key}: {pattern.root}: nothing matches {pattern}{found}{store.hint}")
     return chosen
 
 
@@ -241,7 +256,7 @@ class Retries:
     Args:
         retries: Number of consecutive failures that are retried.
         advice: What the user can do when they are exhausted.
-        cancelled: Stops the wait when set.
+        cancelled: Ends waiting and reading when set.
     """
 
     def __init__(self, retries: int, advice: str, cancelled: threading.Event | None = None) -> None:
@@ -250,9 +265,53 @@ class Retries:
         self._cancelled = cancelled or threading.Event()
         self._failures = 0
 
-    def reset(self) -> None:
-        """Resets the count of failures after progress."""
-        self._failures = 0
+    def call(self, what: str, request: Callable[[], Result]) -> Result:
+        """The result of a request that is repeated after transient failures.
+
+        Raises:
+            DataError: If the retries are exhausted.
+        """
+        while True:
+            try:
+                result = request()
+            except TransientError as error:
+                self.wait(what, error)
+            else:
+                self._failures = 0
+                return result
+
+    def read(
+        self, what: str, open_from: Callable[[int], Opened], start: int, stop: int, size: int
+    ) -> Iterator[bytes]:
+        """Bytes `start` to `stop` (exclusive) of a file, in parts.
+
+        If a connection is interrupted, the next one resumes at the first missing byte.
+
+        Args:
+            open_from: Opens the file at a byte.
+            size: Bytes of the whole file.
+
+        Raises:
+            DataError: If the retries are exhausted.
+            CancelledError: If it was cancelled.
+        """
+        place = start
+        while place < stop:
+            opened_at = place
+            try:
+                with open_from(place) as parts:
+                    for part in parts:
+                        yield part[: stop - place]
+                        place += len(part)
+                        if self._cancelled.is_set():
+                            raise CancelledError
+                        if place >= stop:
+                            return
+                raise TransientError("the connection was closed before the end")
+            except TransientError as error:
+                if place > opened_at and not isinstance(error, SlowError):
+                    self._failures = 0
+                self.wait(f"{what}, byte {place} of {size}", error)
 
     def wait(self, what: str, error: TransientError) -> None:
         """Waits after a failure, with jitter, so that processes do not all retry at once.
@@ -279,60 +338,22 @@ class Retries:
             delay -= REPORTED_S
 
 
-def shown_server(url: str) -> str:
-    """The scheme, host and port of a URL, without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def retry_advice(server: str, hint: str) -> str:
-    """What a user can do about a server that cannot be reached.
-
-    Args:
-        hint: What may be wrong on this side, such as the variable that names the server.
-    """
-    return (
-        f"see whether {server} can be reached from here ({hint}, a proxy), start again later, or "
-        "raise data_config.hub_retries"
-    )
-
-
-def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> bytes:
-    """Bytes `start` to `stop` (exclusive) of a file; see `range_parts`."""
-    data = bytearray()
-    for part in range_parts(ref, start, stop, cancelled):
-        data += part
-    return bytes(data)
-
-
 def range_parts(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> Iterator[bytes]:
-    """Bytes `start` to `stop` (exclusive) of a file, in parts.
-
-    If a connection is interrupted, the next one resumes at the first missing byte.
+    """Bytes `start` to `stop` (exclusive) of a remote file, in parts; see `Retries.read`.
 
     Raises:
         DataError: If the server refuses, now has a different file, or cannot be reached.
         CancelledError: If it was cancelled.
     """
-    attempts = Retries(ref.settings.retries, ref.advice(), cancelled)
-    place = start
-    while place < stop:
-        opened_at = place
-        try:
-            with ref.open_range(place, stop) as parts:
-                for part in parts:
-                    yield part[: stop - place]
-                    place += len(part)
-                    if cancelled.is_set():
-                        raise CancelledError
-                    if place >= stop:
-                        break
-                else:
-                    raise TransientError("the connection was closed before the end")
-        except TransientError as error:
-            if place > opened_at and not isinstance(error, SlowError):
-                attempts.reset()
-            attempts.wait(f"{ref}, byte {place} of {ref.size}", error)
+    store = ref.store
+    attempts = Retries(ref.settings.retries, store.advice(), cancelled)
+    return attempts.read(str(ref), partial(store.open_range, ref, stop=stop), start, stop, ref.size)
+
+
+def shown_server(url: str) -> str:
+    """The scheme, host and port of a URL, without user and password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 @contextlib.contextmanager
@@ -411,7 +432,7 @@ def check_range(response: httpx2.Response, ref: FileRef, start: int) -> None:
     if (match := CONTENT_RANGE.fullmatch(found)) is None or int(match[1]) != start:
         raise TransientError(f"another part of the file than requested ({found})")
     if match[3] not in ("*", str(ref.size)):
-        raise ref.changed(f"{match[3]} bytes", f"{ref.size} bytes")
+        raise ref.store.changed(ref, f"{match[3]} bytes", f"{ref.size} bytes")
     if length not in (None, str(int(match[2]) + 1 - start)):
         raise TransientError(f"{length} bytes in an answer that announces {found}")
 

@@ -1,7 +1,7 @@
 """The list of training shards, without the held-out file; and how a shard is recognized.
 
 First stage of the stream. `list_shards` turns `data_config.train_file` into a sorted list of
-`Shard`s, from which `dealing` cuts the logical streams.
+`Shard`s, which `plan` deals to the logical streams.
 
 A shard is recognized by samples of its content, wherever and whenever it was copied. One rank
 samples all shards of a run. The hashes are in the fingerprint of the run, and in the cache folder,
@@ -24,20 +24,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-import msgspec
+import numpy as np
 import xxhash
 
-from bsmeta.config.data import REMOTE, SCHEME, DataConfig, check_data, in_dataset
+from bsmeta.config.data import REMOTE, DataConfig, check_data, in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import replacing
 from bsmeta.core.progress import report_progress, reporting
-from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.files import open_file
-from bsmeta.data.io.hub import EVERYWHERE, HubPattern
-from bsmeta.data.io.objects import ObjectPattern
-from bsmeta.data.io.remote import FileRef, RemotePattern, RemoteSettings, remote_files
+from bsmeta.data.io.files import (
+    EVERYWHERE,
+    Cache,
+    FileRef,
+    RemoteSettings,
+    open_file,
+    read_arrays,
+    write_arrays,
+)
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
@@ -45,16 +48,14 @@ SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUE
 
 READERS = 8  # threads: a shard on a network costs a few milliseconds
 CHUNK = 16  # shards that a thread takes at once: to hand over each costs more than a local one
+SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-log = logging.getLogger(__name__)
-SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
-_SAMPLES_FOLDER = "samples"
 _Opened = Callable[[str], AbstractContextManager[BinaryIO]]
 """Opens a shard that is not remote."""
-Kept = list[tuple[int, int, str]]
-"""Of each shard: size in bytes, time of the last change (see `Shard`), and hash."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,6 @@ class Shard:
     Attributes:
         name: Its name for documents and seeds: the file name (with the folders in which the shards
             differ, if several share a file name). It does not depend on where the data is stored.
-        path: Its path; a `FileRef` for a remote shard.
         size: Size of the file in bytes.
         changed: When a local file was last changed, in ns since 1970; 0 for others.
         samples: Hash of samples of its content (see `with_samples`); empty where none was computed.
@@ -98,8 +98,8 @@ def list_shards(config: DataConfig) -> list[Shard]:
     paths = sorted(
         (path for entry in entries_of(config) for path in expand(entry, config)), key=str
     )
-    files = [*{file.identity: file for file in look_up(paths)}.values()]  # each file once
-    held_out = held_out_status(config)
+    files = [*{file.identity: file for file in _look_up(paths)}.values()]  # each file once
+    held_out = _held_out_status(config)
     kept = [
         file
         for file in files
@@ -112,22 +112,20 @@ def list_shards(config: DataConfig) -> list[Shard]:
             f"all of its {len(files)} files are the validation file "
             f"({config.validation_file}) or excluded ({config.exclude}); add other files"
         )
-    check_are_files([file.path for file in kept if not file.is_regular])
+    check_are_files(
+        [file.path for file in kept if file.status is None or not stat.S_ISREG(file.status.st_mode)]
+    )
     names = shard_names([file.path for file in kept])
     if len(set(names)) < len(names):
         raise ConfigurationError(
             f"data_config.train_file={config.train_file}: several files would be called "
             f"{Counter(names).most_common(1)[0][0]}; read one revision of a data set"
         )
-    shards = [
-        Shard(name, file.path, file.size, file.changed)
-        for name, file in zip(names, kept, strict=True)
-    ]
+    shards = [file.shard(name) for name, file in zip(names, kept, strict=True)]
     return sorted(shards, key=lambda shard: shard.name)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedFile:
+class _Listed(NamedTuple):
     """A path in a listing, and the file that it leads to.
 
     Attributes:
@@ -139,52 +137,37 @@ class ListedFile:
     identity: str | FileRef
     status: os.stat_result | None
 
-    @property
-    def is_regular(self) -> bool:
-        """Whether it is a file, rather than a folder, a pipe or a broken link."""
-        if isinstance(self.path, FileRef):
-            return True
-        return self.status is not None and stat.S_ISREG(self.status.st_mode)
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        if isinstance(self.path, FileRef):
-            return self.path.size
-        assert self.status is not None
-        return self.status.st_size
-
-    @property
-    def changed(self) -> int:
-        """When the content may last have changed, in ns since 1970; 0 for a remote file.
-
-        Copying tools set the time of modification back, but cannot set that of the last change.
-        """
-        return max(self.status.st_mtime_ns, self.status.st_ctime_ns) if self.status else 0
-
     def is_same_as(self, status: os.stat_result | None) -> bool:
         """Whether a status is that of this file, whatever its name."""
         return (
             status is not None and self.status is not None and os.path.samestat(self.status, status)
         )
 
+    def shard(self, name: str) -> Shard:
+        """The shard of this name. Copying tools set back a file's mtime, but not its ctime."""
+        if isinstance(self.path, FileRef):
+            return Shard(name, self.path, self.path.size)
+        assert self.status is not None
+        changed = max(self.status.st_mtime_ns, self.status.st_ctime_ns)
+        return Shard(name, self.path, self.status.st_size, changed)
 
-def look_up(paths: Sequence[str | FileRef]) -> list[ListedFile]:
+
+def _look_up(paths: Sequence[str | FileRef]) -> list[_Listed]:
     """The files that paths lead to; a local one that is no link costs a single request."""
     folders = {os.path.dirname(path) for path in paths if not isinstance(path, FileRef)}
     real = {folder: os.path.realpath(folder) for folder in folders}
 
-    def listed(path: str | FileRef) -> ListedFile:
+    def listed(path: str | FileRef) -> _Listed:
         if isinstance(path, FileRef):
-            return ListedFile(path, path, None)
+            return _Listed(path, path, None)
         folder, name = os.path.split(path)
         try:
             status = os.lstat(path)
             if not stat.S_ISLNK(status.st_mode):
-                return ListedFile(path, os.path.join(real[folder], name), status)
-            return ListedFile(path, os.path.realpath(path), os.stat(path))
+                return _Listed(path, os.path.join(real[folder], name), status)
+            return _Listed(path, os.path.realpath(path), os.stat(path))
         except OSError:
-            return ListedFile(path, os.path.realpath(path), None)
+            return _Listed(path, os.path.realpath(path), None)
 
     return _in_threads(listed, paths)
 
@@ -220,10 +203,10 @@ def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
     """
     if entry.startswith(REMOTE):
         return [*_remote(entry, config, "data_config.train_file")]
-    return [os.path.abspath(path) for path in expand_local(entry)]
+    return [os.path.abspath(path) for path in _expand_local(entry)]
 
 
-def expand_local(entry: str) -> list[str]:
+def _expand_local(entry: str) -> list[str]:
     """The local paths that an entry names: files, and non-files with the name of a shard."""
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
@@ -300,12 +283,9 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
 
 
 def _remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
-    pattern: RemotePattern
-    if entry.startswith(SCHEME):
-        pattern = HubPattern.parse(entry, config.dataset_revision, key)
-    else:
-        pattern = ObjectPattern.parse(entry, key)
-    return remote_files(pattern, SUFFIXES, remote_settings(config), key)
+    from bsmeta.data.io.remote import remote_files
+
+    return remote_files(entry, config.dataset_revision, SUFFIXES, remote_settings(config), key)
 
 
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
@@ -318,7 +298,7 @@ def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 
 
-def held_out_status(config: DataConfig) -> os.stat_result | None:
+def _held_out_status(config: DataConfig) -> os.stat_result | None:
     """The status of a local validation file; None without one."""
     held_out = config.validation_file and in_dataset(config.validation_file, config)
     try:
@@ -358,20 +338,23 @@ def with_samples(
         DataError: If a shard cannot be read.
     """
     local = [shard for shard in shards if not isinstance(shard.path, FileRef)]
-    file = None if cache is None else cache.folder / _SAMPLES_FOLDER / _listing_name(local)
-    kept = [] if file is None else load_hashes(file)
-    known = kept if len(kept) == len(local) else [(0, 0, "")] * len(local)
-    hashes = {
-        shard.name: found
-        for shard, (size, changed, found) in zip(local, known, strict=True)
-        if shard.changed and (size, changed) == (shard.size, shard.changed)
-    }
-    others = [shard for shard in local if shard.name not in hashes]
-    found = _in_threads(lambda shard: _sampled_hash(shard, opened), others)
-    hashes |= {shard.name: one for shard, one in zip(others, found, strict=True)}
+    stated = np.array([(shard.size, shard.changed) for shard in local], np.int64).reshape(-1, 2)
+    hashes = np.zeros(len(local), "S16")
+    file = None
+    if cache is not None:
+        paths = "\n".join(str(shard.path) for shard in local)
+        name = xxhash.xxh3_128_hexdigest(os.fsencode(paths))
+        file = cache.folder / "samples" / f"{name}.npz"
+    if file is not None and (kept := read_arrays(file)):
+        is_known = (stated == kept["stated"]).all(axis=1) & (stated[:, 1] > 0)
+        hashes[is_known] = kept["hashes"][is_known]
+    others = np.flatnonzero(hashes == b"").tolist()
+    found = _in_threads(lambda place: _sampled_hash(local[place], opened), others)
+    hashes[others] = [one.encode() for one in found]
     if file is not None and others:
-        save_hashes(file, [(shard.size, shard.changed, hashes[shard.name]) for shard in local])
-    return [replace(shard, samples=hashes.get(shard.name, "")) for shard in shards]
+        _keep(file, {"stated": stated, "hashes": hashes})
+    by_name = {shard.name: one.decode() for shard, one in zip(local, hashes.tolist(), strict=True)}
+    return [replace(shard, samples=by_name.get(shard.name, "")) for shard in shards]
 
 
 def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, Any]:
@@ -433,32 +416,9 @@ def _other_file(shard: Shard) -> DataError:
     )
 
 
-def _listing_name(shards: Sequence[Shard]) -> str:
-    """The name of the file that keeps the hashes of some shards."""
-    paths = "\n".join(str(shard.path) for shard in shards)
-    return xxhash.xxh3_128_hexdigest(os.fsencode(paths))
-
-
-def load_hashes(path: Path) -> Kept:
-    """The kept hashes; none if there are none, or they are damaged."""
-    try:
-        checksum, _, content = path.read_bytes().partition(b"\n")
-        if checksum.decode() != xxhash.xxh3_64_hexdigest(content):
-            raise ValueError("its checksum does not match")
-        return msgspec.json.decode(content, type=Kept)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        log.warning("%s cannot be read and is rebuilt: %s", path, error)
-        return []
-
-
-def save_hashes(path: Path, found: Kept) -> None:
-    """Writes hashes to the cache atomically, after a checksum."""
-    content = msgspec.json.encode(found)
+def _keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.write_bytes(xxhash.xxh3_64_hexdigest(content).encode() + b"\n" + content)
+        write_arrays(path, arrays)
     except OSError as error:  # a read-only home folder only costs time
         log.warning("the hashes of the shards are not kept: %s", error)

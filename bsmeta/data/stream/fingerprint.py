@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.core.errors import ConfigurationError, differing
 from bsmeta.core.files import file_hash
-from bsmeta.data.io.remote import FileRef
+from bsmeta.data.io.files import FileRef
 from bsmeta.data.io.shards import validation_path
 from bsmeta.data.stream.plan import Phases
 

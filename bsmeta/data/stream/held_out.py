@@ -20,9 +20,8 @@ import xxhash
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.cache import Arrays, Cache
+from bsmeta.data.io.files import Arrays, Cache, FileRef
 from bsmeta.data.io.lines import open_shard
-from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import numbered
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY

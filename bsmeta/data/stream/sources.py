@@ -20,9 +20,8 @@ from typing import Protocol
 
 from bsmeta.config.data import DataConfig, check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
-from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.files import Cache, FileRef
 from bsmeta.data.io.lines import IndexCache, ShardReader, first_lines, has_line, open_shard
-from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import (
     Shard,
     check_is_listed,

@@ -24,8 +24,7 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.inflate import DamagedFileError, content
+from bsmeta.data.io.files import Cache, DamagedFileError, content
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import (
     PARQUET,

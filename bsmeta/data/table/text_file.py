@@ -14,7 +14,7 @@ from isal import igzip, isal_zlib
 
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.inflate import GZIP_MARK, LFS_POINTER
+from bsmeta.data.io.files import GZIP_MARK, LFS_POINTER
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"

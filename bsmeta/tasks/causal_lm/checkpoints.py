@@ -29,8 +29,7 @@ from bsmeta.config.data import (
 )
 from bsmeta.config.tools import EvaluateConfig, training_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
-from bsmeta.data.io.files import size_of
-from bsmeta.data.io.remote import FileRef
+from bsmeta.data.io.files import FileRef, size_of
 from bsmeta.data.io.shards import (
     Shard,
     list_shards,

@@ -27,9 +27,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.tools import SLICE_KINDS, SliceConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.files import refuse_bad_copy
+from bsmeta.data.io.files import FileRef, refuse_bad_copy
 from bsmeta.data.io.lines import open_shard
-from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
 from bsmeta.data.stream.windows import check_length, reason_of
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder

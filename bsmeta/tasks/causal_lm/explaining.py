@@ -27,7 +27,7 @@ from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import decay_start
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.files import Cache
 from bsmeta.data.io.lines import IndexCache, open_shard
 from bsmeta.data.io.shards import Shard
 from bsmeta.data.stream.plan import Share
