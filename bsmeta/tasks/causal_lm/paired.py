@@ -23,13 +23,8 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import Advance
-<<<<<<< HEAD:bsmeta/tasks/causal_lm/paired.py
-from bsmeta.data.io.remote import FileRef
-from bsmeta.tasks.causal_lm.arms import (
-=======
 from bsmeta.data.io.files import FileRef
-from bsmeta.tasks.causal_lm.evaluation.arms import (
->>>>>>> f244c2e (Remote storage: one class of files and of patterns, and a store for each scheme, which is imported only for files that it has; downloads and staged copies append and verify in the same way):bsmeta/tasks/causal_lm/evaluation/paired.py
+from bsmeta.tasks.causal_lm.arms import (
     AGAINST,
     TEXT,
     TEXT_ALONE,
