@@ -23,8 +23,8 @@ from common import own_arguments
 from bsmeta.config.compose import run_entry_point
 from bsmeta.data.io.lines import first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.detection import open_detector
-from bsmeta.tasks.disambiguation.evaluate import Evaluator
+from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score
+from bsmeta.tasks.disambiguation.predict import open_detector
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
 from bsmeta.training.task import EvaluationContext
@@ -59,11 +59,10 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     dev = task.data.split("dev")
     assert dev is not None
     chosen = dev.gold()[:rows]
-    evaluator = Evaluator(config, task.data)
     model.eval()
-    embeddings = evaluator.embeddings(model, chosen, task.data.frozen, context)
+    embeddings = candidate_embeddings(task.data, model, chosen, context)
     began = time.process_time()
-    scored = evaluator.rank(model, chosen, embeddings, context)
+    scored = score(task.data, model, chosen, context, embeddings=embeddings)
     score_s = time.process_time() - began
     return {
         "mention_encoding": config.data_config.mention_encoding,

@@ -36,7 +36,6 @@ from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.predictions import by_label, compare
 from bsmeta.tasks.classification.results import Results
 from bsmeta.tasks.disambiguation import report as disambiguation
-from bsmeta.tasks.disambiguation import results as mentions
 from bsmeta.tasks.spelling import evaluate as spelling
 from bsmeta.tasks.spelling.evaluate import TestSet, judge_test_sets
 from tests.annotate.helpers import RAWPAGES, annotate
@@ -233,7 +232,7 @@ def disambiguation_page(folder: Path) -> Path:
         for number in counts
     ]
     some = scored(rows)
-    results = mentions.results_of(
+    results = disambiguation.results_of(
         some, {"an earlier model": random.random(600) < 0.7}, source="dev.jsonl.gz", chosen=None,
         resamples=200, seed=1,
     )  # fmt: skip

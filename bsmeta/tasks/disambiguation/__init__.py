@@ -1,1 +1,1 @@
-"""Entity disambiguation: which entity a mention in a text means (seed documents 000 and 001)."""
+"""Entity disambiguation: which entity a mention in a text means, as Bootleg does it."""

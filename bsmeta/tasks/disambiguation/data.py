@@ -1,151 +1,167 @@
-"""The data of a run: the table of entities, the encoded sentences of each split, and what training
-batches need to know about all of them.
+"""The data of a run: the table of entities, the encoded sentences of each split, and micro-batches.
+
+Rows of the store become tensors: the texts of mentions, what they are compared with, and what is
+masked. In training, a mention is compared with the candidates of all mentions of its micro-batch
+(or its own); the text of an entity is encoded once, however many mentions have it as a candidate.
+Whether a mention or a title is masked follows from (seed, epoch, row), so that it depends neither
+on the processes nor on the other rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.errors import DataError
 from bsmeta.core.progress import reporting
-from bsmeta.tasks.disambiguation.candidates import (
-    DocumentCounts,
-    Neighbors,
-    percentiles,
-    training_counts,
-)
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.seeds import derive
+from bsmeta.data.text.tokenizer import special_tokens
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.detection import Detector, open_detector
-from bsmeta.tasks.disambiguation.embeddings import (
-    Frozen,
-    FrozenStates,
-    FrozenVectors,
-)
-from bsmeta.tasks.disambiguation.encoders import most_tokens
+from bsmeta.tasks.disambiguation.embeddings import FrozenStates, FrozenVectors, Neighbors
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
-from bsmeta.tasks.disambiguation.prep import Limits, Prep, open_prep
-from bsmeta.tasks.disambiguation.texts import EntityTexts, Row, Surround, load_tokenizer, pad
+from bsmeta.tasks.disambiguation.model import most_tokens
+from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
+from bsmeta.tasks.disambiguation.texts import (
+    EntityTexts,
+    Limits,
+    Mentions,
+    MentionTexts,
+    Row,
+    load_tokenizer,
+)
 
-FrozenT = TypeVar("FrozenT", bound=Frozen)
 SPLITS = ("train", "dev", "test")
+FLOOR = 0.1
+"""Added to the score of every candidate before its share is computed, so that none is 0."""
+_NONE = (np.empty(0, np.int32), np.empty(0, np.float32))
+
+Draw = Callable[[str, int], np.ndarray]
+"""Uniform random numbers of a row in an epoch: what they are for, and how many."""
 
 
-class Sentences:
-    """The rows of a split.
-
-    Args:
-        path: The file of the sentences.
-        prep: The encoded sentences.
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of some mentions.
 
     Attributes:
-        path: The same.
-        key: What the store was built from.
-        slices: The names of the slices that the lines define.
+        entities: int64 [mentions, K], the most popular first; -1 where there are no more.
+        prior: float32 [mentions, K, 2]: the logarithm of each candidate's share of the scores, and
+            minus that of its rank by score (from 1).
+        floor: float32 [mentions, 2]: the same of an entity that is no candidate.
+        is_gold: bool [mentions, K]: whether the mention means it.
     """
 
-    def __init__(self, path: Path, prep: Prep) -> None:
-        self.path = path
-        self._store = prep.rows
-        self.key = prep.key
-        self.slices: list[str] = prep.facts["slices"]
+    entities: np.ndarray
+    prior: np.ndarray
+    floor: np.ndarray
+    is_gold: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self._store)
+    @property
+    def place(self) -> np.ndarray:
+        """int64 [mentions]: the place of the most popular gold entity; -1 if there is none."""
+        return np.where(self.is_gold.any(1), self.is_gold.argmax(1), -1)
 
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """int64: the number of tokens of each row."""
-        return np.asarray(self._column("input_ids").value_lengths().to_numpy()).astype(np.int64)
-
-    def read(self, numbers: Sequence[int] | np.ndarray) -> list[Row]:
-        """Some rows."""
-        columns = self._store[[int(number) for number in numbers]]
-        found = []
-        for place, number in enumerate(numbers):
-            own = {name: np.array(columns[name][place], np.int64) for name in _ARRAYS}
-            found.append(
-                Row(
-                    number=int(number),
-                    sentence=columns["sentence"][place],
-                    document=columns["document"][place],
-                    tokens=own["input_ids"],
-                    starts=own["start"],
-                    ends=own["end"],
-                    aliases=own["alias"],
-                    entities=pad(columns["entities"][place], -1),
-                    is_gold=own["gold"].astype(bool),
-                    positions=own["position"],
-                    slices=[tuple(names) for names in columns["slices"][place]],
-                )
-            )
-        return found
-
-    def gold(self) -> list[Row]:
-        """All rows with a gold mention, without their weak labels.
-
-        Raises:
-            DataError: If there is none.
-        """
-        rows = (_without_weak_labels(row) for row in self.read(range(len(self))))
-        found = [row for row in rows if len(row.aliases)]
-        if not found:
-            raise DataError(f"{self.path} has no gold mention to score, only weak labels")
-        return found
-
-    def aliases(self) -> np.ndarray:
-        """int64: the aliases of all mentions."""
-        return self._flat("alias")
-
-    def meanings(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """int64: each entity of each mention, with the mention's document and alias."""
-        counts = self._column("entities").flatten().value_lengths().to_numpy()
-        of_rows = self._column("alias").value_lengths().to_numpy()
-        documents = np.repeat(self._column("document").to_numpy().astype(np.int64), of_rows)
-        entities = self._column("entities").flatten().flatten().to_numpy().astype(np.int64)
-        return entities, np.repeat(documents, counts), np.repeat(self.aliases(), counts)
-
-    def _flat(self, name: str) -> np.ndarray:
-        values = self._column(name).flatten().to_numpy(zero_copy_only=False)
-        return np.asarray(values).astype(np.int64)
-
-    def _column(self, name: str) -> Any:
-        return self._store.with_format("arrow")[:][name].combine_chunks()
+    def first(self, most: int) -> Candidates:
+        """Limits the candidates of each mention to its entities and the most popular others."""
+        if self.entities.shape[1] <= most:
+            return self
+        order = np.argsort(~self.is_gold, axis=1, kind="stable")[:, :most]  # gold before the others
+        kept = np.sort(order, axis=1)
+        rows = np.arange(len(kept))[:, None]
+        return Candidates(
+            self.entities[rows, kept], self.prior[rows, kept], self.floor, self.is_gold[rows, kept]
+        )
 
 
-_ARRAYS = ("input_ids", "start", "end", "alias", "gold", "position")
+class DocumentCounts:
+    """How often each document of the training data uses an alias for an entity.
+
+    Args:
+        documents, aliases, entities: int64 [mentions] of the training data.
+    """
+
+    def __init__(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> None:
+        self._keys, self._counts = np.unique(_key(documents, aliases, entities), return_counts=True)
+
+    def of(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
+        """int64: the counts of some triples (arrays that broadcast)."""
+        keys = _key(documents, aliases, entities)
+        places = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        return np.where(self._keys[places] == keys, self._counts[places], 0)
 
 
-def _without_weak_labels(row: Row) -> Row:
-    if row.is_gold.all():
-        return row
-    names = ("starts", "ends", "aliases", "entities", "is_gold", "positions")
-    kept: dict[str, Any] = {name: getattr(row, name)[row.is_gold] for name in names}
-    slices = [own for own, is_gold in zip(row.slices, row.is_gold, strict=True) if is_gold]
-    return replace(row, **kept, slices=slices)
+def _key(documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of each triple (multiplicative, with odd constants)."""
+    mixed = documents.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ aliases.astype(np.uint64)) * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed ^= mixed >> np.uint64(29)
+    return (mixed ^ entities.astype(np.uint64)) * np.uint64(0x165667B19E3779F9)
+
+
+def candidates_of(
+    table: EntityTable,
+    aliases: Sequence[int] | np.ndarray,
+    golds: np.ndarray,
+    documents: np.ndarray | None = None,
+    counts: DocumentCounts | None = None,
+) -> Candidates:
+    """The candidates of mentions.
+
+    Args:
+        table: The entities.
+        aliases: The number of each mention's alias; -1 has no candidates.
+        golds: int64 [mentions, most of one]: the entities of each mention; -1 for no more. (NIL is
+            never a candidate.)
+        documents: The document of each mention.
+        counts: If given, the mentions of that document are subtracted from the scores, as if it
+            were not part of the training data that they count.
+    """
+    lists = [table.candidates(int(alias)) if alias >= 0 else _NONE for alias in aliases]
+    longest = max((len(found) for found, _ in lists), default=0)
+    entities = np.full((len(lists), max(longest, 1)), -1, np.int64)
+    scores = np.zeros(entities.shape, np.float64)
+    for row, (found, own) in enumerate(lists):
+        entities[row, : len(found)] = found
+        scores[row, : len(found)] = own
+    is_candidate = entities >= 0
+    if counts is not None:
+        assert documents is not None
+        numbers = np.asarray(aliases)[:, None]
+        scores -= counts.of(documents[:, None], numbers, entities) * is_candidate
+        scores = scores.clip(min=0)
+    totals = scores.sum(1) + FLOOR * is_candidate.sum(1)
+    log_totals = np.log(np.maximum(totals, FLOOR))
+    # Without the own document, another candidate may come first; of equal scores, the first one.
+    order = np.argsort(np.where(is_candidate, -scores, np.inf), axis=1, kind="stable")
+    ranks = np.argsort(order, axis=1) + 1
+    prior = np.stack([np.log(scores + FLOOR) - log_totals[:, None], -np.log(ranks)], axis=2)
+    floor = np.stack([np.log(FLOOR) - log_totals, -np.log(is_candidate.sum(1) + 1)], axis=1)
+    is_gold = is_candidate & (entities[:, :, None] == golds[:, None, :]).any(2)
+    return Candidates(entities, prior.astype(np.float32), floor.astype(np.float32), is_gold)
+
+
+def percentiles(counts: np.ndarray) -> np.ndarray:
+    """float64: how popular each entity is, from 0 (never or most rarely seen) to 1.
+
+    The share of the entities in the training data that have a smaller count.
+    """
+    seen = np.sort(counts[counts > 0])
+    return np.searchsorted(seen, counts, side="left") / max(len(seen) - 1, 1)
 
 
 class Data:
-    """What a run reads.
-
-    Args:
-        config: The run.
-
-    Attributes:
-        config: The same.
-    """
+    """What a run reads."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
         self.config = config
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
-            config.tokenizer_name or config.model_name
-        )
+        name = config.tokenizer_name or config.model_name
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(name)
         self._splits: dict[str, Sentences] = {}
 
     @cached_property
@@ -163,35 +179,27 @@ class Data:
     def prep_dir(self) -> Path:
         """The folder of the encoded sentences."""
         data = self.config.data_config
-        if data.prep_dir is not None:
-            return Path(data.prep_dir)
-        return Path(str(data.train_file)).parent / "prep"
+        return Path(data.prep_dir or Path(str(data.train_file)).parent / "prep")
 
     @property
     def vectors_dir(self) -> Path:
         """The folder of the vectors of entities."""
         data = self.config.data_config
-        if data.vectors_dir is not None:
-            return Path(data.vectors_dir)
-        table = Path(str(data.entity_table))
-        return table.with_name(f"{table.name}.vectors")
+        return Path(data.vectors_dir or f"{Path(str(data.entity_table))}.vectors")
 
     @property
     def limits(self) -> Limits:
         """What a row may hold."""
-        data = self.config.data_config
+        data, (before, after) = self.config.data_config, special_tokens(self.tokenizer)
         most = most_tokens(self.config, self.tokenizer)
-        room = most - Surround(self.tokenizer).count
-        return Limits(data.max_mentions, data.max_words, room)
+        return Limits(data.max_mentions, data.max_words, most - len(before) - len(after))
 
     def split(self, name: str) -> Sentences | None:
         """The sentences of a split of `SPLITS`; None if there is no file of it."""
         path = getattr(self.config.data_config, f"{name}_file")
-        if path is None:
-            return None
-        if name not in self._splits:
+        if path is not None and name not in self._splits:
             self._splits[name] = self._sentences(Path(path), self.prep_dir / name)
-        return self._splits[name]
+        return self._splits.get(name)
 
     def other(self, path: Path) -> Sentences:
         """The sentences of another file; their store is found by the content of the file."""
@@ -199,11 +207,10 @@ class Data:
 
     def _sentences(self, path: Path, folder: Path, *, by_content: bool = False) -> Sentences:
         data = self.config.data_config
-        prep = open_prep(
+        return open_prep(
             path, self.table, self.tokenizer, folder, self.limits, by_content=by_content,
             workers=data.prep_workers, overwrite=data.overwrite_prep,
         )  # fmt: skip
-        return Sentences(path, prep)
 
     @cached_property
     def train(self) -> Sentences:
@@ -214,21 +221,8 @@ class Data:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """int64 [entities]: how many training mentions have each entity."""
-        return training_counts(self.train.meanings()[0], len(self.table))
-
-    @cached_property
-    def popularity(self) -> np.ndarray:
-        """float64 [entities], from 0 to 1."""
-        return percentiles(self.counts)
-
-    @cached_property
-    def document_counts(self) -> DocumentCounts | None:
-        """How often each document uses an alias for an entity, if the prior leaves it out."""
-        if self.config.log_prior != "leave_one_out":
-            return None
-        entities, documents, aliases = self.train.meanings()
-        return DocumentCounts(documents, aliases, entities)
+        """int64 [entities]: how many training mentions, weak labels included, have each entity."""
+        return np.bincount(self.train.meanings()[0], minlength=len(self.table))
 
     def candidates(self, sentences: Sentences) -> np.ndarray:
         """int64: the distinct candidates of all mentions of a split, ascending."""
@@ -237,26 +231,17 @@ class Data:
         lists = [self.table.candidates(alias)[0] for alias in reporting(own)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64))
 
-    @cached_property
-    def compared(self) -> np.ndarray:
-        """int64: the distinct entities that training mentions are compared with, ascending."""
-        found = [np.array([NIL]), self.candidates(self.train)]
-        if self.neighbors is not None:
-            found.append(self.neighbors.distinct())
-        return np.unique(np.concatenate(found))
-
-    @property
-    def has_masked(self) -> bool:
-        """Whether the training masks titles."""
-        return self.config.data_config.mask_most_frequent > 0
-
     def fill_frozen(self) -> None:
-        """Computes what frozen layers make of the texts of `compared`."""
+        """Computes what frozen layers make of the texts that training compares mentions with."""
         if self.frozen is not None:
-            self.frozen.fill(self.compared, masked=self.has_masked)
+            found = [np.array([NIL]), self.candidates(self.train)]
+            if self.neighbors is not None:
+                found.append(self.neighbors.distinct())
+            masked = self.config.data_config.mask_most_frequent > 0
+            self.frozen.fill(np.unique(np.concatenate(found)), masked=masked)
 
     @cached_property
-    def frozen(self) -> Frozen | None:
+    def frozen(self) -> FrozenVectors | None:
         """What the frozen layers of the entities' encoder make of texts, if there are any."""
         if self.config.train_entity_layers is None:
             return None
@@ -269,24 +254,147 @@ class Data:
         """The vectors of the entities' encoder before it is trained."""
         return self._before_training(FrozenVectors)
 
-    def _before_training(self, kind: type[FrozenT]) -> FrozenT:
+    def _before_training(self, kind: type[FrozenVectors]) -> FrozenVectors:
         return kind(self.config, self.texts, self.tokenizer, len(self.table), self.vectors_dir)
 
     @cached_property
     def neighbors(self) -> Neighbors | None:
         """The hard negatives of each entity of the training data, if they are wanted."""
-        if self.config.hard_negatives == 0:
+        most = self.config.hard_negatives
+        if most == 0:
             return None
         entities = np.flatnonzero(self.counts)
-        return Neighbors(
-            self.vectors_before_training,
-            entities[entities != NIL],
-            len(self.table),
-            self.config.hard_negatives,
-            self.vectors_dir,
+        entities = entities[entities != NIL]
+        vectors, folder = self.vectors_before_training, self.vectors_dir
+        return Neighbors(vectors, entities, len(self.table), most, folder)
+
+
+class TrainingBatches:
+    """Makes the micro-batches of the training."""
+
+    def __init__(self, data: Data) -> None:
+        self._config = config = data.config
+        self._data = data
+        data.fill_frozen()
+        self._frozen, self._neighbors = data.frozen, data.neighbors  # before any worker is forked
+        self._mention_texts = MentionTexts(data.tokenizer, config)
+        self._counts = None
+        if config.log_prior == "leave_one_out":
+            entities, documents, aliases = data.train.meanings()
+            self._counts = DocumentCounts(documents, aliases, entities)
+        rarest, most = config.data_config.mask_rarest, config.data_config.mask_most_frequent
+        self._mask_probability = rarest + (most - rarest) * percentiles(data.counts)
+
+    def micro_batch(self, rows: Sequence[Row], epoch: int) -> MicroBatch:
+        """The mentions of some rows (at least one), gold and weak alike."""
+        data, mentions = self._data, Mentions(rows)
+        candidates = candidates_of(
+            data.table, mentions.aliases, mentions.entities, mentions.documents, self._counts
+        )
+        if self._config.max_train_candidates is not None:
+            candidates = candidates.first(self._config.max_train_candidates)
+        draws = [partial(_uniform, self._config.seed, epoch, row.number) for row in rows]
+        masked = [
+            draw("mentions", len(row.entities)) < self._mask_probability[row.entities[:, 0]]
+            for row, draw in zip(rows, draws, strict=True)
+        ]
+        tensors, tokens = self._mention_texts.tensors(rows, masked)
+        entities, has_mask, compared = self._compared(mentions, candidates, draws)
+        if self._frozen is not None:
+            tensors |= self._frozen.inputs(entities, has_mask)
+        else:
+            of_entities, more = data.texts.tensors(entities, has_mask)
+            tensors, tokens = tensors | of_entities, tokens + more
+        sizes = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
+        trained = int(compared["targets"].any(1).sum())
+        weak = sum(int((~row.is_gold).sum()) for row in rows)
+        names = zip(mentions.sentences, mentions.positions, strict=True)
+        return MicroBatch(
+            tensors={**tensors, **{name: torch.from_numpy(of) for name, of in compared.items()}},
+            weight=float(trained),
+            tokens=tokens,
+            padding=sum(sizes) - tokens,
+            documents=[f"{sentence}:{position}" for sentence, position in names],
+            counts={
+                "mentions": float(len(mentions.rows)),
+                "weak_labels": float(weak),
+                "without_candidate": float(len(mentions.rows) - trained),
+                "entities": float(len(entities)),
+            },
         )
 
-    @cached_property
-    def detector(self) -> Detector:
-        """Finds mentions in texts."""
-        return open_detector(self.config.data_config, self.table, self.prep_dir / "forms")
+    def _compared(
+        self, mentions: Mentions, candidates: Candidates, draws: Sequence[Draw]
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """The entities of a micro-batch, and which of them each mention is compared with.
+
+        Returns:
+            The entities, int64 [columns]; whether their titles are masked, bool [columns]; and of
+            the inputs of `BiEncoder.forward` and of the loss: `allowed`, bool [mentions, columns];
+            `targets`, bool [mentions, columns (+1)]: the mention's entities (with NIL as an answer,
+            it is the first column; a mention without any is not trained on); and, if it is used,
+            `prior`, float32 [mentions, columns, 2].
+        """
+        own, is_gold = candidates.entities, candidates.is_gold
+        if self._neighbors is not None:
+            more = self._neighbors(mentions.entities[:, 0])
+            more[(more[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
+            own = np.concatenate([own, more], axis=1)
+            is_gold = np.concatenate([is_gold, np.zeros(more.shape, bool)], axis=1)
+        # The same entity with and without its title are two columns.
+        keyed = np.where(own >= 0, own * 2 + self._masked_titles(own, mentions.rows, draws), -1)
+        keys, columns = np.unique(keyed, return_inverse=True)
+        columns = columns.reshape(own.shape)
+        if keys[0] < 0:
+            keys, columns = keys[1:], columns - 1
+        if not len(keys):  # no mention has any candidate; the step needs a column all the same
+            keys = np.zeros(1, np.int64)
+        entities = keys // 2
+        shape = (len(own), len(keys))
+        targets, is_own = _marked(shape, columns, is_gold), _marked(shape, columns, columns >= 0)
+        found = {"targets": targets, "allowed": is_own}
+        if self._config.negatives == "batch":  # all but the mention's entities in another form
+            is_meant = (entities[None, :, None] == mentions.entities[:, None, :]).any(2)
+            found["allowed"] = ~is_meant | targets
+        if self._config.log_prior != "none":
+            prior = np.repeat(candidates.floor[:, None], len(keys), axis=1)
+            width = candidates.entities.shape[1]
+            present = np.nonzero(columns[:, :width] >= 0)
+            prior[present[0], columns[:, :width][present]] = candidates.prior[present]
+            found["prior"] = prior
+        if not self._config.train_in_candidates:
+            is_nil = ~targets.any(1, keepdims=True)
+            found["targets"] = np.concatenate([is_nil, targets], axis=1)
+        return entities, (keys % 2).astype(bool), found
+
+    def _masked_titles(
+        self, entities: np.ndarray, rows: np.ndarray, draws: Sequence[Draw]
+    ) -> np.ndarray:
+        """bool: whether the title of each candidate is masked, alike for all mentions of a row.
+
+        Args:
+            entities: int64 [mentions, candidates]; -1: none.
+            rows: int64 [mentions]: the row of each mention.
+            draws: Of each row.
+        """
+        masked = np.zeros(entities.shape, bool)
+        for number, draw in enumerate(draws):
+            # Without the padding, which depends on other rows.
+            chosen = (rows == number)[:, None] & (entities >= 0)
+            distinct, places = np.unique(entities[chosen], return_inverse=True)
+            is_masked = draw("titles", len(distinct)) < self._mask_probability[distinct]
+            masked[chosen] = is_masked[places]
+        return masked
+
+
+def _uniform(seed: int, epoch: int, row: int, what: str, count: int) -> np.ndarray:
+    words = np.random.PCG64(derive(seed, "mask", epoch, row, what)).random_raw(count)
+    return words / 2.0**64
+
+
+def _marked(shape: tuple[int, int], columns: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """bool [mentions, columns]: the chosen ones of each mention's columns."""
+    marked = np.zeros(shape, bool)
+    chosen = np.nonzero(which)
+    marked[chosen[0], columns[chosen]] = True
+    return marked

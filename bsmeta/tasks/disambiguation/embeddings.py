@@ -7,7 +7,6 @@ the hash of its text: one that was added or changed is computed, the others stay
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,25 +18,27 @@ import numpy as np
 import torch
 import xxhash
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.files import unwritable
+from bsmeta.core.files import replacing, unwritable
 from bsmeta.core.progress import exclusively, report_progress, reporting
+from bsmeta.models.pretrained import default_device
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.encoders import build_model
-from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder
-from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of, pad
+from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, build_model
+from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of
 from bsmeta.training.task import EvaluationContext, batches_of, batches_within, spread
 
 Encode = Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
 """Computes the vectors of entities from their numbers."""
+Embeddings = Callable[[np.ndarray], np.ndarray]
+"""The embeddings of entities, float32 [entities, size], from their numbers."""
 
+VECTORS_AT_ONCE = 8192
 _VECTORS, _HASHES = "vectors.f{bits}", "texts.u64"
 _AT_ONCE = 4096
 _WHAT = "the vectors of entities"
-VECTORS_AT_ONCE = 8192
-Embeddings = Callable[[np.ndarray], np.ndarray]
-"""The embeddings of entities, float32 [entities, size], from their numbers."""
+QUERIES_AT_ONCE, _BLOCK = 1024, 1 << 16  # entities that are compared at a time, and with how many
 
 
 def _folder_name(*parts: Any) -> str:
@@ -56,18 +57,14 @@ def _weights_hash(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 class EntityVectors:
-    """The vectors of a table's entities.
+    """The vectors of a table's entities, in a folder, which is created if it does not exist.
 
     Args:
-        folder: Where they are kept; created if it does not exist.
+        folder: The folder.
         count: The number of entities of the table, which may have grown.
         size: The size of a vector; a shorter one is followed by zeros.
         text: The text of an entity.
         encode: Computes vectors.
-        dtype: The type of their numbers.
-
-    Attributes:
-        size: The size of a vector.
         dtype: The type of their numbers.
     """
 
@@ -82,17 +79,14 @@ class EntityVectors:
     ) -> None:
         self._folder = folder
         self._lock = folder / "lock"
-        kind = np.dtype(dtype)
+        name = _VECTORS.format(bits=8 * np.dtype(dtype).itemsize)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with exclusively(self._lock, _WHAT):
-                name = _VECTORS.format(bits=8 * kind.itemsize)
-                self._vectors = _grown(folder / name, kind, (count, size))
-                self._hashes = _grown(folder / _HASHES, np.dtype("<u8"), (count,))
+                self._vectors = _grown(folder / name, dtype, (count, size))
+                self._hashes = _grown(folder / _HASHES, "<u8", (count,))
         except OSError as error:
             raise unwritable(folder, error) from error
-        self.size = size
-        self.dtype = kind
         self._text = text
         self._encode = encode
         self._is_current = np.zeros(count, bool)
@@ -138,9 +132,9 @@ def _write(array: np.memmap, rows: np.ndarray, values: Sequence[np.ndarray] | np
             file.write(value.tobytes())
 
 
-def _grown(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap:
+def _grown(path: Path, dtype: str, shape: tuple[int, ...]) -> np.memmap:
     """The array in a file, which is extended with zeros if it is shorter."""
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     with path.open("ab") as file:
         if file.tell() < size:
             file.truncate(size)
@@ -153,22 +147,15 @@ class EntityEncoder:
     Args:
         model: The bi-encoder, wrapped or not, in evaluation mode.
         texts: The texts of the entities.
-        tokenizer: Pads them.
         device: That of the model.
         precision: `bf16` computes in it; anything else in float32.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        texts: EntityTexts,
-        tokenizer: PreTrainedTokenizerBase,
-        device: torch.device,
-        precision: str,
+        self, model: nn.Module, texts: EntityTexts, device: torch.device, precision: str
     ) -> None:
         self._model = model
         self._texts = texts
-        self._pad = tokenizer.pad_token_id
         self._device = device
         self._in_bf16 = precision == "bf16"
 
@@ -185,7 +172,21 @@ class EntityEncoder:
         """Embeddings or vectors, float32 [entities, size], from inputs of the model."""
         with self._computing():
             output = self._model(**{key: value.to(self._device) for key, value in inputs.items()})
-        return self.values(output.entities if embed else output.entity_vectors)
+        found: torch.Tensor = output.entities if embed else output.entity_vectors
+        return found.float().cpu().numpy()
+
+    def encode_all(
+        self, entities: np.ndarray, *, embed: bool, is_masked: bool = False
+    ) -> np.ndarray:
+        """Any number of entities (at least one), batch by batch."""
+        found = np.empty((0, 0), np.float32)
+        for batch in self.batches(entities, is_masked):
+            values = self.encode(entities[batch], embed=embed, is_masked=is_masked)
+            if not len(found):
+                found = np.empty((len(entities), values.shape[1]), np.float32)
+            found[batch] = values
+            report_progress()
+        return found
 
     def states(self, entities: np.ndarray, is_masked: bool) -> list[np.ndarray]:
         """The states before the trained layers: float16 [tokens x hidden] of each entity."""
@@ -202,11 +203,7 @@ class EntityEncoder:
         return found
 
     def _inputs(self, entities: np.ndarray, is_masked: bool) -> dict[str, torch.Tensor]:
-        tokens = [self._texts.tokens(int(entity), is_masked) for entity in entities]
-        return {
-            "entity_ids": torch.from_numpy(pad(tokens, self._pad)),
-            "entity_mask": torch.from_numpy(mask_of([len(own) for own in tokens])),
-        }
+        return self._texts.tensors(entities, np.full(len(entities), is_masked))[0]
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -214,28 +211,9 @@ class EntityEncoder:
         with torch.no_grad(), autocast:
             yield
 
-    def encode_all(
-        self, entities: np.ndarray, *, embed: bool, is_masked: bool = False
-    ) -> np.ndarray:
-        """Any number of entities, batch by batch."""
-        found: np.ndarray | None = None
-        for batch in self.batches(entities, is_masked):
-            values = self.encode(entities[batch], embed=embed, is_masked=is_masked)
-            if found is None:
-                found = np.empty((len(entities), values.shape[1]), np.float32)
-            found[batch] = values
-            report_progress()
-        assert found is not None, "there is at least one entity"
-        return found
 
-    @staticmethod
-    def values(tensor: torch.Tensor) -> np.ndarray:
-        """A tensor as float32 on the host."""
-        return tensor.float().cpu().numpy()
-
-
-class Frozen(ABC):
-    """What the layers of the entities' encoder that are not trained make of texts, on disk.
+class FrozenVectors:
+    """What an encoder of entities that is not trained makes of their texts, on disk: vectors.
 
     Args:
         config: The run.
@@ -256,25 +234,21 @@ class Frozen(ABC):
         # Loading draws random numbers for weights that it then replaces.
         with torch.random.fork_rng(devices=[]):
             model = build_model(config, tokenizer).eval()
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        encoder = model.mention_encoder if model.entity_encoder is None else model.entity_encoder
-        self._about = (
-            _weights_hash(encoder.state_dict()), config.pooling, config.mixed_precision,
-            texts.settings,
-        )  # fmt: skip
-        self._model = EntityEncoder(
-            model.to(device), texts, tokenizer, device, config.mixed_precision
-        )
-        self.hidden_size = int(encoder.config.hidden_size)
+        weights = _weights_hash(model.text_encoder.state_dict())
+        self._about = weights, config.pooling, config.mixed_precision, texts.settings
+        device = default_device()
+        self._encoder = EntityEncoder(model.to(device), texts, device, config.mixed_precision)
+        self._hidden_size = int(model.text_encoder.config.hidden_size)
         self._texts = texts
         self._trained_layers = config.train_entity_layers
         self._outputs = [self._opened(folder, count, is_masked) for is_masked in (False, True)]
 
-    @abstractmethod
     def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
         """The outputs of whole texts, or of texts with a masked title."""
+        encode = partial(self._encoder.encode_all, embed=False, is_masked=is_masked)
+        name = self.name_of("frozen", is_masked)
+        return EntityVectors(folder / name, count, self._hidden_size, self._texts.text, encode)
 
-    @abstractmethod
     def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
         """The inputs of `BiEncoder.forward` for some entities.
 
@@ -282,18 +256,20 @@ class Frozen(ABC):
             entities: int64 [entities].
             is_masked: bool [entities]: whether the title is masked.
         """
+        return {"entity_vectors": torch.from_numpy(self(entities, is_masked))}
 
-    @abstractmethod
     def batches(self, entities: np.ndarray) -> list[np.ndarray]:
         """The places of some entities, in batches of a bounded size."""
+        return batches_of(np.zeros(len(entities)), VECTORS_AT_ONCE)
 
     def __call__(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
         """[entities, size]; see `inputs`."""
+        whole = self._outputs[0].get(entities[~is_masked])
         if not is_masked.any():
-            return self._outputs[0].get(entities)
-        found = np.empty((len(entities), self._outputs[0].size), self._outputs[0].dtype)
-        for outputs, chosen in zip(self._outputs, (~is_masked, is_masked), strict=True):
-            found[chosen] = outputs.get(entities[chosen])
+            return whole
+        found = np.empty((len(entities), whole.shape[1]), whole.dtype)
+        found[~is_masked] = whole
+        found[is_masked] = self._outputs[1].get(entities[is_masked])
         return found
 
     def name_of(self, *parts: Any) -> str:
@@ -307,38 +283,18 @@ class Frozen(ABC):
                 outputs.get(entities[start : start + VECTORS_AT_ONCE])
 
 
-class FrozenVectors(Frozen):
-    """The vectors of entities."""
-
-    def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
-        encode = partial(self._model.encode_all, embed=False, is_masked=is_masked)
-        name = self.name_of("frozen", is_masked)
-        return EntityVectors(folder / name, count, self.hidden_size, self._texts.text, encode)
-
-    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
-        return {"entity_vectors": torch.from_numpy(self(entities, is_masked))}
-
-    def batches(self, entities: np.ndarray) -> list[np.ndarray]:
-        return batches_of(np.zeros(len(entities)), VECTORS_AT_ONCE)
-
-
-class FrozenStates(Frozen):
+class FrozenStates(FrozenVectors):
     """The states of tokens before the layers that are trained, in half precision."""
 
     def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
-        trained, most = self._trained_layers, self._texts.max_length
-        return EntityVectors(
-            folder / self.name_of("states", trained, is_masked),
-            count,
-            most * self.hidden_size,
-            self._texts.text,
-            partial(self._model.states, is_masked=is_masked),
-            "<f2",
-        )
+        folder = folder / self.name_of("states", self._trained_layers, is_masked)
+        size = self._texts.max_length * self._hidden_size
+        encode = partial(self._encoder.states, is_masked=is_masked)
+        return EntityVectors(folder, count, size, self._texts.text, encode, "<f2")
 
     def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
         mask = mask_of(self._lengths(entities))
-        states = self(entities, is_masked).reshape(len(entities), -1, self.hidden_size)
+        states = self(entities, is_masked).reshape(len(entities), -1, self._hidden_size)
         return {
             "entity_states": torch.from_numpy(states[:, : mask.shape[1]]),
             "entity_mask": torch.from_numpy(mask),
@@ -351,10 +307,77 @@ class FrozenStates(Frozen):
         return [len(self._texts.tokens(entity)) for entity in entities.tolist()]
 
 
+class Neighbors:
+    """Hard negatives: the entities whose texts are most similar to that of a mention's entity.
+
+    As in BLINK (Wu et al. 2020), but by the encoder before training, so that they are found once
+    and every step can be repeated exactly.
+
+    Args:
+        vectors: The vectors of all entities before training.
+        entities: int64, distinct and ascending: the entities of the training mentions.
+        total: The number of entities of the table.
+        count: How many neighbors each has.
+        folder: Where they are kept.
+    """
+
+    def __init__(
+        self, vectors: FrozenVectors, entities: np.ndarray, total: int, count: int, folder: Path
+    ) -> None:
+        self._entities = entities
+        file = folder / f"{vectors.name_of('neighbors', entities.tolist(), total, count)}.npy"
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusively(f"{file}.lock", "the nearest entities of each entity"):
+            if not file.exists():
+                found = _nearest(vectors, entities, total, count)
+                try:
+                    with replacing(file) as part:
+                        np.save(part, found)
+                except OSError as error:
+                    raise unwritable(file, error) from error
+        self._found = np.load(file, mmap_mode="r")
+
+    def __call__(self, entities: np.ndarray) -> np.ndarray:
+        """int64 [entities, count]; -1 for an entity that no training mention has."""
+        places = np.searchsorted(self._entities, entities).clip(max=len(self._entities) - 1)
+        is_known = (self._entities[places] == entities)[:, None]
+        return np.where(is_known, self._found[places], -1)
+
+    def distinct(self) -> np.ndarray:
+        """int64: all of them, each once, ascending."""
+        found = np.unique(self._found)
+        return found[found >= 0]
+
+
+def _nearest(vectors: FrozenVectors, entities: np.ndarray, total: int, count: int) -> np.ndarray:
+    """int64 [entities, count]: by falling cosine, without the entity itself and NIL; -1: none."""
+
+    def directions(asked: np.ndarray) -> torch.Tensor:
+        whole = vectors(asked, np.zeros(len(asked), bool))
+        return functional.normalize(torch.from_numpy(whole), dim=1)
+
+    found = np.full((len(entities), count), -1, np.int64)
+    blocks = [np.arange(first, min(first + _BLOCK, total)) for first in range(1, total, _BLOCK)]
+    for first in range(0, len(entities), QUERIES_AT_ONCE):
+        asked = entities[first : first + QUERIES_AT_ONCE]
+        own = directions(asked)
+        best = torch.full((len(asked), count), -2.0)
+        chosen = torch.full((len(asked), count), -1, dtype=torch.int64)
+        for block in blocks:
+            cosines = own @ directions(block).T
+            cosines[torch.from_numpy(asked[:, None] == block[None, :])] = -2.0
+            numbers = torch.from_numpy(block).expand(len(asked), -1)
+            best, places = torch.cat([best, cosines], 1).topk(count, dim=1)
+            report_progress()
+            chosen = torch.cat([chosen, numbers], 1).gather(1, places)
+        found[first : first + QUERIES_AT_ONCE] = torch.where(best > -2.0, chosen, -1).numpy()
+    return found
+
+
 def split_embeddings(
     entities: np.ndarray,
     encoder: EntityEncoder,
-    frozen: Frozen | None,
+    frozen: FrozenVectors | None,
     context: EvaluationContext,
 ) -> Embeddings:
     """The embeddings of the entities of a split by a model in training; all processes call it.
@@ -397,10 +420,6 @@ def saved_embeddings(
         folder: Where embeddings are kept, those of all models.
     """
     name = _folder_name("trained", _weights_hash(model.state_dict()), texts.settings)
-    return EntityVectors(
-        folder / name,
-        count,
-        model.settings.embedding_size,
-        texts.text,
-        lambda entities: encoder.encode_all(entities, embed=True),
-    )
+    size = model.settings.embedding_size
+    encode = partial(encoder.encode_all, embed=True)
+    return EntityVectors(folder / name, count, size, texts.text, encode)

@@ -26,16 +26,9 @@ from bsmeta.core.errors import DataError
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-
-_BLOCK = 1 << 20  # values that are hashed at a time
 NIL = 0
 NIL_ID = "NIL"
-_ARRAYS = (
-    *("ids", "titles", "descriptions", "aliases", "type_names", "relation_names"),
-    *("types", "types_ends", "relations", "relations_ends", "relation_objects"),
-    *("candidates", "candidate_scores", "candidates_ends"),
-)
-"""What a table has, beside the ends, hashes and orders of the texts."""
+_BLOCK = 1 << 20  # values that are hashed at a time
 
 
 class ArrayFolder:
@@ -49,6 +42,7 @@ class ArrayFolder:
         folder: The folder.
         facts: What the writer has saved beside the arrays.
         version: Counts the changes of the folder.
+        files: File, type, length and checksum of each array.
 
     Raises:
         DataError: If there is no such folder, or it is damaged.
@@ -56,18 +50,19 @@ class ArrayFolder:
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.folder = folder
-        manifest = _read_manifest(folder)
         try:
-            self._load(manifest)
+            self._load()
         except FileNotFoundError:  # replaced since the manifest was read
             try:
-                self._load(_read_manifest(folder))
+                self._load()
             except FileNotFoundError as error:
                 raise _damaged(folder, f"{error.filename} is missing") from error
-        if verify:
-            self._verify()
+        for name, entry in self.files.items() if verify else ():
+            if _checksum(self._arrays[name]) != entry["xxh3"]:
+                raise _damaged(folder, f"{entry['file']} does not match its checksum")
 
-    def _load(self, manifest: dict[str, Any]) -> None:
+    def _load(self) -> None:
+        manifest = _read_manifest(self.folder)
         try:
             self.version: int = manifest["version"]
             self.facts: dict[str, Any] = manifest["facts"]
@@ -75,11 +70,6 @@ class ArrayFolder:
             self._arrays = {name: _map(self.folder, entry) for name, entry in self.files.items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise _damaged(self.folder, f"{MANIFEST}: {error!r}") from error
-
-    def _verify(self) -> None:
-        for name, entry in self.files.items():
-            if _checksum(self._arrays[name]) != entry["xxh3"]:
-                raise _damaged(self.folder, f"{entry['file']} does not match its checksum")
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._arrays:
@@ -114,8 +104,7 @@ class ArrayWriter:
         entry = self._files.setdefault(name, new)
         assert entry["dtype"] == values.dtype.str, f"{name}: {entry['dtype']} and {values.dtype}"
         end = entry["length"] * values.dtype.itemsize
-        path = self._folder / entry["file"]
-        with open(path, "r+b" if entry["length"] else "wb") as file:
+        with open(self._folder / entry["file"], "r+b" if entry["length"] else "wb") as file:
             file.truncate(end)  # removes what an interrupted change has appended
             file.seek(end)
             _write(file, values)
@@ -123,11 +112,10 @@ class ArrayWriter:
 
     def replace(self, name: str, values: np.ndarray) -> None:
         """Writes an array to a new file; readers of the version before keep theirs."""
-        file_name = f"{name}.{self._version}.bin"
-        with open(self._folder / file_name, "wb") as file:
+        entry = {"file": f"{name}.{self._version}.bin", "dtype": values.dtype.str}
+        with open(self._folder / entry["file"], "wb") as file:
             _write(file, values)
-        self._files[name] = {"file": file_name, "dtype": values.dtype.str, "length": len(values),
-                             "xxh3": _checksum(values)}  # fmt: skip
+        self._files[name] = {**entry, "length": len(values), "xxh3": _checksum(values)}
 
     def content_hash(self) -> str:
         """The xxh3 of all arrays as they will be, in hexadecimal."""
@@ -140,15 +128,10 @@ class ArrayWriter:
     def commit(self, facts: dict[str, Any]) -> None:
         """Makes the change visible, and removes files that are no longer used."""
         self.content_hash()  # every array has its checksum
-        manifest = {
-            "format": FORMAT,
-            "version": self._version,
-            "facts": facts,
-            "arrays": self._files,
-        }
+        manifest = {"format": FORMAT, "version": self._version, "facts": facts}
         written = self._folder / f"{MANIFEST}.part"
         with open(written, "w") as file:
-            json.dump(manifest, file, indent=1)
+            json.dump({**manifest, "arrays": self._files}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         written.replace(self._folder / MANIFEST)
@@ -160,15 +143,14 @@ class ArrayWriter:
 
 def _map(folder: Path, entry: dict[str, Any]) -> np.ndarray:
     file, dtype, length = entry["file"], entry["dtype"], entry["length"]
-    path = folder / file
     size = length * np.dtype(dtype).itemsize
-    found = path.stat().st_size
+    found = (folder / file).stat().st_size
     if found < size:
         raise _damaged(folder, f"{file} has {found:,} bytes instead of {size:,}")
     if length == 0:  # which cannot be mapped
         return np.empty(0, dtype)
     # A plain array over the mapping: indexing a memmap costs several times as much.
-    return np.asarray(np.memmap(path, dtype, mode="r", shape=(length,)))
+    return np.asarray(np.memmap(folder / file, dtype, mode="r", shape=(length,)))
 
 
 def _checksum(values: np.ndarray) -> str:
@@ -208,12 +190,7 @@ def _damaged(folder: Path, reason: str) -> DataError:
 
 
 class Strings:
-    """Strings in two arrays: UTF-8, and where each begins (and the last one ends).
-
-    Args:
-        arrays: The folder.
-        name: `NAME` and `NAME_ends` are the arrays.
-    """
+    """Strings by their numbers: `NAME` is their UTF-8, `NAME_ends` where each ends."""
 
     def __init__(self, arrays: ArrayFolder, name: str) -> None:
         self._text = arrays[name].data
@@ -222,41 +199,34 @@ class Strings:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def bytes_of(self, index: int) -> memoryview:
+    def utf8(self, number: int) -> memoryview:
         """A string as UTF-8."""
-        start = int(self._ends[index - 1]) if index else 0
-        return self._text[start : int(self._ends[index])]
+        return self._text[_range(self._ends, number)]
 
-    def __getitem__(self, index: int) -> str:
-        return str(self.bytes_of(index), "utf-8")
+    def __getitem__(self, number: int) -> str:
+        return str(self.utf8(number), "utf-8")
 
     def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
+        return (self[number] for number in range(len(self)))
 
 
-class Lookup:
-    """Finds strings by their hashes, which are sorted.
+class Names(Strings):
+    """Distinct strings that are found by their hashes: `NAME_hashes` sorted, `NAME_order` whose."""
 
-    Args:
-        arrays: The folder.
-        name: `NAME_hashes` and `NAME_order` are the arrays.
-        strings: The strings.
-    """
-
-    def __init__(self, arrays: ArrayFolder, name: str, strings: Strings) -> None:
+    def __init__(self, arrays: ArrayFolder, name: str) -> None:
+        super().__init__(arrays, name)
         self._hashes = arrays[f"{name}_hashes"]
         self._order = arrays[f"{name}_order"]
-        self._strings = strings
 
-    def __call__(self, string: str) -> int:
+    def find(self, string: str) -> int:
         """The number of a string; -1 if there is none."""
         data = string.encode()
         wanted = np.uint64(xxhash.xxh3_64_intdigest(data))
         place = int(self._hashes.searchsorted(wanted))
         while place < len(self._hashes) and self._hashes[place] == wanted:
-            index = int(self._order[place])
-            if self._strings.bytes_of(index) == data:
-                return index
+            number = int(self._order[place])
+            if self.utf8(number) == data:
+                return number
             place += 1
         return -1
 
@@ -271,26 +241,26 @@ class EntityTable:
         folder: The folder.
         max_candidates: The most candidates that an alias has.
         fingerprint: Hash of the content.
-        type_names: The names of all types.
-        relation_names: The names of all relations.
+        ids, titles, descriptions: Those of the entities; a description may be empty, and NIL's
+            title is.
+        aliases, type_names, relation_names: The names of all aliases, types and relations.
     """
 
     def __init__(self, arrays: ArrayFolder) -> None:
-        for name in _ARRAYS:
-            arrays[name]  # a table without one is refused now, not when it is needed
-        self._arrays = arrays
         self.folder = arrays.folder
+        self.ids, self.aliases = Names(arrays, "ids"), Names(arrays, "aliases")
+        self.titles, self.descriptions = Strings(arrays, "titles"), Strings(arrays, "descriptions")
+        self.type_names = Strings(arrays, "type_names")
+        self.relation_names = Strings(arrays, "relation_names")
+        # A table without one of these is refused now, not when it is needed.
+        self._candidates, self._scores = arrays["candidates"], arrays["candidate_scores"]
+        self._types, self._relations = arrays["types"], arrays["relations"]
+        self._objects = arrays["relation_objects"]
+        lists = ("candidates", "types", "relations")
+        self._ends = {name: arrays[f"{name}_ends"] for name in lists}
         self.max_candidates: int = arrays.fact("max_candidates")
         self._versions: list[dict[str, Any]] = arrays.fact("versions")
         self.fingerprint: str = self._versions[-1]["fingerprint"]
-        self._ids = Strings(arrays, "ids")
-        self._titles = Strings(arrays, "titles")
-        self._descriptions = Strings(arrays, "descriptions")
-        self.type_names = Strings(arrays, "type_names")
-        self.relation_names = Strings(arrays, "relation_names")
-        self._aliases = Strings(arrays, "aliases")
-        self._find_id = Lookup(arrays, "ids", self._ids)
-        self._find_alias = Lookup(arrays, "aliases", self._aliases)
 
     @classmethod
     def open(cls, folder: Path) -> EntityTable:
@@ -306,20 +276,15 @@ class EntityTable:
 
     def __len__(self) -> int:
         """Number of entities, with NIL."""
-        return len(self._ids)
-
-    @property
-    def num_aliases(self) -> int:
-        """Number of aliases."""
-        return len(self._aliases)
+        return len(self.ids)
 
     def summary(self) -> str:
         """How much there is of everything, in a line."""
-        counts = np.diff(self._arrays["candidates_ends"], prepend=0)
+        counts = np.diff(self._ends["candidates"], prepend=0)
         return (
             f"{len(self) - 1:,} entities, {len(counts):,} aliases ({int((counts > 1).sum()):,} of "
             f"several entities, {int(counts.max(initial=0))} at most), {len(self.type_names):,} "
-            f"types, {len(self._arrays['relations']):,} relations"
+            f"types, {len(self._relations):,} relations"
         )
 
     def entities_of(self, fingerprint: str) -> int | None:
@@ -332,55 +297,26 @@ class EntityTable:
                 return int(version["entities"])
         return None
 
-    def alias_index(self, alias: str) -> int:
-        """The number of an alias; -1 if it is unknown."""
-        return self._find_alias(alias)
-
-    def alias(self, alias_index: int) -> str:
-        """The alias with a number."""
-        return self._aliases[alias_index]
-
-    def aliases(self) -> Iterator[str]:
-        """All aliases, in the order of their numbers."""
-        return iter(self._aliases)
-
-    def candidates(self, alias_index: int) -> tuple[np.ndarray, np.ndarray]:
+    def candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
         """The entities that an alias may mean (int32) and their scores (float32), which fall."""
-        rows = self._slice("candidates_ends", alias_index)
-        return self._arrays["candidates"][rows], self._arrays["candidate_scores"][rows]
+        own = _range(self._ends["candidates"], alias)
+        return self._candidates[own], self._scores[own]
 
-    def find(self, entity_id: str) -> int:
-        """The number of an entity; -1 if it is unknown."""
-        return self._find_id(entity_id)
-
-    def entity_id(self, index: int) -> str:
-        """The id of an entity."""
-        return self._ids[index]
-
-    def title(self, index: int) -> str:
-        """The title of an entity; empty for NIL."""
-        return self._titles[index]
-
-    def description(self, index: int) -> str:
-        """The description of an entity, which may be empty."""
-        return self._descriptions[index]
-
-    def types(self, index: int) -> list[str]:
+    def types(self, entity: int) -> list[str]:
         """The names of an entity's types, over all systems."""
-        types = self._arrays["types"][self._slice("types_ends", index)]
+        types = self._types[_range(self._ends["types"], entity)]
         return [self.type_names[number] for number in types.tolist()]
 
-    def relations(self, index: int) -> list[tuple[str, int]]:
+    def relations(self, entity: int) -> list[tuple[str, int]]:
         """The relations of an entity, each with the number of the entity that it leads to."""
-        rows = self._slice("relations_ends", index)
-        names = self._arrays["relations"][rows].tolist()
-        objects = self._arrays["relation_objects"][rows].tolist()
-        pairs = zip(names, objects, strict=True)
-        return [(self.relation_names[name], entity) for name, entity in pairs]
+        own = _range(self._ends["relations"], entity)
+        pairs = zip(self._relations[own].tolist(), self._objects[own].tolist(), strict=True)
+        return [(self.relation_names[name], other) for name, other in pairs]
 
-    def _slice(self, name: str, index: int) -> slice:
-        ends = self._arrays[name]
-        return slice(int(ends[index - 1]) if index else 0, int(ends[index]))
+
+def _range(ends: np.ndarray, number: int) -> slice:
+    """Where the values of a number are, of all numbers' values one after the other."""
+    return slice(int(ends[number - 1]) if number else 0, int(ends[number]))
 
 
 def _reopened(folder: Path) -> EntityTable:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,11 @@ RECORDS, VOCABULARY, NUMBERS = "record_trie.marisa", "vocabulary_trie.marisa", "
 NONE = -1
 """The number that fills up the pairs of a key."""
 log = logging.getLogger(__name__)
-TYPES, TYPE_VOCABULARY = "qid2types.json", "type_vocab.json"
-RELATIONS, RELATION_VOCABULARY = ("qid2relations.json", "kg_conn.txt"), "relation_vocab.json"
+TYPES, TYPE_NAMES = "qid2types.json", "type_vocab.json"
+RELATIONS, RELATION_NAMES = ("qid2relations.json", "kg_conn.txt"), "relation_vocab.json"
 """The names in the first generation's tutorial."""
 CONNECTED = "connected to"
 """The relation of a pair that names none."""
-Mentions = dict[str, list[tuple[str, float]]]
 Names = dict[str, list[int | str]]
 
 
@@ -64,7 +63,7 @@ def locate(folder: Path, name: str) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-class _MappingFile:
+class _MappingFile(Problems):
     """A mapping that has been read, and the problems of its keys.
 
     Args:
@@ -81,37 +80,32 @@ class _MappingFile:
     """
 
     def __init__(self, path: Path, form: Any) -> None:
+        super().__init__(path)
         self.path = path
-        self._problems = Problems(path)
         self._repeated: list[str] = []
         self._raw = ""
         try:
-            found = _read_tries(path) if path.is_dir() else self._read_json()
+            if path.is_dir():
+                found = _read_tries(path)
+            else:
+                self._raw = path.read_text(encoding="utf-8")
+                found = json.loads(self._raw, object_pairs_hook=self._object)
             self.content = msgspec.convert(found, form)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise DataError(f"{path}: not what was expected: {error}") from error
         for key in self._repeated:
-            self.add(key, f"{key!r} is there twice", occurrence=2)
+            self.refuse(key, f"{key!r} is there twice", occurrence=2)
 
-    def add(self, key: str, reason: str, occurrence: int = 1) -> None:
+    def refuse(self, key: str, reason: str, occurrence: int = 1) -> None:
         """Adds a problem of a key."""
         place = -1
         for _ in range(occurrence):
             quoted = (json.dumps(key, ensure_ascii=False), json.dumps(key))
             place = max(self._raw.find(text, place + 1) for text in quoted)
-        self._problems.add(
-            self._raw.count("\n", 0, max(place, 0)) + 1 if self._raw else None, reason
-        )
-
-    def close(self) -> None:
-        """Raises the problems, if there are any."""
-        self._problems.close()
-
-    def _read_json(self) -> Any:
-        self._raw = self.path.read_text(encoding="utf-8")
-        return json.loads(self._raw, object_pairs_hook=self._object)
+        line = self._raw.count("\n", 0, max(place, 0)) + 1
+        self.add(line if self._raw else None, reason)
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -119,6 +113,25 @@ class _MappingFile:
             keys = [key for key, _ in pairs]
             self._repeated += [key for key in found if keys.count(key) > 1]
         return found
+
+    def items_of(self, known: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+        """The items whose keys are entities; the others are counted."""
+        unknown = len(self.content.keys() - known.keys())
+        if unknown:
+            count = len(self.content)
+            log.warning("%s: %d of %d entities have no title; left out", self.path, unknown, count)
+        return ((qid, own) for qid, own in self.content.items() if qid in known)
+
+
+def _read(path: Path, form: Any) -> Any:
+    """The content of a mapping.
+
+    Raises:
+        DataError: With its problems.
+    """
+    file = _MappingFile(path, form)
+    file.close()
+    return file.content
 
 
 def _read_tries(folder: Path) -> dict[str, Any]:
@@ -145,33 +158,24 @@ def _read_tries(folder: Path) -> dict[str, Any]:
         most = int(json.loads((folder / "max_value.json").read_text()))
         has_scores = (folder / VOCABULARY).exists()
         records = marisa_trie.RecordTrie("<" + ("lf" if has_scores else "ll") * most)
-        pairs = (
-            (key, _entries(values)) for key, values in records.load(str(folder / RECORDS)).items()
-        )
         if has_scores:
             names = vocabulary(VOCABULARY)
-            return {key: [(names.restore_key(n), score) for n, score in own] for key, own in pairs}
-        first, second = (vocabulary(f"{part}_{VOCABULARY}") for part in ("key", "value"))
-        return {
-            key: _grouped((first.restore_key(one), second.restore_key(two)) for one, two in own)
-            for key, own in pairs
-        }
+        else:
+            names, others = (vocabulary(f"{part}_{VOCABULARY}") for part in ("key", "value"))
+        found: dict[str, Any] = {}
+        for key, values in records.load(str(folder / RECORDS)).items():
+            pairs = zip(values[::2], values[1::2], strict=True)
+            named = [(names.restore_key(one), other) for one, other in pairs if one != NONE]
+            if not has_scores:
+                groups = defaultdict(list)
+                for name, other in named:
+                    groups[name].append(others.restore_key(other))
+            found[key] = named if has_scores else dict(groups)
+        return found
     except (RuntimeError, LookupError, EOFError, TypeError) as error:  # marisa's are RuntimeErrors
         raise DataError(
             f"{folder}: its tries cannot be read ({error}); copy the folder again"
         ) from error
-
-
-def _entries(values: tuple[Any, ...]) -> Iterable[tuple[int, Any]]:
-    pairs = zip(values[::2], values[1::2], strict=True)
-    return [pair for pair in pairs if pair[0] != NONE]
-
-
-def _grouped(pairs: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
-    groups: dict[str, list[str]] = defaultdict(list)
-    for first, second in pairs:
-        groups[first].append(second)
-    return dict(groups)
 
 
 @dataclass(frozen=True)
@@ -198,11 +202,11 @@ class Sources:
             ConfigurationError: If there is none, although types were asked for.
         """
         if self.emb_dir is not None:
-            chosen = _chosen("types", self.types, self.emb_dir, [TYPES])
-            pairs = (name.partition(":") for name in chosen)
             return {
-                Path(file).stem: (self.emb_dir / file, self.emb_dir / (own or TYPE_VOCABULARY))
-                for file, _, own in pairs
+                file.stem: (file, vocabulary)
+                for file, vocabulary in _with_vocabularies(
+                    self.emb_dir, _chosen("types", self.types, self.emb_dir, [TYPES]), TYPE_NAMES
+                )
             }
         folder = self.entity_dir / "type_mappings"
         systems = sorted(path.name for path in folder.glob("*") if path.is_dir())
@@ -210,7 +214,7 @@ class Sources:
         for name in _chosen("types", self.types, folder, systems):
             own = folder / name
             path = locate(own, "qid2typenames") or own / "qid2typeids.json"
-            found[name] = (path, own / TYPE_VOCABULARY)
+            found[name] = (path, own / TYPE_NAMES)
         return found
 
     def relation_files(self) -> list[tuple[Path, Path]]:
@@ -219,15 +223,18 @@ class Sources:
         Raises:
             ConfigurationError: If there is none, although relations were asked for.
         """
-        folder = self.emb_dir or self.entity_dir / "kg_mappings"
-        defaults = [*RELATIONS]
-        if self.emb_dir is None:
-            known = locate(folder, "qid2relations") or folder / "kg_adj.txt"
-            defaults = [known.name]
-        pairs = (
-            name.partition(":") for name in _chosen("relations", self.relations, folder, defaults)
-        )
-        return [(folder / file, folder / (own or RELATION_VOCABULARY)) for file, _, own in pairs]
+        folder, defaults = self.emb_dir, [*RELATIONS]
+        if folder is None:
+            folder = self.entity_dir / "kg_mappings"
+            defaults = [(locate(folder, "qid2relations") or folder / "kg_adj.txt").name]
+        chosen = _chosen("relations", self.relations, folder, defaults)
+        return _with_vocabularies(folder, chosen, RELATION_NAMES)
+
+
+def _with_vocabularies(folder: Path, names: Sequence[str], default: str) -> list[tuple[Path, Path]]:
+    """The paths of files that are named as `FILE` or `FILE:VOCABULARY`, and of vocabularies."""
+    pairs = (name.partition(":") for name in names)
+    return [(folder / file, folder / (vocabulary or default)) for file, _, vocabulary in pairs]
 
 
 def _chosen(
@@ -278,12 +285,13 @@ def build_from_files(
     path = mappings / "config.json"
     settings = _MappingFile(path, dict[str, Any]).content if path.exists() else {}
     stated = int(settings.get("max_candidates", MAX_CANDIDATES))
-    files = sources.type_files(), sources.relation_files()
+    type_files, relation_files = sources.type_files(), sources.relation_files()
     titles = _titles(mappings)
     mentions = _mentions(mappings, titles, stated)
-    descriptions = _descriptions(mappings)
-    types = _types(files[0], titles)
-    relations = _relations(files[1], titles)
+    path = mappings / "qid2desc.json"
+    descriptions = _read(path, dict[str, str]) if path.exists() else {}
+    types = _types(type_files, titles)
+    relations = _relations(relation_files, titles)
     profiles = (
         Profile(
             qid, mentions[qid], title, descriptions.get(qid), types.get(qid, {}), relations[qid]
@@ -306,38 +314,31 @@ def _titles(mappings: Path) -> dict[str, str]:
     owners: dict[int, str] = {}
     for qid, number in numbers.content.items():
         if number < 1:
-            numbers.add(qid, f"{qid!r} has the number {number}; expected one from 1 on")
+            numbers.refuse(qid, f"{qid!r} has the number {number}; expected one from 1 on")
         elif number in owners:
-            numbers.add(qid, f"{qid!r} has the number {number}, as {owners[number]!r} has")
+            numbers.refuse(qid, f"{qid!r} has the number {number}, as {owners[number]!r} has")
         owners[number] = qid
     numbers.close()
     for qid in titles.content:
         if qid not in numbers.content:
-            titles.add(qid, f"there is no entity {qid!r} in {path.name}")
+            titles.refuse(qid, f"there is no entity {qid!r} in {path.name}")
     for qid in numbers.content:
         if qid not in titles.content:
-            titles.add(qid, f"there is no title of {qid!r}")
+            titles.refuse(qid, f"there is no title of {qid!r}")
     titles.close()
     return {owners[number]: titles.content[owners[number]] for number in sorted(owners)}
 
 
-def _descriptions(mappings: Path) -> dict[str, str]:
-    path = mappings / "qid2desc.json"
-    if not path.exists():
-        return {}
-    file = _MappingFile(path, dict[str, str])
-    file.close()
-    return dict(file.content)
-
-
-def _mentions(mappings: Path, known: Mapping[str, str], most: int) -> Mentions:
+def _mentions(
+    mappings: Path, known: Mapping[str, str], most: int
+) -> dict[str, list[tuple[str, float]]]:
     """The aliases of each entity, with scores."""
     path = locate(mappings, "alias2qids") or mappings / "alias2qids.json"
     file = _MappingFile(path, dict[str, list[tuple[str, float]]])
-    mentions: Mentions = defaultdict(list)
+    mentions = defaultdict(list)
     for alias, candidates in file.content.items():
         for reason in _candidate_problems(alias, candidates, known, most):
-            file.add(alias, reason)
+            file.refuse(alias, reason)
         for qid, score in candidates:
             mentions[qid].append((alias, score))
     file.close()
@@ -370,10 +371,10 @@ def _types(
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for system, (path, vocabulary) in files.items():
         file = _MappingFile(path, dict[str, list[tuple[str, float]]] if path.is_dir() else Names)
-        names = _Vocabulary(vocabulary)
-        for qid, own in _of_known(file, known):
+        names = _vocabulary(vocabulary)
+        for qid, own in file.items_of(known):
             own = [name for name, _ in own] if path.is_dir() else own  # a trie has scores
-            found[qid][system] = names.of(file, qid, own, "type")
+            found[qid][system] = _named(own, names, "type", qid, file, vocabulary)
         file.close()
     return _not_empty("types", [path for path, _ in files.values()], found)
 
@@ -389,20 +390,19 @@ def _relations(
             connected += _pairs(path, known)
             continue
         file = _MappingFile(path, dict[str, dict[str, list[str] | float] | list[int | str]])
-        names, unknown = _Vocabulary(vocabulary), 0
-        for qid, own in _of_known(file, known):
+        names, unknown = _vocabulary(vocabulary), 0
+        for qid, own in file.items_of(known):
             if isinstance(own, dict):
                 pairs = [*_with_objects(own, names)]
                 found[qid] |= dict.fromkeys(pair for pair in pairs if pair[1] in known)
                 unknown += sum(pair[1] not in known for pair in pairs)
             else:
-                listed = names.of(file, qid, own, "relation")
+                listed = _named(own, names, "relation", qid, file, vocabulary)
                 found[qid] |= dict.fromkeys((name, NIL_ID) for name in listed)
         file.close()
         if unknown:
-            log.warning(
-                "%s: %d relations lead to entities without a title; left out", path, unknown
-            )
+            what = "relations lead to entities without a title"
+            log.warning("%s: %d %s; left out", path, unknown, what)
     for subject, other in connected:
         if all(own != other for _, own in found[subject]):
             found[subject][CONNECTED, other] = None
@@ -411,51 +411,35 @@ def _relations(
 
 
 def _with_objects(
-    own: Mapping[str, list[str] | float], names: _Vocabulary
+    own: Mapping[str, list[str] | float], names: Mapping[int | str, str]
 ) -> Iterator[tuple[str, str]]:
     """The relations of an entity, each with the entity that it leads to."""
     for name, objects in own.items():
         if isinstance(objects, list):
-            yield from ((names.name(name), other) for other in objects)
+            yield from ((names.get(name, name), other) for other in objects)
         else:  # the name is that of an entity, with a weight
             yield CONNECTED, name
 
 
-class _Vocabulary:
-    """The names of numbered types or relations.
-
-    Args:
-        path: {name: number}; without the file, what is listed are names.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._names: dict[int | str, str] = {}
-        if path.exists():
-            file = _MappingFile(path, dict[str, int | str])
-            file.close()
-            self._names = {number: name for name, number in file.content.items()}
-
-    def name(self, number: int | str) -> str:
-        """The name of a number (or identifier) of the vocabulary; that of any other is itself."""
-        return self._names.get(number, str(number))
-
-    def of(self, file: _MappingFile, qid: str, own: Iterable[int | str], what: str) -> list[str]:
-        """The names of what an entity has; a number without one is a problem of the file."""
-        for number in own:
-            if isinstance(number, int) and number not in self._names:
-                file.add(qid, f"{qid!r} has the {what} {number}, which is not in {self._path.name}")
-        return [self.name(number) for number in own]
+def _vocabulary(path: Path) -> dict[int | str, str]:
+    """The names of numbered types or relations; without the file, what is listed are names."""
+    numbers = _read(path, dict[str, int | str]) if path.exists() else {}
+    return {number: name for name, number in numbers.items()}
 
 
-def _of_known(file: _MappingFile, known: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """The items of a file whose keys are entities; the others are counted."""
-    unknown = len(file.content.keys() - known.keys())
-    if unknown:
-        log.warning(
-            "%s: %d of %d entities have no title; left out", file.path, unknown, len(file.content)
-        )
-    return ((qid, own) for qid, own in file.content.items() if qid in known)
+def _named(
+    own: Sequence[int | str],
+    names: Mapping[int | str, str],
+    what: str,
+    qid: str,
+    file: _MappingFile,
+    vocabulary: Path,
+) -> list[str]:
+    """The names of what an entity has; a number without one is a problem of the file."""
+    for number in own:
+        if isinstance(number, int) and number not in names:
+            file.refuse(qid, f"{qid!r} has the {what} {number}, which is not in {vocabulary.name}")
+    return [names.get(number, str(number)) for number in own]
 
 
 def _pairs(path: Path, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -477,8 +461,8 @@ def _pairs(path: Path, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 unknown += 1
     problems.close()
     if unknown:
-        log.warning("%s: %d of %d pairs name entities without a title; left out",
-                    path, unknown, count)  # fmt: skip
+        what = "pairs name entities without a title"
+        log.warning("%s: %d of %d %s; left out", path, unknown, count, what)
 
 
 def _not_empty(key: str, files: Sequence[Path], found: dict[str, Any]) -> dict[str, Any]:

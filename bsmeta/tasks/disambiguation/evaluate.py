@@ -28,20 +28,21 @@ from bsmeta.tasks.checkpoints import (
     report_folder,
     training_run,
 )
-from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.data import Data, Sentences
-from bsmeta.tasks.disambiguation.embeddings import (
-    Embeddings,
-    EntityEncoder,
-    Frozen,
-    split_embeddings,
-)
-from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
+from bsmeta.tasks.disambiguation.data import Candidates, Data, candidates_of
+from bsmeta.tasks.disambiguation.embeddings import Embeddings, EntityEncoder, split_embeddings
+from bsmeta.tasks.disambiguation.entities import NIL
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
-from bsmeta.tasks.disambiguation.report import mention_records, report
-from bsmeta.tasks.disambiguation.results import BUILT_IN, Answers, Scored, own_slices, results_of
-from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row, entities_of
+from bsmeta.tasks.disambiguation.prep import Sentences
+from bsmeta.tasks.disambiguation.report import (
+    BUILT_IN,
+    Scored,
+    mention_records,
+    own_slices,
+    report,
+    results_of,
+)
+from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
 from bsmeta.training.task import EvaluationContext, batches_of, spread
 
 log = logging.getLogger(__name__)
@@ -107,35 +108,24 @@ class Scorer:
 
     Args:
         model: The model, wrapped or not, in evaluation mode.
-        has_nil: Whether it has a score for NIL.
-        table: The entities.
-        texts: Makes the inputs of mentions.
+        data: The entities, and the run.
         embeddings: The embeddings of entities by this model.
         device: That of the model.
-        precision: `bf16` computes in it; anything else in float32.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        has_nil: bool,
-        table: EntityTable,
-        texts: MentionTexts,
-        embeddings: Embeddings,
-        device: torch.device,
-        precision: str,
+        self, model: nn.Module, data: Data, embeddings: Embeddings, device: torch.device
     ) -> None:
         self._model = model
-        self.has_nil = has_nil
-        self._table = table
-        self._texts = texts
+        self._table = data.table
+        self._texts = MentionTexts(data.tokenizer, data.config)
         self._embeddings = embeddings
         self._device = device
-        self._in_bf16 = precision == "bf16"
+        self._in_bf16 = data.config.mixed_precision == "bf16"
 
     def __call__(self, rows: Sequence[Row]) -> Ranked:
         """The scores of all mentions of some rows, which have at least one."""
-        mentions = Mentions.of(rows)
+        mentions = Mentions(rows)
         candidates = candidates_of(self._table, mentions.aliases, mentions.entities)
         own = candidates.entities
         distinct, columns = np.unique(own, return_inverse=True)
@@ -158,134 +148,76 @@ class Scorer:
         with torch.no_grad(), autocast:
             inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
             scores = self._model(**inputs).scores.float().cpu().numpy()
-        if self.has_nil:
-            of_nil, scores = scores[:, :1], scores[:, 1:]
+        of_nil, scores = np.split(scores, [scores.shape[1] - len(distinct)], axis=1)
         chosen = np.where(own >= 0, scores[places, columns], -np.inf)
-        if self.has_nil:
-            chosen = np.concatenate([chosen, of_nil], axis=1)
-        return Ranked(candidates, chosen)
+        return Ranked(candidates, np.concatenate([chosen, of_nil], axis=1))
 
 
-def _rank_mentions(
-    scorer: Scorer, rows: Sequence[Row], batch_size: int, context: EvaluationContext
-) -> list[np.ndarray]:
-    """Ranks of the gold entities, losses, best candidates and their probabilities.
+def candidate_embeddings(
+    data: Data, model: nn.Module, rows: Sequence[Row], context: EvaluationContext
+) -> Embeddings:
+    """The embeddings of all candidates of some rows; see `score` for the arguments."""
+    aliases = Mentions(rows).aliases
+    lists = [data.table.candidates(alias)[0] for alias in aliases.tolist() if alias >= 0]
+    entities = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
+    encoder = EntityEncoder(model, data.texts, context.device, data.config.mixed_precision)
+    return split_embeddings(entities, encoder, data.frozen, context)
 
-    Every process calls it and gets the same: those of all mentions of the rows, in order.
+
+def score(
+    data: Data,
+    model: nn.Module,
+    rows: Sequence[Row],
+    context: EvaluationContext,
+    *,
+    counts: np.ndarray | None = None,
+    embeddings: Embeddings | None = None,
+) -> Scored:
+    """Scores the mentions of some rows; every process calls it and gets the same.
 
     Args:
-        scorer: Runs the model.
-        rows: At least one; each has a mention.
-        batch_size: Rows of a batch.
+        data: The data of the run.
+        model: The bi-encoder, wrapped or not, in evaluation mode.
+        rows: At least one, each with a mention, all of them gold.
         context: The processes.
+        counts: int64 [entities]: the training counts that place each mention in a band; None:
+            those of the data.
+        embeddings: Those of the candidates; None computes them.
     """
+    if embeddings is None:
+        embeddings = candidate_embeddings(data, model, rows, context)
+    scorer = Scorer(model, data, embeddings, context.device)
 
     def run(batch: np.ndarray) -> list[tuple[np.ndarray, ...]]:
         chosen = [rows[number] for number in batch]
         ranked = scorer(chosen)
+        candidates = ranked.candidates
+        numbers = candidates.place, (candidates.entities >= 0).sum(1)
+        columns = (ranked.gold_ranks(), *numbers, ranked.losses(), *ranked.answers())
         cuts = np.cumsum([len(row.aliases) for row in chosen])[:-1]
-        columns = (ranked.gold_ranks(), ranked.losses(), *ranked.answers())
         return [*zip(*(np.split(column, cuts) for column in columns), strict=True)]
 
-    by_row = spread(batches_of([len(row.tokens) for row in rows], batch_size), run, context)
-    return [np.concatenate(column) for column in zip(*by_row, strict=True)]
-
-
-class Evaluator:
-    """Scores rows of held-out data.
-
-    Args:
-        config: The run.
-        data: Its data.
-        counts: int64 [entities]: the training counts that place each mention in a band; None:
-            those of the data.
-    """
-
-    def __init__(
-        self, config: DisambiguationConfig, data: Data, counts: np.ndarray | None = None
-    ) -> None:
-        self._config = config
-        self._data = data
-        self._counts = data.counts if counts is None else counts
-
-    def score(
-        self,
-        model: nn.Module,
-        rows: Sequence[Row],
-        frozen: Frozen | None,
-        context: EvaluationContext,
-    ) -> Scored:
-        """Scores the mentions of some rows; every process calls it and gets the same.
-
-        Args:
-            model: The bi-encoder, wrapped or not, in evaluation mode.
-            rows: At least one, each with a mention, all of them gold.
-            frozen: What the frozen layers of the entities' encoder make of texts, if there are any.
-            context: The processes.
-        """
-        return self.rank(model, rows, self.embeddings(model, rows, frozen, context), context)
-
-    def embeddings(
-        self,
-        model: nn.Module,
-        rows: Sequence[Row],
-        frozen: Frozen | None,
-        context: EvaluationContext,
-    ) -> Embeddings:
-        """The embeddings of all candidates of some rows; the arguments are those of `score`."""
-        data = self._data
-        lists = [data.table.candidates(int(a))[0] for a in _of_mentions(rows, "aliases") if a >= 0]
-        entities = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
-        encoder = EntityEncoder(
-            model, data.texts, data.tokenizer, context.device, self._config.mixed_precision
-        )
-        return split_embeddings(entities, encoder, frozen, context)
-
-    def rank(
-        self,
-        model: nn.Module,
-        rows: Sequence[Row],
-        embeddings: Embeddings,
-        context: EvaluationContext,
-    ) -> Scored:
-        """Scores mentions with the embeddings of their candidates."""
-        data, config = self._data, self._config
-        aliases, gold = _of_mentions(rows, "aliases"), entities_of(rows)
-        candidates = candidates_of(data.table, aliases, gold)
-        scorer = Scorer(
-            model,
-            not config.train_in_candidates,
-            data.table,
-            MentionTexts(data.tokenizer, config),
-            embeddings,
-            context.device,
-            config.mixed_precision,
-        )
-        batch_size = config.data_config.per_device_eval_batch_size
-        ranks, losses, best, shares = _rank_mentions(scorer, rows, batch_size, context)
-        mentions = [len(row.aliases) for row in rows]
-        return Scored(
-            rank=ranks,
-            place=candidates.place,
-            candidates=(candidates.entities >= 0).sum(1),
-            counts=np.where(gold >= 0, self._counts[gold], 0).max(1),
-            documents=np.repeat([row.document for row in rows], mentions),
-            own=own_slices([own for row in rows for own in row.slices]),
-            loss=losses,
-            answers=Answers(
-                sentences=np.repeat([row.sentence for row in rows], mentions),
-                positions=_of_mentions(rows, "positions"),
-                aliases=aliases,
-                gold=gold,
-                entities=best,
-                shares=shares,
-            ),
-        )
-
-
-def _of_mentions(rows: Sequence[Row], name: str) -> np.ndarray:
-    """An array of all mentions of some rows."""
-    return np.concatenate([getattr(row, name) for row in rows])
+    size = data.config.data_config.per_device_eval_batch_size
+    by_row = spread(batches_of([len(row.tokens) for row in rows], size), run, context)
+    found = (np.concatenate(column) for column in zip(*by_row, strict=True))
+    rank, place, candidates, loss, answers, shares = found
+    mentions = Mentions(rows)
+    gold = mentions.entities
+    return Scored(
+        rank=rank,
+        place=place,
+        candidates=candidates,
+        counts=np.where(gold >= 0, (data.counts if counts is None else counts)[gold], 0).max(1),
+        documents=mentions.documents,
+        own=own_slices([own for row in rows for own in row.slices]),
+        loss=loss,
+        sentences=mentions.sentences,
+        positions=mentions.positions,
+        aliases=mentions.aliases,
+        gold=gold,
+        answers=answers,
+        shares=shares,
+    )
 
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
@@ -316,7 +248,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
         if context.is_main:
             has_other_data = config.validation_file is not None
             folder = report_folder(config, location, has_other_data=has_other_data)
-        score_and_report(train, data, model, sentences, context, location.name, folder)
+        score_and_report(data, model, sentences, context, location.name, folder)
 
 
 def last_split(data: Data) -> Sentences | None:
@@ -325,7 +257,6 @@ def last_split(data: Data) -> Sentences | None:
 
 
 def score_and_report(
-    config: DisambiguationConfig,
     data: Data,
     model: BiEncoder,
     sentences: Sentences,
@@ -338,24 +269,23 @@ def score_and_report(
     Every process calls it and gets the same.
 
     Args:
-        config: The run.
-        data: Its data.
+        data: The data of the run.
         model: The model.
         sentences: The sentences.
         context: The processes.
         checkpoint: What the report calls the model.
         folder: Where the report goes.
     """
-    missing = [name for name in config.eval_slices or [] if name not in
-               {*BUILT_IN, *sentences.slices}]  # fmt: skip
+    config = data.config
+    known = {*BUILT_IN, *sentences.facts["slices"]}
+    missing = [name for name in config.eval_slices or [] if name not in known]
     if missing and context.rank == 0:
         log.warning("%s: its lines define no slice %s", sentences.path, ", ".join(missing))
-    scored = Evaluator(config, data).score(model, sentences.gold(), data.frozen, context)
+    scored = score(data, model, sentences.gold(), context)
     others = {}
-    if config.compare_with is not None:
-        others[label_of(config.compare_with)] = _other_model(
-            config, data, sentences, scored, context
-        ).is_right
+    if config.compare_with is not None:  # in the report, a run has the name of its folder
+        name = Path(config.compare_with).resolve().name.replace("_", " ")
+        others[name] = _other_model(data, sentences, scored, context).is_right
     if context.rank == 0:
         results = results_of(
             scored,
@@ -375,27 +305,22 @@ def score_and_report(
 
 
 def _other_model(
-    config: DisambiguationConfig,
-    data: Data,
-    sentences: Sentences,
-    scored: Scored,
-    context: EvaluationContext,
+    data: Data, sentences: Sentences, scored: Scored, context: EvaluationContext
 ) -> Scored:
     """Scores the same mentions with the model of `compare_with`, its texts and its encoding.
 
     Raises:
         DataError: If its tokens are such that its rows cannot hold the same mentions.
     """
-    location, other_data = compared_data(config)
+    location, other_data = compared_data(data.config)
     model = load_model(Path(location.model)).to(context.device)
     rows = other_data.other(sentences.path).gold()
-    evaluator = Evaluator(other_data.config, other_data, data.counts)
-    other = evaluator.score(model, rows, other_data.frozen, context)
+    other = score(other_data, model, rows, context, counts=data.counts)
     for name in ("sentences", "positions"):
-        if not np.array_equal(getattr(other.answers, name), getattr(scored.answers, name)):
+        if not np.array_equal(getattr(other, name), getattr(scored, name)):
             raise DataError(
-                f"compare_with={config.compare_with}: the rows of its model do not hold the same "
-                f"mentions of {sentences.path}; raise data_config.max_words, or leave out the "
+                f"compare_with={data.config.compare_with}: the rows of its model do not hold the "
+                f"same mentions of {sentences.path}; raise data_config.max_words, or leave out the "
                 "mentions that prep reports"
             )
     return other
@@ -420,8 +345,3 @@ def compared_data(config: DisambiguationConfig) -> tuple[Location, Data]:
     )  # fmt: skip
     begin_with(other, location)
     return location, Data(other)
-
-
-def label_of(folder: str) -> str:
-    """The other model's name in the report: the name of its run folder."""
-    return Path(folder).resolve().name.replace("_", " ")

@@ -1,10 +1,7 @@
-"""Files of JSON lines, decoded line by line, with their problems reported together; and training
-lines.
+"""Files of JSON lines, with their problems reported together; and training lines.
 
-A training line of either generation is a sentence with its mentions.
-
-The first generation counts the words of a mention (`spans`), the second its characters
-(`char_spans`); both become characters.
+A training line of Bootleg is a sentence with its mentions. The first generation counts the words of
+a mention (`spans`), the second its characters (`char_spans`); both become characters.
 """
 
 from __future__ import annotations
@@ -13,44 +10,36 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from bsmeta.core.errors import DataError, nearest
 from bsmeta.data.io.lines import IndexCache, LineReader
+from bsmeta.metadata.records import WholeLine
 
 Form = TypeVar("Form")
+Advance = Callable[[int], None]
+"""Called periodically with the number of bytes read."""
 
 LISTED = 20
 """Problems that an error lists."""
-
 LINES = 1000
 """Lines that are read at a time."""
-
 ALL_MENTIONS = "final_loss"
 """The slice of every gold mention; lines must not define it. Its metrics have no prefix."""
-
 MEMBER = 0.5
 """A mention is in a slice if its value there is greater."""
-
 _WORD = re.compile(r"\S+")
-
 _INT64 = 1 << 63
-
-_UNUSED = ("doc_sent_idx", "parent_title", "sources")
+_UNUSED = {"doc_sent_idx", "parent_title", "sources"}
 """Fields of Bootleg's own lines that mean nothing to the training."""
 
 
 class Problems:
-    """The problems of a file; reading ends when enough of them are known.
-
-    Args:
-        path: The file.
-    """
+    """The problems of a file; reading ends when enough of them are known."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,73 +53,64 @@ class Problems:
         """
         self._found.append(reason if line is None else f"line {line:,}: {reason}")
         if len(self._found) == LISTED:
-            self._raise("the first ")
+            self.close()
 
     def close(self) -> None:
-        """Ends the file.
-
-        Raises:
-            DataError: If there are problems.
-        """
-        if self._found:
-            self._raise("")
-
-    def _raise(self, extent: str) -> None:
+        """Raises a DataError that lists the problems, if there are any."""
         count = len(self._found)
-        named = "1 problem" if count == 1 else f"{extent}{count} problems"
-        listed = "\n  ".join(self._found)
-        raise DataError(f"{self._path}: {named}; correct the file\n  {listed}")
+        if count:
+            extent = "the first " if count == LISTED else ""
+            named = "1 problem" if count == 1 else f"{extent}{count} problems"
+            listed = "\n  ".join(self._found)
+            raise DataError(f"{self._path}: {named}; correct the file\n  {listed}")
 
 
-class JsonLines(Generic[Form]):
-    """The lines of a `.jsonl(.gz|.zst)` file, decoded as a type; empty lines are skipped.
+def json_lines(
+    path: Path, form: type[Form], problems: Problems, advance: Advance = lambda _: None
+) -> Iterator[tuple[int, Form]]:
+    """Yields the number of each line of a `.jsonl(.gz|.zst)` file, from 1, and its content.
 
     Args:
-        path: The file.
+        path: The file; its empty lines are skipped.
         form: The type of a line.
-        problems: Collects lines that are not of this type, which are left out.
-        advance: Called periodically with the number of bytes read.
+        problems: Collects lines that are not of this type, which are left out. The caller may add
+            to it, and closes it at the end.
+        advance: See `Advance`.
+
+    Raises:
+        DataError: If the file cannot be read to its end, or has too many problems.
     """
+    return _decoded(_all_lines(path, advance), form, problems)
 
-    def __init__(
-        self,
-        path: Path,
-        form: type[Form],
-        problems: Problems,
-        advance: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self._path = path
-        self._decoder = msgspec.json.Decoder(form)
-        self._problems = problems
-        self._advance = advance
 
-    def __iter__(self) -> Iterator[tuple[int, Form]]:
-        """Yields the number of each line, from 1, and its content.
+def _all_lines(path: Path, advance: Advance) -> Iterator[tuple[int, WholeLine]]:
+    with open_lines(path) as reader:
+        while not reader.ended:
+            yield from _numbered(reader, reader.line, LINES)
+            advance(reader.bytes_read)
 
-        Raises:
-            DataError: If the file cannot be read to its end.
-        """
-        with open_lines(self._path) as reader:
-            while not reader.ended:
-                yield from self.part(reader, reader.line, LINES)
-                self._advance(reader.bytes_read)
 
-    def part(self, reader: LineReader, first: int, count: int) -> Iterator[tuple[int, Form]]:
-        """Yields up to `count` lines from line `first` (from 0) of an opened file; see above."""
-        for number, line in enumerate(reader.read(first, count), first + 1):
-            try:
-                decoded = self._decoder.decode(line)
-            except UnicodeDecodeError as error:
-                wrong = error.object[error.start]
-                self._problems.add(number, f"not UTF-8: {error.reason} (0x{wrong:02x})")
-                continue
-            except (msgspec.MsgspecError, RecursionError) as error:
-                if bytes(line).strip():
-                    self._problems.add(number, str(error))
-                continue
+def _numbered(reader: LineReader, first: int, count: int) -> Iterator[tuple[int, WholeLine]]:
+    yield from enumerate(reader.read(first, count), first + 1)
+    if reader.damage:
+        raise DataError(f"{reader.path}: damaged after line {reader.line:,}: {reader.damage}")
+
+
+def _decoded(
+    lines: Iterable[tuple[int, WholeLine]], form: type[Form], problems: Problems
+) -> Iterator[tuple[int, Form]]:
+    decoder = msgspec.json.Decoder(form)
+    for number, line in lines:
+        try:
+            decoded = decoder.decode(line)
+        except UnicodeDecodeError as error:
+            wrong = error.object[error.start]
+            problems.add(number, f"not UTF-8: {error.reason} (0x{wrong:02x})")
+        except (msgspec.MsgspecError, RecursionError) as error:
+            if bytes(line).strip():
+                problems.add(number, str(error))
+        else:
             yield number, decoded
-        if reader.damage:
-            raise DataError(f"{self._path}: damaged after line {reader.line:,}: {reader.damage}")
 
 
 @contextmanager
@@ -150,21 +130,17 @@ def open_lines(path: Path, indexes: IndexCache | None = None) -> Iterator[LineRe
         reader.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Mention:
+class Mention(NamedTuple):
     """A place in a sentence that means an entity.
 
     Attributes:
-        position: Its position among the mentions of the line, from 0.
-        start: Its first character in the sentence.
-        end: The character after its last one.
+        start, end: Its first character in the sentence, and the one after its last.
         alias: The look-up key of its candidates, which may differ from the text.
         entities: The ids of the entities that it means: one, or several that are all right.
         is_gold: False for a weak label, which is trained on but not scored.
         slices: The line's own slices that it is in; a weak label is in none.
     """
 
-    position: int
     start: int
     end: int
     alias: str
@@ -173,8 +149,7 @@ class Mention:
     slices: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A sentence with its mentions.
 
     Attributes:
@@ -206,14 +181,7 @@ class _Raw(msgspec.Struct):
     parent_qid: str | int | None = None
 
 
-FIELDS = _Raw.__struct_fields__
-
-
-"""The fields of a line."""
-
-
-@dataclass(frozen=True)
-class Scan:
+class Scan(NamedTuple):
     """What a first pass over a file has found.
 
     Attributes:
@@ -227,60 +195,41 @@ class Scan:
     unused: dict[str, int]
 
 
-def scan_lines(path: Path, advance: Callable[[int], None] = lambda _: None) -> Scan:
+def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
     """Reads the names of all fields and slices; lines that are invalid are left to `read_lines`.
 
     Raises:
         DataError: If the file cannot be read, or a field is most likely a misspelled one.
     """
     decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    used = _Raw.__struct_fields__
     unused: Counter[str] = Counter()
     slices: set[str] = set()
     first: dict[str, int] = {}
-    with open_lines(path) as reader:
-        while not reader.ended:
-            start = reader.line + 1
-            for number, line in enumerate(reader.read(reader.line, LINES), start):
-                with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    fields = decoder.decode(line)
-                    for name in fields.keys() - {*FIELDS}:
-                        unused[name] += 1
-                        first.setdefault(name, number)
-                    slices |= decoder.decode(fields.get("slices", b"{}")).keys()
-            advance(reader.bytes_read)
-        if reader.damage:
-            raise DataError(f"{path}: damaged after line {reader.line:,}: {reader.damage}")
-        count = reader.line
+    number = 0
+    for number, line in _all_lines(path, advance):
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            fields = decoder.decode(line)
+            for name in fields.keys() - {*used}:
+                unused[name] += 1
+                first.setdefault(name, number)
+            slices |= decoder.decode(fields.get("slices", b"{}")).keys()
     problems = Problems(path)
-    for name in unused.keys() - {*_UNUSED}:
-        if similar := nearest(name, FIELDS):
+    for name in unused.keys() - _UNUSED:
+        if similar := nearest(name, used):
             problems.add(first[name], f"there is no field {name!r}{similar}")
     problems.close()
-    return Scan(count, sorted(slices), dict(unused.most_common()))
+    return Scan(number, sorted(slices), dict(unused.most_common()))
 
 
-def read_lines(
-    path: Path, problems: Problems, advance: Callable[[int], None] = lambda _: None
-) -> Iterator[Line]:
-    """Yields the lines of a file.
-
-    Args:
-        path: A `.jsonl(.gz|.zst)` file.
-        problems: Collects the lines that are invalid, which are left out. The caller may add
-            to it, and closes it at the end.
-        advance: Called periodically with the number of bytes read.
-
-    Raises:
-        DataError: If the file cannot be read, or has too many problems.
-    """
-    return _valid(JsonLines(path, _Raw, problems, advance), problems)
+def read_lines(path: Path, problems: Problems, advance: Advance = lambda _: None) -> Iterator[Line]:
+    """Yields the lines of a file; see `json_lines`."""
+    return _valid(json_lines(path, _Raw, problems, advance), problems)
 
 
-def read_part(
-    path: Path, problems: Problems, reader: LineReader, first: int, count: int
-) -> Iterator[Line]:
-    """Yields up to `count` lines from line `first` (from 0) of an opened file; see `read_lines`."""
-    return _valid(JsonLines(path, _Raw, problems).part(reader, first, count), problems)
+def read_part(reader: LineReader, problems: Problems, first: int, count: int) -> Iterator[Line]:
+    """Yields up to `count` lines from line `first` (from 0) of an opened file."""
+    return _valid(_decoded(_numbered(reader, first, count), _Raw, problems), problems)
 
 
 def _valid(lines: Iterable[tuple[int, _Raw]], problems: Problems) -> Iterator[Line]:
@@ -294,23 +243,20 @@ def _valid(lines: Iterable[tuple[int, _Raw]], problems: Problems) -> Iterator[Li
 
 def _problems(raw: _Raw) -> Iterator[str]:
     """Yields the problems of a line."""
-    spans = raw.spans if raw.char_spans is None else raw.char_spans
+    name, spans = "char_spans", raw.char_spans
+    unit, length = "characters", len(raw.sentence)
+    if spans is None:
+        name, spans = "spans", raw.spans
+        unit, length = "words", len(_WORD.findall(raw.sentence))
     if spans is None:
         yield "neither spans (in words) nor char_spans (in characters)"
         return
-    name = "spans" if raw.char_spans is None else "char_spans"
-    lists: dict[str, list[Any]] = {
-        "aliases": raw.aliases,
-        "qids": raw.qids,
-        name: spans,
-        "gold": raw.gold,
-    }
-    if len({len(values) for values in lists.values()}) > 1:
+    lists: dict[str, list[Any]] = {"aliases": raw.aliases, "qids": raw.qids, name: spans}
+    lists["gold"] = raw.gold
+    if len({*map(len, lists.values())}) > 1:
         found = ", ".join(f"{len(values)} {key}" for key, values in lists.items())
         yield f"lists of unequal lengths: {found}"
         return
-    unit = "words" if raw.char_spans is None else "characters"
-    length = len(_WORD.findall(raw.sentence)) if unit == "words" else len(raw.sentence)
     for position, (start, end) in enumerate(spans):
         if not 0 <= start < end <= length:
             yield (
@@ -340,31 +286,21 @@ def _line(number: int, raw: _Raw) -> Line:
     if spans is None:
         words = word_spans(raw.sentence).tolist()
         spans = [(words[start][0], words[end - 1][1]) for start, end in raw.spans or []]
-    slices = raw.slices or {}
-    mentions = tuple(
-        Mention(
-            position=position,
-            start=start,
-            end=end,
-            alias=alias,
-            entities=(own,) if isinstance(own, str) else tuple(dict.fromkeys(own)),
-            is_gold=is_gold,
-            slices=_slices_of(position, slices) if is_gold and slices else (),
-        )
-        for position, ((start, end), alias, own, is_gold) in enumerate(
-            zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
-        )
-    )
-    document = raw.document if raw.document is not None else raw.parent_qid
-    document = raw.sent_idx_unq if document is None else document
-    return Line(number, raw.sent_idx_unq, raw.sentence, str(document), mentions)
+    mentions = []
+    for position, (span, alias, own, is_gold) in enumerate(
+        zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
+    ):
+        entities = (own,) if isinstance(own, str) else tuple(dict.fromkeys(own))
+        slices: tuple[str, ...] = ()
+        if is_gold and raw.slices:
+            members = raw.slices.items()
+            slices = tuple(name for name, of in members if of.get(str(position), 0.0) > MEMBER)
+        mentions.append(Mention(*span, alias, entities, is_gold, slices))
+    documents = (raw.document, raw.parent_qid, raw.sent_idx_unq)
+    document = next(str(name) for name in documents if name is not None)
+    return Line(number, raw.sent_idx_unq, raw.sentence, document, tuple(mentions))
 
 
 def word_spans(text: str) -> np.ndarray:
     """The characters of each word of a text, int64 [words, 2]."""
     return np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
-
-
-def _slices_of(position: int, slices: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
-    key = str(position)
-    return tuple(name for name, members in slices.items() if members.get(key, 0.0) > MEMBER)

@@ -23,13 +23,28 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import ModelOutput
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.layers import encoder_layers
-from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.models.pretrained import (
+    check_files,
+    explained,
+    model_shape,
+    model_source,
+    token_limit,
+    vocabulary_of,
+    whole_weights,
+)
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 from bsmeta.training.task import batches_within
 
 PRIOR_AT_FIRST = (1.0, 0.0)
@@ -42,6 +57,8 @@ TOKENS_AT_ONCE = 8192
 KEPT_CHUNKS = 2
 """Batches of a step whose activations are kept for the backward pass."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MOST_TOKENS = 512
+"""Tokens of a text, at most, if the encoder has no limit of its own."""
 
 
 def states_before(
@@ -66,17 +83,14 @@ def states_before(
     return found[0]
 
 
+class _Reached(Exception):
+    """The first of the last layers has got its input."""
+
+
 def after_states(
     encoder: PreTrainedModel, last: int, states: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """What the last layers make of the states before them, float [texts, tokens, hidden].
-
-    Args:
-        encoder: The encoder.
-        last: The number of last layers; at least 1.
-        states: float [texts, tokens, hidden].
-        mask: int64 [texts, tokens].
-    """
+    """What the last layers make of `states_before`, float [texts, tokens, hidden]."""
 
     def replace(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -91,10 +105,6 @@ def after_states(
         # The encoder makes masks and positions for its layers; its tokens are not used.
         output = encoder(input_ids=torch.zeros_like(mask), attention_mask=mask)
     return output.last_hidden_state
-
-
-class _Reached(Exception):
-    """The first of the last layers has got its input."""
 
 
 @contextmanager
@@ -123,18 +133,6 @@ class Settings:
     entity_layers: int | None
     has_prior: bool
     has_nil: bool
-
-    @classmethod
-    def of(cls, config: DisambiguationConfig) -> Settings:
-        return cls(
-            embedding_size=config.embedding_size,
-            temperature=config.temperature,
-            pooling=config.pooling,
-            is_shared=config.share_encoders,
-            entity_layers=config.train_entity_layers,
-            has_prior=config.log_prior != "none",
-            has_nil=not config.train_in_candidates,
-        )
 
 
 @dataclass
@@ -176,10 +174,14 @@ class BiEncoder(nn.Module):
         self.entity_encoder = entity_encoder
         size = settings.embedding_size
         self.mention_layer = nn.Linear(mention_encoder.config.hidden_size, size)
-        of_entities = mention_encoder if entity_encoder is None else entity_encoder
-        self.entity_layer = nn.Linear(of_entities.config.hidden_size, size)
+        self.entity_layer = nn.Linear(self.text_encoder.config.hidden_size, size)
         self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
+
+    @property
+    def text_encoder(self) -> PreTrainedModel:
+        """The encoder of the texts of entities."""
+        return self.mention_encoder if self.entity_encoder is None else self.entity_encoder
 
     def start_alike(self) -> None:
         """Makes both layers the same orthogonal map (a projection, if it lowers the size).
@@ -231,39 +233,30 @@ class BiEncoder(nn.Module):
             allowed: bool [mentions, entities]: the entities that a mention is compared with.
         """
         output = Output(entity_vectors=entity_vectors, entities=entities)
-        if entity_ids is not None or entity_states is not None:
+        if entity_states is not None:
             assert entity_mask is not None
-            output.entity_vectors = self._encode_entities(entity_ids, entity_states, entity_mask)
+            output.entity_vectors = self._encode_states(entity_states, entity_mask)
+        elif entity_ids is not None:
+            is_trained = self.settings.entity_layers != 0
+            with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
+                hidden = self.text_encoder(input_ids=entity_ids, attention_mask=entity_mask)
+                output.entity_vectors = self._pooled(hidden.last_hidden_state, entity_mask)
         if output.entity_vectors is not None:
             output.entities = _embedding(self.entity_layer, output.entity_vectors)
         if input_ids is not None:
             assert mention_tokens is not None
-            hidden = self.mention_encoder(
-                input_ids=input_ids, attention_mask=attention_mask
-            ).last_hidden_state
-            vectors = mean_of_tokens(hidden, mention_tokens)
+            hidden = self.mention_encoder(input_ids=input_ids, attention_mask=attention_mask)
+            vectors = mean_of_tokens(hidden.last_hidden_state, mention_tokens)
             output.mentions = _embedding(self.mention_layer, vectors)
         if output.mentions is not None and output.entities is not None:
             assert allowed is not None
-            cosines = output.mentions @ output.entities.T
-            output.scores = self._scores(output.mentions, cosines, prior, allowed)
+            output.scores = self._scores(output.mentions, output.entities, prior, allowed)
         return output
 
     def entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The states of the tokens of entities' texts before the layers that are trained."""
-        assert self.entity_encoder is not None
         assert self.settings.entity_layers
-        return states_before(self.entity_encoder, self.settings.entity_layers, ids, mask)
-
-    def _encode_entities(
-        self, ids: torch.Tensor | None, states: torch.Tensor | None, mask: torch.Tensor
-    ) -> torch.Tensor:
-        if states is not None:
-            return self._encode_states(states, mask)
-        encoder = self.mention_encoder if self.entity_encoder is None else self.entity_encoder
-        is_trained = self.settings.entity_layers != 0
-        with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
-            return self._pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+        return states_before(self.text_encoder, self.settings.entity_layers, ids, mask)
 
     def _encode_states(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The vectors of texts of similar length at a time.
@@ -286,25 +279,25 @@ class BiEncoder(nn.Module):
         return torch.cat(found)[order]
 
     def _run_last_layers(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        assert self.entity_encoder is not None
         assert self.settings.entity_layers
-        hidden = after_states(self.entity_encoder, self.settings.entity_layers, states, mask)
+        hidden = after_states(self.text_encoder, self.settings.entity_layers, states, mask)
         return self._pooled(hidden, mask)
 
-    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         if self.settings.pooling == "first":
             return hidden[:, 0].float()
+        assert mask is not None
         weights = mask.unsqueeze(2).float()
         return (hidden.float() * weights).sum(1) / weights.sum(1)
 
     def _scores(
         self,
         mentions: torch.Tensor,
-        cosines: torch.Tensor,
+        entities: torch.Tensor,
         prior: torch.Tensor | None,
         allowed: torch.Tensor,
     ) -> torch.Tensor:
-        scores = cosines / self.settings.temperature
+        scores = mentions @ entities.T / self.settings.temperature
         if self.prior_weights is not None:
             assert prior is not None
             first = prior.new_tensor(PRIOR_AT_FIRST)
@@ -333,6 +326,131 @@ def _embedding(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
     return functional.normalize(torch.tanh(layer(vectors)).float(), dim=1)
 
 
+def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> BiEncoder:
+    """The model to train: float32, on the CPU (or without weights, if that is torch's device).
+
+    Raises:
+        ConfigurationError: If an encoder cannot be built.
+        DataError: If the weights are not those of the encoder.
+    """
+    most = most_tokens(config, tokenizer)
+    for name in ("max_entity_length", "window_length"):
+        length = getattr(config.data_config, name)
+        if length > most:
+            raise ConfigurationError(
+                f"data_config.{name}={length}: expected at most {most:,}, the "
+                "tokens that the encoder takes"
+            )
+    with whole_weights():  # DeepSpeed partitions the module as a whole
+        mention_encoder = _encoder(config, tokenizer, config.encoder_layers)
+        entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
+    if config.train_layers is not None:
+        _freeze(mention_encoder, "train_layers", config.train_layers)
+    if config.train_entity_layers is not None and entity_encoder is not None:
+        _freeze(entity_encoder, "train_entity_layers", config.train_entity_layers)
+    settings = Settings(
+        embedding_size=config.embedding_size,
+        temperature=config.temperature,
+        pooling=config.pooling,
+        is_shared=config.share_encoders,
+        entity_layers=config.train_entity_layers,
+        has_prior=config.log_prior != "none",
+        has_nil=not config.train_in_candidates,
+    )
+    model = BiEncoder(mention_encoder, entity_encoder, settings)
+    if config.model_config_file is None:  # random weights know of no similarity
+        model.start_alike()
+    return model
+
+
+def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The most tokens of a text, with the special ones, that encoder and tokenizer accept.
+
+    Raises:
+        ConfigurationError: If the configuration of the encoder cannot be read.
+    """
+    shape = None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a trained model, or another folder
+        content = json.loads((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
+        shape = _shape(content["mention_encoder"])
+    limit = token_limit(shape or model_shape(config, AutoModel), tokenizer)
+    return min(limit or MOST_TOKENS, MOST_TOKENS)
+
+
+def _encoder(
+    config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
+) -> PreTrainedModel:
+    key, source = model_source(config)
+    shape = model_shape(config, AutoModel)
+    if layers is not None:
+        if layers > shape.num_hidden_layers:
+            raise ConfigurationError(
+                f"encoder_layers={layers}: expected at most "
+                f"{shape.num_hidden_layers}, the layers of the encoder"
+            )
+        shape.num_hidden_layers = layers
+    is_real = torch.get_default_device().type != "meta"
+    with explained(key, source, AutoModel):
+        if config.model_config_file is not None or not is_real:
+            encoder = AutoModel.from_config(shape, dtype=torch.float32)
+        else:
+            encoder = _pretrained(source, f"{key}={source}", shape)
+    encoder = _bare(encoder)
+    if is_real:
+        _add_tokens(encoder, tokenizer)
+    return encoder
+
+
+def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
+    """Leaves only the last layers of an encoder to be trained; `key` is that of their number."""
+    layers = encoder_layers(encoder)
+    count = len(layers)
+    if trained > count:
+        raise ConfigurationError(
+            f"{key}={trained}: expected at most {count}, the layers of the encoder"
+            + ("" if count else " that have weights of their own")
+        )
+    encoder.requires_grad_(False)
+    for layer in layers[count - trained :]:
+        layer.requires_grad_(True)
+
+
+def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
+    check_files(source, where)
+    model, info = AutoModel.from_pretrained(
+        source, config=shape, output_loading_info=True, dtype=torch.float32
+    )
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    if missing or info["mismatched_keys"]:
+        raise DataError(
+            f"{where}: its weights are not those of the encoder of its config.json (missing: "
+            f"{', '.join(missing[:3]) or 'none'}; of another shape: "
+            f"{len(info['mismatched_keys'])}); copy the folder again, or fix its config.json"
+        )
+    return model
+
+
+def _add_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Adds the special tokens of the task: they begin as what ends a text, so as to separate."""
+    if len(tokenizer) > vocabulary_of(encoder):
+        encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    like = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if like is None:
+        return
+    weight = encoder.get_input_embeddings().weight
+    with torch.no_grad():
+        weight[tokenizer.convert_tokens_to_ids([*SPECIAL_TOKENS])] = weight[like].clone()
+
+
+def _bare(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder alone: without a pooler or decoder, which would get no gradient."""
+    if model.config.is_encoder_decoder:
+        model = model.get_encoder()
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model
+
+
 def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Writes the model for `load_model`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -346,14 +464,6 @@ def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Pa
     (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def saved_shape(folder: Path) -> PretrainedConfig | None:
-    """The shape of a trained model's mention encoder; None if `folder` is not of `save_model`."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return _shape(content["mention_encoder"])
-    return None
-
-
 def load_model(folder: Path) -> BiEncoder:
     """A trained model, in evaluation mode; `folder` is one that `save_model` has written.
 
@@ -364,12 +474,12 @@ def load_model(folder: Path) -> BiEncoder:
     try:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         settings = Settings(**content["settings"])
+        shapes = [content["mention_encoder"], content["entity_encoder"]]
         with whole_weights():
             encoders = [
-                None if content[name] is None else bare(_of_shape(content[name]))
-                for name in ("mention_encoder", "entity_encoder")
+                shape and _bare(AutoModel.from_config(_shape(shape), dtype=torch.float32))
+                for shape in shapes
             ]
-        assert encoders[0] is not None
         model = BiEncoder(encoders[0], encoders[1], settings)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
@@ -380,19 +490,6 @@ def load_model(folder: Path) -> BiEncoder:
     return model.eval()
 
 
-def _of_shape(shape: dict[str, Any]) -> PreTrainedModel:
-    return AutoModel.from_config(_shape(shape), dtype=torch.float32)
-
-
 def _shape(saved: dict[str, Any]) -> PretrainedConfig:
     shape: PretrainedConfig = AutoConfig.for_model(**saved)
     return shape
-
-
-def bare(model: PreTrainedModel) -> PreTrainedModel:
-    """The encoder alone: without a pooler or decoder, which would get no gradient."""
-    if model.config.is_encoder_decoder:
-        model = model.get_encoder()
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None
-    return model

@@ -2,15 +2,11 @@
 
     lines -> rows (chunks) -> tokens -> Arrow
 
-A sentence is divided into rows that fit: not too many mentions, words or tokens. Every mention is
-in one row. A sentence that has only too many mentions becomes several rows of its whole text, each
-with some of the mentions; of a long sentence, a row has the words around its mentions.
-
-A row has plain tokens, without special ones: `sentence` (its `sent_idx_unq`), `line` (in the file),
-`document` (a number derived from its name), `input_ids`, and for each of its mentions `start` and
-`end` (tokens of the row), `alias` (its number in the table), `entities` (those of the entities
-that it means), `gold` (false: a weak label), `position` (among the mentions of the line) and
-`slices` (names).
+A row is a sentence, or a part of one that fits (`divide`). It has plain tokens, without special
+ones: `sentence` (its `sent_idx_unq`), `line` (in the file), `document` (a number derived from its
+name), `input_ids`, and for each of its mentions `start` and `end` (tokens of the row), `alias` (its
+number in the table), `entities` (those of the entities that it means), `gold` (false: a weak
+label), `position` (among the mentions of the line) and `slices` (names).
 
 Lines are encoded in groups. Those that an interrupted build has completed are kept.
 """
@@ -21,7 +17,8 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +45,7 @@ from bsmeta.tasks.disambiguation.lines import (
     scan_lines,
     word_spans,
 )
+from bsmeta.tasks.disambiguation.texts import Chunk, Limits, Row, divide, overlapping, pad
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -70,152 +68,19 @@ _OF_MENTIONS = {
 _NAMED = 5  # lines with lost mentions that a warning names
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a row may hold.
-
-    Attributes:
-        mentions: Mentions, at most.
-        words: Words, at most.
-        tokens: Tokens without special ones, at most.
-    """
-
-    mentions: int
-    words: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A row of a sentence.
-
-    Attributes:
-        start: Its first token.
-        end: The token after its last one.
-        mentions: Numbers of its mentions, in the order of the text.
-    """
-
-    start: int
-    end: int
-    mentions: list[int]
-
-
-def overlapping(spans: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The range of parts (tokens or words) that each span overlaps.
-
-    Args:
-        spans: int[n, 2], characters.
-        parts: int[m, 2], characters; starts and ends do not fall.
-
-    Returns:
-        int[n, 2], first part and the one after the last; not ascending where a span has none.
-    """
-    first = np.searchsorted(parts[:, 1], spans[:, 0], side="right")
-    after = np.searchsorted(parts[:, 0], spans[:, 1], side="left")
-    return np.stack([first, after], axis=1)
-
-
-def divide(
-    mentions: np.ndarray, words: np.ndarray, tokens: np.ndarray, limits: Limits
-) -> tuple[list[Chunk], int]:
-    """The rows of a sentence.
-
-    Args:
-        mentions: int[n, 2], the characters of each mention.
-        words: int[w, 2], the characters of each word.
-        tokens: int[t, 2], the characters of each token.
-        limits: What a row may hold.
-
-    Returns:
-        The rows, and the number of mentions that no row can hold: longer than a row, or without a
-        token.
-    """
-    in_words, in_tokens = overlapping(mentions, words), overlapping(mentions, tokens)
-    lengths = in_tokens[:, 1] - in_tokens[:, 0]
-    fits = (lengths > 0) & (lengths <= limits.tokens)
-    fits &= in_words[:, 1] - in_words[:, 0] <= limits.words
-    order = [int(i) for i in np.lexsort((mentions[:, 1], mentions[:, 0])) if fits[i]]
-    chunks = [
-        Chunk(
-            *_window(_hull(in_words[group]), _hull(in_tokens[group]), words, tokens, limits), group
-        )
-        for group in _groups(order, in_words, in_tokens, limits)
-    ]
-    return chunks, len(mentions) - len(order)
-
-
-def _groups(
-    order: Sequence[int], in_words: np.ndarray, in_tokens: np.ndarray, limits: Limits
-) -> list[list[int]]:
-    """Groups of consecutive mentions of about equal size, each of which fits into a row."""
-    if not order:
-        return []
-    least = -(-len(order) // limits.mentions)
-    size = -(-len(order) // least)
-    words, tokens = in_words.tolist(), in_tokens.tolist()  # arrays are slow one by one
-    groups: list[list[int]] = []
-    last_word = last_token = 0
-    for mention in order:
-        last_word = max(last_word, words[mention][1])
-        last_token = max(last_token, tokens[mention][1])
-        if (
-            groups
-            and len(groups[-1]) < size
-            and last_word - words[groups[-1][0]][0] <= limits.words
-            and last_token - tokens[groups[-1][0]][0] <= limits.tokens
-        ):
-            groups[-1].append(mention)
-        else:
-            groups.append([mention])
-            last_word, last_token = words[mention][1], tokens[mention][1]
-    return groups
-
-
-def _hull(ranges: np.ndarray) -> tuple[int, int]:
-    return int(ranges[:, 0].min()), int(ranges[:, 1].max())
-
-
-def _window(
-    in_words: tuple[int, int],
-    in_tokens: tuple[int, int],
-    words: np.ndarray,
-    tokens: np.ndarray,
-    limits: Limits,
-) -> tuple[int, int]:
-    """The tokens around some mentions that a row has room for."""
-    first, after = widen(*in_words, 0, len(words), limits.words)
-    around = np.array([[words[first, 0], words[after - 1, 1]]])
-    low, high = overlapping(around, tokens)[0]
-    return widen(*in_tokens, int(low), int(high), limits.tokens)
-
-
-def widen(start: int, end: int, low: int, high: int, size: int) -> tuple[int, int]:
-    """A range around another, of `size` if there is room, with as much before as after it.
-
-    Args:
-        start: Of the range inside.
-        end: Of the range inside; `end - start <= size`.
-        low: The least start.
-        high: The greatest end.
-        size: The greatest length.
-    """
-    spare = size - (end - start)
-    after = min(high - end, spare - min(start - low, spare // 2))
-    before = min(start - low, spare - after)
-    return start - before, end + after
-
-
 @dataclass(frozen=True)
-class Prep:
+class Sentences:
     """The encoded sentences of a file.
 
     Attributes:
+        path: The file.
         rows: The rows; see the module.
         facts: `sentences`, `rows`, `mentions`, `lost` (mentions that no row can hold),
             `bytes_per_mention`, and `slices` (the names of those that lines define).
         key: What the store was built from.
     """
 
+    path: Path
     rows: Dataset
     facts: dict[str, Any]
     key: dict[str, Any]
@@ -225,6 +90,71 @@ class Prep:
             "{sentences:,} sentences, {rows:,} rows, {mentions:,} mentions ({lost:,} left out), "
             "{bytes_per_mention:.0f} bytes a mention"
         ).format(**self.facts)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int64: the number of tokens of each row."""
+        return np.asarray(self._column("input_ids").value_lengths().to_numpy()).astype(np.int64)
+
+    def read(self, numbers: Sequence[int] | np.ndarray) -> list[Row]:
+        """Some rows."""
+        columns = self.rows[[int(number) for number in numbers]]
+        found = []
+        for place, number in enumerate(numbers):
+            own = {name: np.array(columns[name][place], np.int64) for name in _OF_MENTIONS}
+            found.append(
+                Row(
+                    number=int(number),
+                    sentence=columns["sentence"][place],
+                    document=columns["document"][place],
+                    tokens=np.array(columns["input_ids"][place], np.int64),
+                    starts=own["start"],
+                    ends=own["end"],
+                    aliases=own["alias"],
+                    entities=pad(columns["entities"][place], -1),
+                    is_gold=own["gold"].astype(bool),
+                    positions=own["position"],
+                    slices=[tuple(names) for names in columns["slices"][place]],
+                )
+            )
+        return found
+
+    def gold(self) -> list[Row]:
+        """All rows with a gold mention, without their weak labels.
+
+        Raises:
+            DataError: If there is none.
+        """
+        rows = (_without_weak_labels(row) for row in self.read(range(len(self.rows))))
+        found = [row for row in rows if len(row.aliases)]
+        if not found:
+            raise DataError(f"{self.path} has no gold mention to score, only weak labels")
+        return found
+
+    def aliases(self) -> np.ndarray:
+        """int64: the aliases of all mentions."""
+        values = self._column("alias").flatten().to_numpy(zero_copy_only=False)
+        return np.asarray(values).astype(np.int64)
+
+    def meanings(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int64: each entity of each mention, with the mention's document and alias."""
+        counts = self._column("entities").flatten().value_lengths().to_numpy()
+        of_rows = self._column("alias").value_lengths().to_numpy()
+        documents = np.repeat(self._column("document").to_numpy().astype(np.int64), of_rows)
+        entities = self._column("entities").flatten().flatten().to_numpy().astype(np.int64)
+        return entities, np.repeat(documents, counts), np.repeat(self.aliases(), counts)
+
+    def _column(self, name: str) -> Any:
+        return self.rows.with_format("arrow")[:][name].combine_chunks()
+
+
+def _without_weak_labels(row: Row) -> Row:
+    if row.is_gold.all():
+        return row
+    names = ("starts", "ends", "aliases", "entities", "is_gold", "positions")
+    kept: dict[str, Any] = {name: getattr(row, name)[row.is_gold] for name in names}
+    slices = [own for own, is_gold in zip(row.slices, row.is_gold, strict=True) if is_gold]
+    return replace(row, **kept, slices=slices)
 
 
 def open_prep(
@@ -237,7 +167,7 @@ def open_prep(
     by_content: bool = False,
     workers: int = 1,
     overwrite: bool = False,
-) -> Prep:
+) -> Sentences:
     """The encoded sentences of a file, which are built first if there are none.
 
     Every process of a run calls it: one process per machine builds while the others wait.
@@ -277,22 +207,23 @@ def open_prep(
     work = folder.with_name(f"{folder.name}.work")
     with plain_children():  # those of `Dataset.map`
         rows = open_store(
-            folder, key, lambda: _build(encoder, work, key, workers), overwrite=overwrite,
+            folder, key, lambda: _build(encoder, work, _digest(key), workers), overwrite=overwrite,
             remedy="build it again with data_config.overwrite_prep=true",
         )  # fmt: skip
     shutil.rmtree(work, ignore_errors=True)
     facts = json.loads(rows.info.description)
     size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-    prep = Prep(rows, {**facts, "bytes_per_mention": size / facts["mentions"]}, saved_key(folder))
-    log.info("%s: %s", path, prep)
-    return prep
+    facts["bytes_per_mention"] = size / facts["mentions"]
+    found = Sentences(path, rows, facts, saved_key(folder))
+    log.info("%s: %s", path, found)
+    return found
 
 
 def _digest(key: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(key).encode())
 
 
-def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> Dataset:
+def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
     """The rows, encoded group by group; those of groups that are in `work` are read from there.
 
     Raises:
@@ -300,46 +231,41 @@ def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> D
     """
     from datasets import Dataset, Features, List, Value, concatenate_datasets
 
-    ids = "uint16" if len(encoder.tokenizer) <= 1 << 16 else "int32"
-    features = Features(
-        {
-            **{name: Value(dtype) for name, dtype in _OF_ROWS.items()},
-            "input_ids": List(Value(ids)),
-            **{name: List(Value(dtype)) for name, dtype in _OF_MENTIONS.items()},
-            "entities": List(List(Value("int32"))),
-            "slices": List(List(Value("string"))),
-        }
-    )
-    digest = _digest(key)
-    encoder.index_folder = _index(encoder.path, work / "index")
-    with file_bar(encoder.path, f"reading {encoder.path.name}") as advance:
-        scan = scan_lines(encoder.path, advance)
+    path = encoder.path
+    features = {name: Value(dtype) for name, dtype in _OF_ROWS.items()}
+    features["input_ids"] = List(Value("uint16" if len(encoder.tokenizer) <= 1 << 16 else "int32"))
+    features |= {name: List(Value(dtype)) for name, dtype in _OF_MENTIONS.items()}
+    features["entities"] = List(List(Value("int32")))
+    features["slices"] = List(List(Value("string")))
+    encoder.index_folder = _index(path, work / "index")
+    with file_bar(path, f"reading {path.name}") as advance:
+        scan = scan_lines(path, advance)
     if scan.unused:
         listed = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
-        log.warning("%s: fields that are not used: %s", encoder.path, listed)
+        log.warning("%s: fields that are not used: %s", path, listed)
     firsts = range(0, scan.lines, PART)
     groups = []
     work.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(firsts), GROUP * workers):
         group = firsts[start : start + GROUP * workers]
         name = f"{digest}-{group[0]}-{len(group)}"
-        parts = Dataset.from_dict({"first": list(group)})
-        rows = parts.map(
-            encoder,
-            batched=True,
-            batch_size=1,
-            num_proc=workers if workers > 1 else None,
-            features=features,
-            remove_columns=["first"],
-            cache_file_name=str(work / f"{name}.arrow"),
-            load_from_cache_file=True,
-            new_fingerprint=name,
-            desc=f"encoding {encoder.path.name}",
+        groups.append(
+            Dataset.from_dict({"first": list(group)}).map(
+                encoder,
+                batched=True,
+                batch_size=1,
+                num_proc=workers if workers > 1 else None,
+                features=Features(features),
+                remove_columns=["first"],
+                cache_file_name=str(work / f"{name}.arrow"),
+                load_from_cache_file=True,
+                new_fingerprint=name,
+                desc=f"encoding {path.name}",
+            )
         )
-        groups.append(rows)
     if not groups:
-        raise DataError(f"{encoder.path} is empty; expected lines of sentences")
-    return _finished(concatenate_datasets(groups), encoder.path, scan)
+        raise DataError(f"{path} is empty; expected lines of sentences")
+    return _finished(concatenate_datasets(groups), path, scan)
 
 
 def _index(path: Path, folder: Path) -> Path | None:
@@ -362,13 +288,8 @@ def _finished(rows: Dataset, path: Path, scan: Scan) -> Dataset:
     _refuse_repeated(path, rows.data.column("sentence").to_numpy(), lines)
     if lost.any():
         named = ", ".join(map(str, lines[lost > 0][:_NAMED]))
-        log.warning(
-            "%s: mentions left out because a row cannot hold them, or they have no token: %d "
-            "(first lines: %s)",
-            path,
-            lost.sum(),
-            named,
-        )
+        what = "because a row cannot hold them, or they have no token"
+        log.warning("%s: mentions left out %s: %d (first lines: %s)", path, what, lost.sum(), named)
     facts = {
         "sentences": len(np.unique(lines[counts > 0])),
         "rows": int((counts > 0).sum()),
@@ -390,21 +311,16 @@ def _refuse_repeated(path: Path, sentences: np.ndarray, lines: np.ndarray) -> No
     same = np.flatnonzero((sentences[1:] == sentences[:-1]) & (lines[1:] != lines[:-1]))
     problems = Problems(path)
     for place in same:
-        problems.add(
-            int(lines[place + 1]),
-            f"sent_idx_unq {sentences[place]} is that of line {lines[place]:,}, too",
-        )
+        reason = f"sent_idx_unq {sentences[place]} is that of line {lines[place]:,}, too"
+        problems.add(int(lines[place + 1]), reason)
     problems.close()
 
 
 class Encoder:
-    """Encodes lines of a file; called by `Dataset.map`, in any process.
+    """Encodes lines of a file; called by `Dataset.map`, in any process; see `open_prep`.
 
-    Args:
-        path: The file.
-        table: The entities.
-        tokenizer: The tokenizer.
-        limits: What a row may hold.
+    Attributes:
+        index_folder: The access points of the file; None: there are none.
     """
 
     def __init__(
@@ -416,9 +332,8 @@ class Encoder:
         self._table = table
         self._limits = limits
         self._reader: LineReader | None = None
-        list(
-            tokens_with_places(tokenizer, [""])
-        )  # switches off truncation, which is a part of the fingerprint
+        # This switches off truncation, which is a part of the fingerprint.
+        list(tokens_with_places(tokenizer, [""]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}  # each process opens the file
@@ -426,8 +341,7 @@ class Encoder:
     def __call__(self, parts: dict[str, list[int]]) -> dict[str, list[Any]]:
         """The rows of some parts, each given by its first line (from 0)."""
         if self._reader is None:
-            folder = self.index_folder
-            indexes = IndexCache(Cache(str(folder))) if folder else None
+            indexes = IndexCache(Cache(str(self.index_folder))) if self.index_folder else None
             self._reader = LineReader(str(self.path), indexes)
         rows = [row for first in parts["first"] for row in self.part(self._reader, first)]
         names = [*_OF_ROWS, "input_ids", *_OF_MENTIONS, "entities", "slices"]
@@ -436,17 +350,21 @@ class Encoder:
     def part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
         """Encodes `PART` lines from line `first` on; raises DataError with all that is wrong."""
         problems = Problems(self.path)
-        lines = list(read_part(self.path, problems, reader, first, PART))
-        entities = [self._entities(line, problems) for line in lines]
+        lines = list(read_part(reader, problems, first, PART))
+        numbers = [self._numbers(line, problems) for line in lines]
         problems.close()
         encoded = tokens_with_places(self.tokenizer, [line.text for line in lines])
-        for line, found, (ids, tokens) in zip(lines, entities, encoded, strict=True):
-            yield from self._rows(line, found, ids, tokens)
+        for line, (aliases, entities), (ids, tokens) in zip(lines, numbers, encoded, strict=True):
+            for row in self._rows(line, tokens):
+                row["input_ids"] = ids[row.pop("tokens")]
+                row["alias"] = [aliases[number] for number in row["position"]]
+                row["entities"] = [entities[number] for number in row["position"]]
+                yield row
 
-    def _entities(self, line: Line, problems: Problems) -> tuple[list[int], list[list[int]]]:
+    def _numbers(self, line: Line, problems: Problems) -> tuple[list[int], list[list[int]]]:
         """The numbers of the aliases and of the entities of a line's mentions."""
-        aliases = [self._table.alias_index(mention.alias) for mention in line.mentions]
-        entities = [[*map(self._table.find, mention.entities)] for mention in line.mentions]
+        aliases = [self._table.aliases.find(mention.alias) for mention in line.mentions]
+        entities = [[*map(self._table.ids.find, mention.entities)] for mention in line.mentions]
         for mention, alias, found in zip(line.mentions, aliases, entities, strict=True):
             if alias < 0:
                 problems.add(line.number, f"no entity has the alias {mention.alias!r}")
@@ -455,34 +373,26 @@ class Encoder:
                     problems.add(line.number, f"there is no entity {name!r}")
         return aliases, entities
 
-    def _rows(
-        self,
-        line: Line,
-        found: tuple[list[int], list[list[int]]],
-        ids: list[int],
-        tokens: np.ndarray,
-    ) -> Iterator[dict[str, Any]]:
+    def _rows(self, line: Line, tokens: np.ndarray) -> Iterator[dict[str, Any]]:
         spans = [(mention.start, mention.end) for mention in line.mentions]
         mentions = np.array(spans, np.int64).reshape(-1, 2)
-        words = word_spans(line.text)
-        chunks, lost = divide(mentions, words, tokens, self._limits)
+        chunks, lost = divide(mentions, word_spans(line.text), tokens, self._limits)
         if lost:
             chunks.append(Chunk(0, 0, []))  # a row without mentions reports it, and is removed
         in_tokens = overlapping(mentions, tokens)
         document = xxhash.xxh3_64_intdigest(line.document.encode()) >> 1  # a positive int64
         for chunk in chunks:
             own = [line.mentions[number] for number in chunk.mentions]
+            places = in_tokens[chunk.mentions] - chunk.start
             yield {
                 "sentence": line.sentence,
                 "line": line.number,
                 "document": document,
                 "lost": 0 if own else lost,
-                "input_ids": ids[chunk.start : chunk.end],
-                "start": (in_tokens[chunk.mentions, 0] - chunk.start).tolist(),
-                "end": (in_tokens[chunk.mentions, 1] - chunk.start).tolist(),
-                "alias": [found[0][number] for number in chunk.mentions],
-                "entities": [found[1][number] for number in chunk.mentions],
+                "tokens": slice(chunk.start, chunk.end),
+                "start": places[:, 0].tolist(),
+                "end": places[:, 1].tolist(),
                 "gold": [mention.is_gold for mention in own],
-                "position": [mention.position for mention in own],
+                "position": chunk.mentions,
                 "slices": [list(mention.slices) for mention in own],
             }

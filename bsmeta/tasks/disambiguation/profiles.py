@@ -8,9 +8,8 @@ A profile is a line of JSON (second generation):
 
 from __future__ import annotations
 
-import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,19 @@ import xxhash
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import building, unwritable
 from bsmeta.core.progress import exclusively, file_bar
-from bsmeta.tasks.disambiguation.entities import NIL_ID, ArrayFolder, ArrayWriter, EntityTable
-from bsmeta.tasks.disambiguation.lines import JsonLines, Problems
-
-log = logging.getLogger(__name__)
+from bsmeta.tasks.disambiguation.entities import (
+    NIL_ID,
+    ArrayFolder,
+    ArrayWriter,
+    EntityTable,
+    Names,
+    Strings,
+)
+from bsmeta.tasks.disambiguation.lines import Problems, json_lines
 
 MAX_CANDIDATES = 30
-
-Find = Callable[[str], int]
+_TEXTS = ("ids", "titles", "descriptions", "aliases", "type_names", "relation_names")
+_LISTS = ("types", "relations")
 
 
 class Relation(msgspec.Struct):
@@ -65,7 +69,7 @@ def build_entities(
     """
     problems = Problems(profiles)
     with file_bar(profiles, f"reading {profiles.name}") as advance:
-        lines = JsonLines(profiles, Profile, problems, advance)
+        lines = json_lines(profiles, Profile, problems, advance)
         return write_table(lines, problems, folder, max_candidates=max_candidates)
 
 
@@ -81,12 +85,12 @@ def write_table(
                     f"{folder} exists; name another folder, delete it to build it again, or add "
                     "entities to it"
                 )
-            columns = _Columns()
+            columns = _Columns(None)
             columns.add(0, Profile(NIL_ID, [], ""), problems)
             columns.add_all(lines, problems)
             with building(folder) as part:
                 part.mkdir()
-                _write(columns, part, None, max_candidates)
+                columns.write(part, max_candidates)
     except OSError as error:
         raise unwritable(folder, error) from error
     return EntityTable.open(folder)
@@ -108,10 +112,9 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
     before = EntityTable.open(folder)  # or the lock file would create a folder of a wrong name
     try:
         with exclusively(f"{folder}.lock", f"the table {folder}"):
-            arrays = ArrayFolder(folder)
-            columns = _Columns(EntityTable(arrays))
-            columns.add_all(JsonLines(profiles, Profile, problems), problems)
-            _write(columns, folder, arrays, before.max_candidates)
+            columns = _Columns(ArrayFolder(folder))
+            columns.add_all(json_lines(profiles, Profile, problems), problems)
+            columns.write(folder, before.max_candidates)
     except OSError as error:  # what was appended is after the end of the arrays
         raise unwritable(folder, error) from error
     return EntityTable.open(folder)
@@ -126,14 +129,14 @@ class _Texts:
     """Strings, encoded one after the other, and their hashes."""
 
     def __init__(self) -> None:
-        self.text = bytearray()
+        self.values = bytearray()
         self.ends = array("q")
         self.hashes = array("Q")
 
     def add(self, string: str) -> None:
         data = string.encode()
-        self.text += data
-        self.ends.append(len(self.text))
+        self.values += data
+        self.ends.append(len(self.values))
         self.hashes.append(xxhash.xxh3_64_intdigest(data))
 
 
@@ -141,71 +144,78 @@ class _Names(_Texts):
     """Distinct strings, each with a number.
 
     Args:
-        find: The number that a string has in the table already, or -1.
-        count: How many strings have one.
+        before: Those of the table that have one already; None for a new table.
     """
 
-    def __init__(self, find: Find, count: int) -> None:
+    def __init__(self, before: Strings | None) -> None:
         super().__init__()
-        self._find = find
-        self._count = count
-        self._new: dict[str, int] = {}
+        self._table = before if isinstance(before, Names) else None
+        self._numbers = {}
+        if before is not None and self._table is None:
+            self._numbers = {name: number for number, name in enumerate(before)}
+        self._next = 0 if before is None else len(before)
 
     def find(self, string: str) -> int:
         """The number of a string; -1 if it has none."""
-        number = self._new.get(string, -1)
-        return self._find(string) if number < 0 else number
+        number = self._numbers.get(string, -1)
+        return self._table.find(string) if number < 0 and self._table is not None else number
 
     def number(self, string: str) -> int:
         """The number of a string, which is added if it has none."""
         number = self.find(string)
         if number < 0:
-            number = self._count + len(self._new)
-            self._new[string] = number
+            number = self._numbers[string] = self._next
+            self._next += 1
             self.add(string)
         return number
 
 
+class _Lists:
+    """Lists of numbers, one after the other."""
+
+    def __init__(self) -> None:
+        self.values = array("i")
+        self.ends = array("q")
+
+    def add(self, numbers: Iterable[int]) -> None:
+        self.values.extend(numbers)
+        self.ends.append(len(self.values))
+
+
 class _Columns:
-    """The columns of new entities.
+    """The columns of new entities, by the names that their arrays have in the table.
 
     Args:
-        before: The table that they are added to; None for a new one.
+        before: The arrays of the table that they are added to; None for a new one.
     """
 
-    def __init__(self, before: EntityTable | None = None) -> None:
-        if before is None:
-            names = [_Names(lambda _: -1, 0) for _ in range(4)]
-        else:
-            types = {name: number for number, name in enumerate(before.type_names)}
-            relations = {name: number for number, name in enumerate(before.relation_names)}
-            names = [
-                _Names(before.find, len(before)),
-                _Names(before.alias_index, before.num_aliases),
-                _Names(lambda name: types.get(name, -1), len(types)),
-                _Names(lambda name: relations.get(name, -1), len(relations)),
-            ]
-        self.ids, self.aliases, self.type_names, self.relation_names = names
+    def __init__(self, before: ArrayFolder | None) -> None:
+        self._before = before
+        strings: list[Strings | None] = [None] * 4
+        if before is not None:
+            table = EntityTable(before)
+            strings = [table.ids, table.aliases, table.type_names, table.relation_names]
+        self.ids, self.aliases, self.type_names, self.relation_names = map(_Names, strings)
         self.titles, self.descriptions = _Texts(), _Texts()
-        self.types, self.type_ends = array("i"), array("q")
-        self.relations, self.relation_ends = array("i"), array("q")
-        self.relation_objects = array("i")
-        self.mention_aliases, self.mention_entities = array("i"), array("i")
-        self.mention_scores = array("f")
+        self.types, self.relations = _Lists(), _Lists()
+        self._objects = array("i")
+        self._mention_aliases, self._mention_entities = array("i"), array("i")
+        self._mention_scores = array("f")
         self._lines: dict[str, int] = {}
-        self._objects: dict[str, tuple[int, int]] = {}  # id -> its place, the first line with it
+        # The id of an entity that relations lead to -> its place, and the first line with it.
+        self._leads_to: dict[str, tuple[int, int]] = {}
 
     def add_all(self, lines: Iterable[tuple[int, Profile]], problems: Problems) -> None:
         """Adds the profiles of a file, and ends its problems."""
         for number, profile in lines:
             self.add(number, profile, problems)
-        objects = []
-        for entity_id, (_, line) in self._objects.items():
-            objects.append(self.ids.find(entity_id))
-            if objects[-1] < 0:
+        entities = []
+        for entity_id, (_, line) in self._leads_to.items():
+            entities.append(self.ids.find(entity_id))
+            if entities[-1] < 0:
                 problems.add(line, f"a relation leads to {entity_id!r}, which is no entity")
         problems.close()
-        self.relation_objects = array("i", [objects[place] for place in self.relation_objects])
+        self._objects = array("i", [entities[place] for place in self._objects])
 
     def add(self, line: int, profile: Profile, problems: Problems) -> None:
         """Adds an entity; one with problems, too, so that relations to it are no problem."""
@@ -215,19 +225,16 @@ class _Columns:
         entity = self.ids.number(profile.entity_id)
         self.titles.add(profile.title)
         self.descriptions.add(profile.description or "")
-        for types in profile.types.values():
-            for name in types:
-                self.types.append(self.type_names.number(name))
-        self.type_ends.append(len(self.types))
+        types = (name for system in profile.types.values() for name in system)
+        self.types.add(map(self.type_names.number, types))
+        self.relations.add(self.relation_names.number(one.relation) for one in profile.relations)
         for relation in profile.relations:
-            place, _ = self._objects.setdefault(relation.object, (len(self._objects), line))
-            self.relations.append(self.relation_names.number(relation.relation))
-            self.relation_objects.append(place)
-        self.relation_ends.append(len(self.relations))
+            place, _ = self._leads_to.setdefault(relation.object, (len(self._leads_to), line))
+            self._objects.append(place)
         for alias, score in profile.mentions:
-            self.mention_aliases.append(self.aliases.number(alias))
-            self.mention_entities.append(entity)
-            self.mention_scores.append(score)
+            self._mention_aliases.append(self.aliases.number(alias))
+            self._mention_entities.append(entity)
+            self._mention_scores.append(score)
 
     def _problems(self, profile: Profile) -> Iterator[str]:
         name = profile.entity_id
@@ -249,81 +256,48 @@ class _Columns:
                 yield f"mention {alias!r} has the score {score}; expected a number from 0"
             seen.add(alias)
 
+    def _old(self, name: str, dtype: Any) -> np.ndarray:
+        return self._before[name] if self._before else np.empty(0, dtype)
 
-def _write(
-    columns: _Columns, folder: Path, before: ArrayFolder | None, max_candidates: int
-) -> None:
-    """Writes the columns of new entities after those of a table."""
-    writer = ArrayWriter(folder, before)
+    def write(self, folder: Path, max_candidates: int) -> None:
+        """Writes the columns after those of the table."""
+        writer = ArrayWriter(folder, self._before)
+        for name in (*_TEXTS, *_LISTS):
+            column, dtype = getattr(self, name), np.uint8 if name in _TEXTS else np.int32
+            start = len(self._old(name, dtype))
+            writer.append(name, np.array(column.values, dtype))
+            writer.append(f"{name}_ends", np.array(column.ends, np.int64) + start)
+        writer.append("relation_objects", np.array(self._objects, np.int32))
+        for name in ("ids", "aliases"):
+            order = self._old(f"{name}_order", np.int32)
+            hashes = np.empty(len(order), np.uint64)
+            hashes[order] = self._old(f"{name}_hashes", np.uint64)
+            hashes = np.concatenate([hashes, np.array(getattr(self, name).hashes, np.uint64)])
+            order = np.argsort(hashes, kind="stable").astype(np.int32)
+            writer.replace(f"{name}_order", order)
+            writer.replace(f"{name}_hashes", hashes[order])
+        self._write_candidates(writer, max_candidates)
+        entities = len(self._old("ids_ends", np.int64)) + len(self.ids.ends)
+        version = {"fingerprint": writer.content_hash(), "entities": entities}
+        versions = [*(self._before.facts["versions"] if self._before else []), version]
+        writer.commit({"max_candidates": max_candidates, "versions": versions})
 
-    def old(name: str, dtype: Any) -> np.ndarray:
-        return before[name] if before else np.empty(0, dtype)
+    def _write_candidates(self, writer: ArrayWriter, most: int) -> None:
+        """Writes, for each alias, the entities with the `most` highest scores, best first.
 
-    def append(name: str, values: array[int] | bytearray, ends: array[int]) -> None:
-        dtype = np.uint8 if isinstance(values, bytearray) else np.int32
-        start = len(old(name, dtype))
-        writer.append(name, np.array(values, dtype))
-        writer.append(f"{name}_ends", np.array(ends, np.int64) + start)
-
-    texts = {
-        "ids": columns.ids,
-        "titles": columns.titles,
-        "descriptions": columns.descriptions,
-        "aliases": columns.aliases,
-        "type_names": columns.type_names,
-        "relation_names": columns.relation_names,
-    }
-    for name, strings in texts.items():
-        append(name, strings.text, strings.ends)
-    append("types", columns.types, columns.type_ends)
-    append("relations", columns.relations, columns.relation_ends)
-    writer.append("relation_objects", np.array(columns.relation_objects, np.int32))
-    for name in ("ids", "aliases"):
-        hashes = np.empty(len(old(f"{name}_order", np.int32)), np.uint64)
-        hashes[old(f"{name}_order", np.int32)] = old(f"{name}_hashes", np.uint64)
-        hashes = np.concatenate([hashes, np.array(texts[name].hashes, np.uint64)])
-        order = np.argsort(hashes, kind="stable").astype(np.int32)
-        writer.replace(f"{name}_order", order)
-        writer.replace(f"{name}_hashes", hashes[order])
-
-    counts = np.diff(old("candidates_ends", np.int64), prepend=0)
-    lists = candidate_lists(
-        np.concatenate([np.repeat(np.arange(len(counts)), counts), columns.mention_aliases]),
-        np.concatenate([old("candidates", np.int32), columns.mention_entities]).astype(np.int32),
-        np.concatenate([old("candidate_scores", np.float32), columns.mention_scores]),
-        len(counts) + len(columns.aliases.ends),
-        max_candidates,
-    )
-    for name, values in zip(
-        ("candidates", "candidate_scores", "candidates_ends"), lists, strict=True
-    ):
-        writer.replace(name, values)
-    version = {
-        "fingerprint": writer.content_hash(),
-        "entities": len(old("ids_ends", np.int64)) + len(columns.ids.ends),
-    }
-    versions = [*(before.facts["versions"] if before else []), version]
-    writer.commit({"max_candidates": max_candidates, "versions": versions})
-
-
-def candidate_lists(
-    aliases: np.ndarray, entities: np.ndarray, scores: np.ndarray, count: int, most: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The entities of each alias with the highest scores, best first.
-
-    Args:
-        aliases: Numbers of aliases.
-        entities: An entity that each of them may mean, int32.
-        scores: The scores of these entities, float32.
-        count: The number of all aliases.
-        most: The most entities that an alias keeps; of equal scores, those with lower numbers.
-
-    Returns:
-        Entities, their scores, and where the list of each alias ends, int64[count].
-    """
-    order = np.lexsort((entities, -scores, aliases))
-    aliases = aliases[order]
-    ranks = np.arange(len(aliases)) - np.searchsorted(aliases, aliases)
-    kept = ranks < most
-    ends = np.cumsum(np.bincount(aliases[kept], minlength=count), dtype=np.int64)
-    return entities[order][kept], scores[order][kept].astype(np.float32), ends
+        Of equal scores, those with lower numbers are kept.
+        """
+        counts = np.diff(self._old("candidates_ends", np.int64), prepend=0)
+        before = np.repeat(np.arange(len(counts)), counts)
+        aliases = np.concatenate([before, self._mention_aliases])
+        entities = np.concatenate([self._old("candidates", np.int32), self._mention_entities])
+        entities = entities.astype(np.int32)
+        scores = np.concatenate([self._old("candidate_scores", np.float32), self._mention_scores])
+        order = np.lexsort((entities, -scores, aliases))
+        aliases = aliases[order]
+        ranks = np.arange(len(aliases)) - np.searchsorted(aliases, aliases)
+        kept = ranks < most
+        writer.replace("candidates", entities[order][kept])
+        writer.replace("candidate_scores", scores[order][kept].astype(np.float32))
+        numbers = np.bincount(aliases[kept], minlength=len(counts) + len(self.aliases.ends))
+        writer.replace("candidates_ends", np.cumsum(numbers, dtype=np.int64))

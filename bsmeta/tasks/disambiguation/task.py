@@ -23,20 +23,18 @@ from bsmeta.core.signals import release_signals
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream
 from bsmeta.tasks.disambiguation import model as models
-from bsmeta.tasks.disambiguation.batches import TrainingBatches
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.data import SPLITS, Data
-from bsmeta.tasks.disambiguation.encoders import build_model
+from bsmeta.tasks.disambiguation.data import SPLITS, Data, TrainingBatches
 from bsmeta.tasks.disambiguation.evaluate import (
-    Evaluator,
     compared_data,
     last_split,
+    score,
     score_and_report,
 )
+from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
-from bsmeta.tasks.disambiguation.predict import Predictor
-from bsmeta.tasks.disambiguation.results import (
-    ALL_MENTIONS,
+from bsmeta.tasks.disambiguation.predict import Detector, Predictor, open_detector
+from bsmeta.tasks.disambiguation.report import (
     BUILT_IN,
     QUALITIES,
     Scored,
@@ -60,27 +58,22 @@ class EntityDisambiguator:
         self.data = Data(config)
 
     def build_model(self) -> BiEncoder:
-        return build_model(self._config, self.data.tokenizer)
+        return models.build_model(self._config, self.data.tokenizer)
 
     def _order(self, world_size: int) -> SimilarLengths:
         batch_size = BatchPlan.of(self._config, world_size).global_batch
         return SimilarLengths(self.data.train.lengths, batch_size, self._config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
-        check_data(self._config, self.data)  # the trainer asks for this first
+        check_data(self.data)  # the trainer asks for this first
         return self._order(world_size).steps_per_epoch
 
     @cached_property
     def _batches(self) -> TrainingBatches:
-        data, config = self.data, self._config
-        data.fill_frozen()
-        return TrainingBatches(
-            config, data.table, data.tokenizer, data.texts, data.popularity, data.document_counts,
-            data.frozen, data.neighbors,
-        )  # fmt: skip
+        return TrainingBatches(self.data)
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
-        batches, sentences = self._batches, self.data.train
+        batches, sentences, config = self._batches, self.data.train, self._config
 
         def collate(rows: np.ndarray, epoch: int) -> MicroBatch:
             return batches.micro_batch(sentences.read(rows), epoch)
@@ -90,12 +83,12 @@ class EntityDisambiguator:
             collate,
             rank=rank,
             world_size=world_size,
-            accumulation=self._config.gradient_accumulation_steps,
-            num_workers=self._config.data_config.num_workers,
+            accumulation=config.gradient_accumulation_steps,
+            num_workers=config.data_config.num_workers,
             fingerprint={
                 "train_file": sentences.key,
                 "entities": self.data.table.fingerprint,
-                "seed": self._config.seed,
+                "seed": config.seed,
             },
             state=state,
         )
@@ -124,7 +117,7 @@ class EntityDisambiguator:
         """Scores the gold mentions of the dev split; [] if there is none."""
         if self._dev_rows is None:
             return []
-        scored = self._evaluator.score(model, self._dev_rows, self.data.frozen, context)
+        scored = score(self.data, model, self._dev_rows, context)
         return metrics(scored, self._config, "validation")
 
     @cached_property
@@ -132,20 +125,14 @@ class EntityDisambiguator:
         dev = self.data.split("dev")
         return None if dev is None else dev.gold()
 
-    @cached_property
-    def _evaluator(self) -> Evaluator:
-        return Evaluator(self._config, self.data)
-
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split (without one, the dev split), once, with the exported model."""
         sentences = last_split(self.data)
         if sentences is None:
             return []
         exported = models.load_model(context.exported / "model").to(context.device)
-        folder = context.folder / "evaluation"
-        scored = score_and_report(
-            self._config, self.data, exported, sentences, context, str(context.exported), folder
-        )
+        name, folder = str(context.exported), context.folder / "evaluation"
+        scored = score_and_report(self.data, exported, sentences, context, name, folder)
         return metrics(scored, self._config, "test")
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -172,19 +159,22 @@ class EntityDisambiguator:
     def predictor(self, model: nn.Module) -> Predictor:
         """Disambiguates with a model, for those who predict more than once."""
         assert isinstance(model, BiEncoder)
-        return Predictor(self._config, self.data, model)
+        return Predictor(self.data, model, lambda: self._detector)
+
+    @cached_property
+    def _detector(self) -> Detector:
+        data = self.data
+        return open_detector(self._config.data_config, data.table, data.prep_dir / "forms")
 
 
 def metrics(scored: Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
     """The metrics of every slice; those of all mentions without a prefix."""
-    found = [Metric("loss", float(np.nanmean(scored.loss)), better="min", split=split)]
+    found = [Metric("loss", float(np.nanmean(scored.loss)), "min", split)]
     for name, members in slices_of(scored, config.eval_slices).items():
         prefix = "" if name == ALL_MENTIONS else f"{name}_"
         for metric, value in metrics_of(scored, members).items():
             is_count = metric.startswith("mentions")
-            found.append(
-                Metric(prefix + metric, value, better=None if is_count else "max", split=split)
-            )
+            found.append(Metric(prefix + metric, value, None if is_count else "max", split))
     return found
 
 
@@ -192,21 +182,22 @@ def prepare(config: DisambiguationConfig) -> None:
     """Encodes the sentences of all splits, and what else is computed once for the training."""
     release_signals()  # nothing to save: a signal ends the process, and the next call continues
     data = Data(config)
-    check_data(config, data)
+    check_data(data)
     data.fill_frozen()
     data.neighbors  # noqa: B018 - computed when it is first read
 
 
-def check_data(config: DisambiguationConfig, data: Data) -> None:
+def check_data(data: Data) -> None:
     """Opens all splits, encoding what is not encoded yet; every process calls it.
 
     Raises:
         DataError: If lines are invalid, or a held-out split has no gold mention.
         ConfigurationError: If a store is stale, or there is no such slice, metric or model.
     """
+    config = data.config
     splits = {name: data.split(name) for name in SPLITS}
     held_out = [found for name, found in splits.items() if found is not None and name != "train"]
-    own = sorted({name for sentences in held_out for name in sentences.slices})
+    own = sorted({name for sentences in held_out for name in sentences.facts["slices"]})
     for name in {*own} & {*BUILT_IN}:
         log.warning("the lines define the slice %s, too; theirs is %s", name, name_of_own(name))
     for name in config.eval_slices or []:
@@ -228,7 +219,7 @@ def check_data(config: DisambiguationConfig, data: Data) -> None:
         sentences.gold()
     last = splits["test"] or splits["dev"]
     if config.compare_with is not None and last is not None:
-        compared_data(config)[1].other(Path(last.path))
+        compared_data(config)[1].other(last.path)
 
 
 def _metric_names(config: DisambiguationConfig, own: list[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The inputs of the two encoders: texts of entities, and sentences or windows around mentions.
+"""The inputs of the two encoders: texts of entities, and rows of sentences or windows in them.
 
 The text of an entity is `title [ent_type] types [ent_kg] relations [ent_desc] description`, as in
 Bootleg 1.1: the title without its parenthesis, and each part only if the entity has it.
@@ -7,9 +7,11 @@ Bootleg 1.1: the title without its parenthesis, and each part only if the entity
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +22,8 @@ from bsmeta.tasks.disambiguation.config import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
 START, END = "[ent_start]", "[ent_end]"
-TYPE, RELATION, DESCRIPTION = "[ent_type]", "[ent_kg]", "[ent_desc]"
-SPECIAL_TOKENS = (START, END, TYPE, RELATION, DESCRIPTION)
-
+MARKERS = {"types": "[ent_type]", "relations": "[ent_kg]", "description": "[ent_desc]"}
+SPECIAL_TOKENS = (START, END, *MARKERS.values())
 _PARENTHESIS = re.compile(r"\s*\([^()]*\)\s*$")
 _CACHED_TEXTS = 1 << 17
 
@@ -38,26 +39,6 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         tokenizer.add_special_tokens({"mask_token": "[MASK]"})
     tokenizer.add_tokens([*SPECIAL_TOKENS], special_tokens=True)
     return tokenizer
-
-
-class Surround:
-    """The special tokens that an encoder expects around a text.
-
-    Args:
-        tokenizer: That of the encoder.
-
-    Attributes:
-        before, after: The tokens before and after a text.
-        count: How many there are.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.before, self.after = special_tokens(tokenizer)
-        self.count = len(self.before) + len(self.after)
-
-    def __call__(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens of a text with the special ones."""
-        return [*self.before, *tokens, *self.after]
 
 
 class EntityTexts:
@@ -85,11 +66,12 @@ class EntityTexts:
         self.max_length = max_length
         self._table = table
         self._tokenizer = tokenizer
-        self._parts = frozenset(parts)
-        self._surround = Surround(tokenizer)
-        self._room = max_length - self._surround.count
-        names = {"types": TYPE, "relations": RELATION, "description": DESCRIPTION}
-        self._markers = {name: tokenizer.convert_tokens_to_ids(names[name]) for name in names}
+        self._parts = [part for part in ENTITY_TEXT if part in parts]
+        self._before, self._after = special_tokens(tokenizer)
+        self._room = max_length - len(self._before) - len(self._after)
+        self._markers = {
+            name: tokenizer.convert_tokens_to_ids(marker) for name, marker in MARKERS.items()
+        }
         self._cached = lru_cache(_CACHED_TEXTS)(self._encode)
 
     def text(self, entity: int) -> str:
@@ -106,9 +88,30 @@ class EntityTexts:
         title, rest = self._cached(entity)
         if is_masked:
             title = [self._tokenizer.mask_token_id] * len(title)
-        return self._surround([*title, *rest][: self._room])
+        return [*self._before, *[*title, *rest][: self._room], *self._after]
+
+    def tensors(
+        self, entities: np.ndarray, is_masked: np.ndarray
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        """The inputs of the model for some entities, and how many tokens they have.
+
+        Args:
+            entities: int64 [entities].
+            is_masked: bool [entities]: whether the title is masked.
+
+        Returns:
+            `entity_ids` and `entity_mask`, int64 [entities, tokens].
+        """
+        pairs = zip(entities.tolist(), is_masked.tolist(), strict=True)
+        tokens = [self.tokens(entity, masked) for entity, masked in pairs]
+        lengths = [len(own) for own in tokens]
+        return {
+            "entity_ids": torch.from_numpy(pad(tokens, self._tokenizer.pad_token_id)),
+            "entity_mask": torch.from_numpy(mask_of(lengths)),
+        }, sum(lengths)
 
     def _encode(self, entity: int) -> tuple[list[int], list[int]]:
+        """The tokens of the title, and those of the other parts."""
         texts = self._texts(entity)
         if not texts:
             return [], []
@@ -122,17 +125,19 @@ class EntityTexts:
 
     def _texts(self, entity: int) -> dict[str, str]:
         """The parts that an entity has, in their order."""
+        texts = {part: self._part(part, entity) for part in self._parts}
+        return {part: text for part, text in texts.items() if text}
+
+    def _part(self, part: str, entity: int) -> str:
         table = self._table
-        make = {
-            "title": lambda: _PARENTHESIS.sub("", table.title(entity)),
-            "types": lambda: ", ".join(table.types(entity)),
-            "relations": lambda: ", ".join(
-                f"{name} {table.title(other)}".strip() for name, other in table.relations(entity)
-            ),
-            "description": lambda: table.description(entity),
-        }
-        texts = {name: make[name]() for name in ENTITY_TEXT if name in self._parts}
-        return {name: text for name, text in texts.items() if text}
+        if part == "title":
+            return _PARENTHESIS.sub("", table.titles[entity])
+        if part == "types":
+            return ", ".join(table.types(entity))
+        if part == "relations":
+            relations = table.relations(entity)
+            return ", ".join(f"{name} {table.titles[other]}".strip() for name, other in relations)
+        return table.descriptions[entity]
 
 
 def window(
@@ -151,10 +156,8 @@ def window(
     room = length - (end - start) - 2
     before = min(start, room - min(room // 2, len(tokens) - end))
     after = min(len(tokens) - end, room - before)
-    return np.concatenate(
-        [tokens[start - before : start], markers[:1], tokens[start:end], markers[1:],
-         tokens[end : end + after]]
-    )  # fmt: skip
+    context = tokens[start - before : start], tokens[end : end + after]
+    return np.concatenate([context[0], markers[:1], tokens[start:end], markers[1:], context[1]])
 
 
 def pad(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -> np.ndarray:
@@ -172,14 +175,123 @@ def mask_of(lengths: Sequence[int]) -> np.ndarray:
     return (places[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 
 
+class Limits(NamedTuple):
+    """What a row may hold: mentions, words, and tokens without special ones, at most."""
+
+    mentions: int
+    words: int
+    tokens: int
+
+
+class Chunk(NamedTuple):
+    """A row of a sentence.
+
+    Attributes:
+        start, end: Its first token, and the one after its last.
+        mentions: Numbers of its mentions, in the order of the text.
+    """
+
+    start: int
+    end: int
+    mentions: list[int]
+
+
+def overlapping(spans: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """The range of parts (tokens or words) that each span overlaps.
+
+    Args:
+        spans: int[n, 2], characters.
+        parts: int[m, 2], characters; starts and ends do not fall.
+
+    Returns:
+        int[n, 2], first part and the one after the last; not ascending where a span has none.
+    """
+    first = np.searchsorted(parts[:, 1], spans[:, 0], side="right")
+    after = np.searchsorted(parts[:, 0], spans[:, 1], side="left")
+    return np.stack([first, after], axis=1)
+
+
+def divide(
+    mentions: np.ndarray, words: np.ndarray, tokens: np.ndarray, limits: Limits
+) -> tuple[list[Chunk], int]:
+    """The rows of a sentence: not too many mentions, words or tokens, and each mention in one row.
+
+    A sentence that has only too many mentions becomes several rows of its whole text, each with
+    some of the mentions; of a long sentence, a row has the words around its mentions.
+
+    Args:
+        mentions, words, tokens: int[n, 2], the characters of each.
+        limits: What a row may hold.
+
+    Returns:
+        The rows, and the number of mentions that no row can hold: longer than a row, or without a
+        token.
+    """
+    in_words, in_tokens = overlapping(mentions, words), overlapping(mentions, tokens)
+    lengths = in_tokens[:, 1] - in_tokens[:, 0]
+    fits = (lengths > 0) & (lengths <= limits.tokens)
+    fits &= in_words[:, 1] - in_words[:, 0] <= limits.words
+    order = [int(i) for i in np.lexsort((mentions[:, 1], mentions[:, 0])) if fits[i]]
+    chunks = []
+    for group in _groups(order, in_words, in_tokens, limits):
+        first, last = in_words[group, 0].min(), in_words[group, 1].max()
+        first, after = widen(int(first), int(last), 0, len(words), limits.words)
+        around = np.array([[words[first, 0], words[after - 1, 1]]])
+        low, high = overlapping(around, tokens)[0].tolist()
+        first, last = in_tokens[group, 0].min(), in_tokens[group, 1].max()
+        chunks.append(Chunk(*widen(int(first), int(last), low, high, limits.tokens), group))
+    return chunks, len(mentions) - len(order)
+
+
+def _groups(
+    order: Sequence[int], in_words: np.ndarray, in_tokens: np.ndarray, limits: Limits
+) -> list[list[int]]:
+    """Groups of consecutive mentions of about equal size, each of which fits into a row."""
+    if not order:
+        return []
+    least = -(-len(order) // limits.mentions)
+    size = -(-len(order) // least)
+    words, tokens = in_words.tolist(), in_tokens.tolist()  # arrays are slow one by one
+    groups: list[list[int]] = []
+    last_word = last_token = 0
+    for mention in order:
+        last_word = max(last_word, words[mention][1])
+        last_token = max(last_token, tokens[mention][1])
+        if (
+            groups
+            and len(groups[-1]) < size
+            and last_word - words[groups[-1][0]][0] <= limits.words
+            and last_token - tokens[groups[-1][0]][0] <= limits.tokens
+        ):
+            groups[-1].append(mention)
+        else:
+            groups.append([mention])
+            last_word, last_token = words[mention][1], tokens[mention][1]
+    return groups
+
+
+def widen(start: int, end: int, low: int, high: int, size: int) -> tuple[int, int]:
+    """A range around another, of `size` if there is room, with as much before as after it.
+
+    Args:
+        start, end: The range inside; `end - start <= size`.
+        low: The least start.
+        high: The greatest end.
+        size: The greatest length.
+    """
+    spare = size - (end - start)
+    after = min(high - end, spare - min(start - low, spare // 2))
+    before = min(start - low, spare - after)
+    return start - before, end + after
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of the store: a sentence, or a part of one.
 
     Attributes:
         number: Its number in the store.
-        sentence: The number of the sentence.
-        document: The number of the document.
+        sentence, document: The numbers of the sentence and of the document.
         tokens: int64 [tokens], without special tokens.
         starts, ends: int64 [mentions], in tokens.
         aliases: int64 [mentions], numbers in the table.
@@ -203,38 +315,23 @@ class Row:
     slices: list[tuple[str, ...]]
 
 
-def entities_of(rows: Sequence[Row]) -> np.ndarray:
-    """The entities of the mentions of some rows, int64 [mentions, most of one]; -1 for no more."""
-    return pad([own[own >= 0] for row in rows for own in row.entities], -1)
-
-
-@dataclass(frozen=True)
 class Mentions:
     """The mentions of some rows, one after the other.
 
     Attributes:
         rows: int64 [mentions]: which of the rows each is in.
-        documents, aliases: int64 [mentions].
+        sentences, documents, positions, aliases: int64 [mentions]; see `Row`.
         entities: int64 [mentions, most of one]; see `Row`.
-        names: `sentence:position` of each.
     """
 
-    rows: np.ndarray
-    documents: np.ndarray
-    aliases: np.ndarray
-    entities: np.ndarray
-    names: list[str]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> Mentions:
+    def __init__(self, rows: Sequence[Row]) -> None:
         counts = [len(row.aliases) for row in rows]
-        return cls(
-            np.repeat(np.arange(len(rows)), counts),
-            np.repeat(np.array([row.document for row in rows], np.int64), counts),
-            np.concatenate([row.aliases for row in rows]),
-            entities_of(rows),
-            [f"{row.sentence}:{position}" for row in rows for position in row.positions],
-        )
+        self.rows = np.repeat(np.arange(len(rows)), counts)
+        self.sentences = np.repeat(np.array([row.sentence for row in rows], np.int64), counts)
+        self.documents = np.repeat(np.array([row.document for row in rows], np.int64), counts)
+        self.positions = np.concatenate([row.positions for row in rows])
+        self.aliases = np.concatenate([row.aliases for row in rows])
+        self.entities = pad([own[own >= 0] for row in rows for own in row.entities], -1)
 
 
 class MentionTexts:
@@ -250,10 +347,9 @@ class MentionTexts:
         self._tokenizer = tokenizer
         self._in_windows = data.mention_encoding == "window"
         self._is_mean = config.pooling == "mean"
-        self._surround = Surround(tokenizer)
-        self._room = data.window_length - self._surround.count
-        start, end = tokenizer.convert_tokens_to_ids([START, END])
-        self._markers = (start, end)
+        self._before, self._after = special_tokens(tokenizer)
+        self._room = data.window_length - len(self._before) - len(self._after)
+        self._markers = tuple(tokenizer.convert_tokens_to_ids([START, END]))
 
     def tensors(
         self, rows: Sequence[Row], masked: Sequence[np.ndarray] | None = None
@@ -268,51 +364,38 @@ class MentionTexts:
             `input_ids`, `attention_mask` (int64 [texts, tokens]) and `mention_tokens` (int64
             [mentions, most tokens of one], places in the flattened texts).
         """
-        if masked is None:
-            masked = [np.zeros(len(row.aliases), bool) for row in rows]
-        if self._in_windows:
-            texts, places = self._windows(rows, masked)
-        else:
-            texts, places = self._sentences(rows, masked)
-        tokens = [self._surround(text) for text in texts]
-        ids = pad(tokens, self._tokenizer.pad_token_id)
-        lengths = [len(own) for own in tokens]
-        width = ids.shape[1]
-        found = pad([np.asarray(own) + text * width for text, own in places], -1)
-        tensors = {
+        texts: list[list[int]] = []
+        places: list[tuple[int, range]] = []  # of each mention: its text, and the tokens there
+        for number, row in enumerate(rows):
+            is_masked = np.zeros(len(row.aliases), bool) if masked is None else masked[number]
+            spans = [*zip(row.starts.tolist(), row.ends.tolist(), strict=True)]
+            if not self._in_windows:
+                shift = len(self._before)
+                places += [(len(texts), range(start + shift, end + shift)) for start, end in spans]
+                texts.append(self._text(row.tokens, compress(spans, is_masked)))
+                continue
+            for span, mask in zip(spans, is_masked.tolist(), strict=True):
+                texts.append(self._text(row.tokens, [span] * mask, span))
+                places.append((len(texts) - 1, range(len(texts[-1]) if self._is_mean else 1)))
+        ids = pad(texts, self._tokenizer.pad_token_id)
+        lengths = [len(text) for text in texts]
+        found = pad([np.asarray(own) + text * ids.shape[1] for text, own in places], -1)
+        return {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(mask_of(lengths)),
             "mention_tokens": torch.from_numpy(found),
-        }
-        return tensors, sum(lengths)
+        }, sum(lengths)
 
-    def _sentences(
-        self, rows: Sequence[Row], masked: Sequence[np.ndarray]
-    ) -> tuple[list[list[int]], list[tuple[int, range]]]:
-        texts, places = [], []
-        shift = len(self._surround.before)
-        for number, (row, is_masked) in enumerate(zip(rows, masked, strict=True)):
-            tokens = row.tokens.copy()
-            for start, end in zip(row.starts[is_masked], row.ends[is_masked], strict=True):
-                tokens[start:end] = self._tokenizer.mask_token_id
-            texts.append(tokens.tolist())
-            for start, end in zip(row.starts.tolist(), row.ends.tolist(), strict=True):
-                places.append((number, range(start + shift, end + shift)))
-        return texts, places
-
-    def _windows(
-        self, rows: Sequence[Row], masked: Sequence[np.ndarray]
-    ) -> tuple[list[list[int]], list[tuple[int, range]]]:
-        texts: list[list[int]] = []
-        places = []
-        for row, is_masked in zip(rows, masked, strict=True):
-            for start, end, mask in zip(row.starts, row.ends, is_masked, strict=True):
-                tokens = row.tokens
-                if mask:
-                    tokens = tokens.copy()
-                    tokens[start:end] = self._tokenizer.mask_token_id
-                text = window(tokens, int(start), int(end), self._markers, self._room).tolist()
-                length = self._surround.count + len(text)
-                places.append((len(texts), range(length if self._is_mean else 1)))
-                texts.append(text)
-        return texts, places
+    def _text(
+        self,
+        tokens: np.ndarray,
+        masked: Iterable[tuple[int, int]],
+        around: tuple[int, int] | None = None,
+    ) -> list[int]:
+        """A sentence with its masked spans, or the window around one, with special tokens."""
+        tokens = tokens.copy()
+        for start, end in masked:
+            tokens[start:end] = self._tokenizer.mask_token_id
+        if around is not None:
+            tokens = window(tokens, *around, self._markers, self._room)
+        return [*self._before, *tokens.tolist(), *self._after]

@@ -61,8 +61,8 @@ def test_a_mention_without_its_entity_among_the_candidates(make: Make) -> None:
     def target(train_in_candidates: bool) -> tuple[list[bool], float]:
         task = make(train_in_candidates=train_in_candidates, negatives="own")
         row = rows_of(task, 1)[0]
-        wrong = {"bank": "seal-river"}.get(task.data.table.alias(int(row.aliases[0])), "bank-river")
-        row = replace(row, entities=np.array([[task.data.table.find(wrong)]]))
+        wrong = {"bank": "seal-river"}.get(task.data.table.aliases[row.aliases[0]], "bank-river")
+        row = replace(row, entities=np.array([[task.data.table.ids.find(wrong)]]))
         batch = task._batches.micro_batch([row], 0)
         return batch.tensors["targets"][0].tolist(), batch.weight
 
@@ -75,8 +75,8 @@ def test_a_mention_without_its_entity_among_the_candidates(make: Make) -> None:
 def test_a_mention_may_have_several_entities(make: Make) -> None:
     task = make(negatives="batch", hard_negatives=2, mask_rarest=0.0, mask_most_frequent=0.0)
     data, row = task.data, rows_of(task, 1)[0]
-    word = data.table.alias(int(row.aliases[0]))
-    both = np.array([[data.table.find(f"{word}-river"), data.table.find(f"{word}-money")]])
+    word = data.table.aliases[row.aliases[0]]
+    both = np.array([[data.table.ids.find(f"{word}-river"), data.table.ids.find(f"{word}-money")]])
     row = replace(row, entities=both)
     batch = task._batches.micro_batch([row], 0).tensors
     assert batch["targets"].sum().item() == 2
@@ -139,4 +139,4 @@ def test_sentences_and_windows_point_at_the_mention(make: Make) -> None:
             assert words == ["[CLS]"] * 6
         else:
             table, rows = task.data.table, rows_of(task, 3)
-            assert words == [table.alias(int(alias)) for row in rows for alias in row.aliases]
+            assert words == [table.aliases[alias] for row in rows for alias in row.aliases]

@@ -45,8 +45,8 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
         "18,391 relations"
     )
     assert "kg_conn.txt: 9991 of 10000 pairs name entities without a title" in caplog.text
-    assert table.entity_id(1) == "Q1951"  # the first title
-    nigeria = table.find("Q1033")
+    assert table.ids[1] == "Q1951"  # the first title
+    nigeria = table.ids.find("Q1033")
     assert table.types(nigeria)[0] == "<wordnet_country_108544813>"
     assert table.relations(nigeria)[:2] == [("seal description", 0), ("central bank", 0)]
 
@@ -57,12 +57,12 @@ def test_the_tables_of_both_generations(tmp_path: Path, caplog: pytest.LogCaptur
         "1,523 entities, 13,450 aliases (484 of several entities, 29 at most), 190 types, "
         "8,601 relations"
     )
-    gabon = second.find("Q1000")
+    gabon = second.ids.find("Q1000")
     assert second.types(gabon) == ["sovereign state", "country", "French colonial empire"]
-    assert second.title(gabon) == "Gabon"
-    assert second.description(gabon).startswith("Gabon ( ; ) , officially the Gabonese Republic")
-    entities, scores = second.candidates(second.alias_index("gabon"))
-    names = [second.entity_id(entity) for entity in entities.tolist()]
+    assert second.titles[gabon] == "Gabon"
+    assert second.descriptions[gabon].startswith("Gabon ( ; ) , officially the Gabonese Republic")
+    entities, scores = second.candidates(second.aliases.find("gabon"))
+    names = [second.ids[entity] for entity in entities.tolist()]
     assert (names, scores.tolist()) == (["Q1000", "Q235416", "Q2804483"], [4103.0, 308.0, 10.0])
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.tasks.disambiguation.candidates import (
+from bsmeta.tasks.disambiguation.data import (
     DocumentCounts,
     candidates_of,
     percentiles,
-    training_counts,
 )
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
@@ -22,14 +21,14 @@ def table(world: Path) -> EntityTable:
 
 
 def numbers(table: EntityTable, *ids: str) -> np.ndarray:
-    return np.array([[table.find(one)] for one in ids])
+    return np.array([[table.ids.find(one)] for one in ids])
 
 
 def test_candidates_of_mentions(table: EntityTable) -> None:
-    bank, bass = table.alias_index("bank"), table.alias_index("bass")
+    bank, bass = table.aliases.find("bank"), table.aliases.find("bass")
     gold = numbers(table, "bank-money", "bank-river", "seal-river")
     found = candidates_of(table, [bank, bass, -1], gold)
-    ids = [[table.entity_id(e) if e >= 0 else None for e in row] for row in found.entities]
+    ids = [[table.ids[e] if e >= 0 else None for e in row] for row in found.entities]
     assert ids == [
         ["bank-river", "bank-money", "unseen"], ["bass-river", "bass-money", None], [None] * 3,
     ]  # fmt: skip
@@ -41,7 +40,7 @@ def test_candidates_of_mentions(table: EntityTable) -> None:
 
 
 def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
-    bank = table.alias_index("bank")
+    bank = table.aliases.find("bank")
     river, money = numbers(table, "bank-river", "bank-money")[:, 0].tolist()
     counts = DocumentCounts(
         np.array([7, 7, 7, 8]), np.array([bank] * 4), np.array([river, river, money, money])
@@ -61,10 +60,10 @@ def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
 
 
 def test_fewer_candidates_keep_the_entity_of_the_mention(table: EntityTable) -> None:
-    bank = table.alias_index("bank")
+    bank = table.aliases.find("bank")
     gold = numbers(table, "unseen", "bank-river", "bass-river")
     found = candidates_of(table, [bank] * 3, gold).first(2)
-    ids = [[table.entity_id(entity) for entity in row] for row in found.entities]
+    ids = [[table.ids[entity] for entity in row] for row in found.entities]
     assert ids == [
         ["bank-river", "unseen"],
         ["bank-river", "bank-money"],
@@ -75,20 +74,19 @@ def test_fewer_candidates_keep_the_entity_of_the_mention(table: EntityTable) -> 
 
 
 def test_several_entities_of_a_mention(table: EntityTable) -> None:
-    bank, bass = table.alias_index("bank"), table.alias_index("bass")
+    bank, bass = table.aliases.find("bank"), table.aliases.find("bass")
     pairs = numbers(table, "unseen", "bank-money").T
-    alone = np.array([[table.find("seal-river"), -1]])
+    alone = np.array([[table.ids.find("seal-river"), -1]])
     found = candidates_of(table, [bank, bass], np.concatenate([pairs, alone]))
     assert found.is_gold.tolist() == [[False, True, True], [False, False, False]]
     assert found.place.tolist() == [1, -1]
     few = found.first(2)  # both entities, without the most popular candidate
-    assert few.entities[0].tolist() == [table.find("bank-money"), table.find("unseen")]
+    assert few.entities[0].tolist() == [table.ids.find("bank-money"), table.ids.find("unseen")]
     assert few.is_gold.tolist() == [[True, True], [False, False]]
-    assert found.first(1).entities[0].tolist() == [table.find("bank-money")]
+    assert found.first(1).entities[0].tolist() == [table.ids.find("bank-money")]
 
 
 def test_percentiles_of_the_entities_in_the_training_data() -> None:
-    counts = training_counts(np.array([1, 2, 2, 3, 3, 3, 4, 4, 4]), 6)
-    assert counts.tolist() == [0, 1, 2, 3, 3, 0]
+    counts = np.array([0, 1, 2, 3, 3, 0])
     assert percentiles(counts) == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 0])
     assert percentiles(np.zeros(2, np.int64)).tolist() == [0, 0]

@@ -150,7 +150,7 @@ def test_emmental(changed: dict[str, Any], expected: dict[str, Any]) -> None:
     if "n_steps" in changed:
         del emmental["n_epochs"]
     rows = convert({**SECOND_CONFIG, "emmental": emmental})
-    found = dict(pair for row in rows for pair in row.ours)
+    found = {name: value for row in rows for name, value in row.ours.items()}
     assert {name: found[name] for name in expected} == expected
 
 
@@ -170,7 +170,7 @@ def test_another_unit_is_left_to_the_user() -> None:
         ("emmental.evaluation_freq", "eval_steps or evals_per_epoch"),
         ("emmental.checkpoint_freq", "save_steps or saves_per_epoch"),
     ):
-        assert (rows[key].ours, rows[key].note) == ((), f"counter_unit=sample: set {names}")
+        assert (rows[key].ours, rows[key].note) == ({}, f"counter_unit=sample: set {names}")
 
 
 def test_no_embeddings_name_no_files() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.tasks.disambiguation import detection
+from bsmeta.tasks.disambiguation import predict
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
-from bsmeta.tasks.disambiguation.detection import Detector, folded, open_detector
 from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.predict import Detector, folded, open_detector
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
 from tests.tasks.disambiguation.test_entities import write
 
@@ -29,7 +29,7 @@ def table_of(folder: Path, *aliases: str) -> EntityTable:
 
 
 def found(detector: Detector, table: EntityTable, text: str) -> list[tuple[str, str]]:
-    return [(text[start:end], table.alias(alias)) for start, end, alias in detector(text)]
+    return [(text[start:end], table.aliases[alias]) for start, end, alias in detector(text)]
 
 
 def test_the_longest_whole_words_are_found(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_counts_are_made_once_and_again_for_other_lines(
     table = table_of(tmp_path, "in.n", "be.v", "man.n")
     config = config_of(tmp_path, LINES)
     open_detector(config, table, tmp_path / "forms")
-    monkeypatch.setattr(detection, "count_forms", None)
+    monkeypatch.setattr(predict, "count_forms", None)
     detector = open_detector(config, table, tmp_path / "forms")
     assert found(detector, table, "in is") == [("is", "be.v")]
     new = json.dumps({"entity_id": "Q9", "mentions": [["isle.n", 1]], "title": "isle"})
@@ -129,7 +129,7 @@ def test_every_match_is_a_form_between_word_edges(
     table, detector = _small(tmp_path_factory)
     end = 0
     for start, stop, alias in detector(text):
-        assert folded(text[start:stop]) == table.alias(alias)
+        assert folded(text[start:stop]) == table.aliases[alias]
         for place in (start, stop):  # not within a word
             around = text[max(place - 1, 0) : place + 1]
             assert len(around) < 2 or not around.isalnum()

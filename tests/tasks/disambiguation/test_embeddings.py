@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.tasks.disambiguation import candidates as candidates_module
 from bsmeta.tasks.disambiguation import embeddings
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import Data
@@ -48,7 +47,7 @@ def test_vectors_and_neighbors_report_their_progress(
 ) -> None:
     """The first epoch of a large table takes hours, in which no step ends."""
     monkeypatch.setattr(embeddings, "TOKENS_AT_ONCE", 1)  # an entity is a batch
-    monkeypatch.setattr(candidates_module, "QUERIES_AT_ONCE", 1)
+    monkeypatch.setattr(embeddings, "QUERIES_AT_ONCE", 1)
     config = DisambiguationConfig(
         model_name=str(encoder),
         train_entity_layers=0,

@@ -45,27 +45,27 @@ def build(folder: Path, profiles: list[Any], **options: int) -> EntityTable:
 
 
 def candidates_of(table: EntityTable, alias: str) -> list[tuple[str, float]]:
-    entities, scores = table.candidates(table.alias_index(alias))
+    entities, scores = table.candidates(table.aliases.find(alias))
     assert (entities.dtype, scores.dtype) == (np.int32, np.float32)
-    return list(zip(map(table.entity_id, entities.tolist()), scores.tolist(), strict=True))
+    return [*zip([table.ids[one] for one in entities], scores.tolist(), strict=True)]
 
 
 def test_a_table_has_what_the_profiles_say(tmp_path: Path) -> None:
     table = build(tmp_path, [LINCOLN, TODD, CITY])
     assert len(table) == 4  # with NIL
-    assert [table.entity_id(index) for index in range(4)] == ["NIL", "Q91", "Q94", "Q28260"]
+    assert [table.ids[index] for index in range(4)] == ["NIL", "Q91", "Q94", "Q28260"]
     assert candidates_of(table, "lincoln") == [("Q28260", 9.5), ("Q91", 8.0), ("Q94", 1.0)]
     assert candidates_of(table, "mary lincoln") == [("Q94", 2.0)]
-    assert table.alias_index("Lincoln") == -1
-    assert list(table.aliases()) == ["lincoln", "abraham lincoln", "mary lincoln"]
-    lincoln = table.find("Q91")
-    assert table.title(lincoln) == "Abraham Lincoln"
-    assert table.description(lincoln) == "16th president"
+    assert table.aliases.find("Lincoln") == -1
+    assert list(table.aliases) == ["lincoln", "abraham lincoln", "mary lincoln"]
+    lincoln = table.ids.find("Q91")
+    assert table.titles[lincoln] == "Abraham Lincoln"
+    assert table.descriptions[lincoln] == "16th president"
     assert table.types(lincoln) == ["human", "politician", "person"]
-    assert table.relations(lincoln) == [("spouse", table.find("Q94"))]
-    assert (table.title(0), table.types(0), table.relations(0)) == ("", [], [])
-    assert table.types(table.find("Q94")) == []
-    assert table.find("Q7") == -1
+    assert table.relations(lincoln) == [("spouse", table.ids.find("Q94"))]
+    assert (table.titles[0], table.types(0), table.relations(0)) == ("", [], [])
+    assert table.types(table.ids.find("Q94")) == []
+    assert table.ids.find("Q7") == -1
     assert candidates_of(pickle.loads(pickle.dumps(table)), "lincoln")[0] == ("Q28260", 9.5)
 
 
@@ -125,7 +125,7 @@ def test_added_entities_change_no_number(tmp_path: Path) -> None:
     after = add_entities(new, tmp_path / "table")
     assert candidates_of(after, "lincoln") == [("Q91", 8.0), ("Q28260", 3.0), ("Q94", 1.0)]
     assert candidates_of(after, "lnk") == [("Q28260", 1.0)]
-    assert list(after.aliases())[:3] == list(before.aliases())
+    assert list(after.aliases)[:3] == list(before.aliases)
     assert after.entities_of(before.fingerprint) == 3
     assert after.entities_of(after.fingerprint) == 4
     assert before.entities_of(after.fingerprint) is None
@@ -149,7 +149,7 @@ def test_what_an_interrupted_addition_has_appended_is_ignored(tmp_path: Path) ->
         file.write(b"Linc")
     (tmp_path / "b/table/candidates.2.bin").write_bytes(b"half")
     table = add_entities(write(tmp_path / "new.jsonl", [CITY]), tmp_path / "b/table")
-    assert table.title(3) == "Lincoln (Nebraska)"
+    assert table.titles[3] == "Lincoln (Nebraska)"
     assert table.fingerprint == built.fingerprint
 
 
@@ -181,7 +181,7 @@ def test_adding_equals_building(
     table = build(folder / "b", profiles[:first], max_candidates=most)
     table = add_entities(write(folder / "new.jsonl", profiles[first:]), folder / "b/table")
     assert table.fingerprint == whole.fingerprint
-    for alias in whole.aliases():
+    for alias in whole.aliases:
         expected = [
             (dict(profile["mentions"])[alias], profile["entity_id"])
             for profile in profiles

@@ -45,8 +45,8 @@ def build(folder: Path, sources: dict[str, Any] | None = None, **changed: Any) -
 
 def test_a_table_has_what_the_files_say(tmp_path: Path) -> None:
     table = build(tmp_path)
-    assert [table.entity_id(index) for index in range(4)] == ["NIL", "Q91", "Q94", "Q28260"]
-    assert table.title(1) == "Abraham Lincoln"
+    assert [table.ids[index] for index in range(4)] == ["NIL", "Q91", "Q94", "Q28260"]
+    assert table.titles[1] == "Abraham Lincoln"
     assert table.max_candidates == 2
     assert candidates_of(table, "lincoln") == [("Q28260", 9.5), ("Q91", 8.0)]
     assert [table.types(index) for index in (1, 2, 3)] == [["politician", "human"], ["human"], []]
@@ -58,7 +58,7 @@ def test_a_table_has_what_the_files_say(tmp_path: Path) -> None:
 def test_what_is_missing(tmp_path: Path) -> None:
     table = build(tmp_path, {"emb_dir": None}, config=None, qid2eid=None)
     assert (table.types(1), table.relations(1), table.max_candidates) == ([], [], 30)
-    assert [table.entity_id(index) for index in (1, 2, 3)] == ["Q91", "Q94", "Q28260"]  # of titles
+    assert [table.ids[index] for index in (1, 2, 3)] == ["Q91", "Q94", "Q28260"]  # of titles
     none = {"types": [], "relations": []}
     assert build(tmp_path / "b", none, qid2types=None).types(1) == []
 

@@ -41,11 +41,11 @@ def test_both_generations_give_characters(tmp_path: Path) -> None:
     slices = {"unif_NS_TL": {"0": 1.0, "1": 1.0}, "other": {"0": 0.5}}
     lines = read(tmp_path, [WORDS, "", {**CHARACTERS, "document": "d1", "slices": slices}])
     mentions = (
-        Mention(0, 12, 30, "lincoln", ("Q28260",), True, ()),
-        Mention(1, 22, 30, "nebraska", ("Q1553",), False, ()),
+        Mention(12, 30, "lincoln", ("Q28260",), True, ()),
+        Mention(22, 30, "nebraska", ("Q1553",), False, ()),
     )
     assert lines[0] == Line(1, 7, WORDS["sentence"], "7", mentions)
-    first = Mention(0, 12, 30, "lincoln", ("Q28260",), True, ("unif_NS_TL",))
+    first = Mention(12, 30, "lincoln", ("Q28260",), True, ("unif_NS_TL",))
     assert lines[1] == Line(3, 7, WORDS["sentence"], "d1", (first, mentions[1]))
     assert lines[0].text[12:30] == "Lincoln , Nebraska"
 

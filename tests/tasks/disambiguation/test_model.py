@@ -23,10 +23,10 @@ from transformers import (
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.model import (
     BiEncoder,
     after_states,
+    build_model,
     load_model,
     mean_of_tokens,
     save_model,

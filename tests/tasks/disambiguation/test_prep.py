@@ -22,16 +22,9 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems, read_lines
-from bsmeta.tasks.disambiguation.prep import (
-    Chunk,
-    Limits,
-    Prep,
-    divide,
-    open_prep,
-    overlapping,
-    widen,
-)
+from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
+from bsmeta.tasks.disambiguation.texts import Chunk, Limits, divide, overlapping, widen
 from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation import helpers
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
@@ -141,7 +134,7 @@ LINE: dict[str, Any] = {
     "slices": {"tail": {"2": 1.0, "1": 1.0}},
 }
 
-Open = Callable[..., Prep]
+Open = Callable[..., Sentences]
 Launch = Callable[..., CompletedProcess[str]]
 
 
@@ -156,7 +149,7 @@ def open_lines(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Open:
 
     def call(
         lines: list[Any] | None = None, limits: Limits = LIMITS, workers: int = 1, **options: bool
-    ) -> Prep:
+    ) -> Sentences:
         path = tmp_path / "train.jsonl"
         if lines is not None:
             write(path, lines)
@@ -408,10 +401,9 @@ def test_every_mention_of_the_shipped_sentences_is_in_one_row(
     found = open_prep(path, table, tokenizer, tmp_path / "prep", Limits(2, 12, 30))
     expected = {}
     for line in read_lines(path, Problems(path)):
-        for mention in line.mentions:
+        for position, mention in enumerate(line.mentions):
             surface = line.text[mention.start : mention.end]
-            key = (line.number, mention.position)
-            expected[key] = (mention.alias, mention.entities, surface.split())
+            expected[line.number, position] = (mention.alias, mention.entities, surface.split())
     rows: dict[tuple[int, int], tuple[str, tuple[str, ...], list[str]]] = {}
     for row in found.rows:
         assert 0 < len(row["alias"]) <= 2
@@ -419,7 +411,7 @@ def test_every_mention_of_the_shipped_sentences_is_in_one_row(
         for position, start, end, alias, entities in zip(*columns, strict=True):
             assert (row["line"], position) not in rows
             text = tokenizer.decode(row["input_ids"][start:end]).split()
-            names = table.alias(alias), tuple(map(table.entity_id, entities))
+            names = table.aliases[alias], tuple(table.ids[one] for one in entities)
             rows[row["line"], position] = (*names, text)
     assert rows == expected
     assert found.facts["lost"] == 0

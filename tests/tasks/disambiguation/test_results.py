@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.tasks.disambiguation.report import summary
-from bsmeta.tasks.disambiguation.results import (
+from bsmeta.tasks.disambiguation.report import (
     POPULAR,
-    Answers,
     Scored,
     bands,
     count_bins,
@@ -18,6 +16,7 @@ from bsmeta.tasks.disambiguation.results import (
     own_slices,
     results_of,
     slices_of,
+    summary,
 )
 
 
@@ -30,7 +29,9 @@ def scored(
     return Scored(
         *columns,
         documents=np.arange(len(rows)) // 2,
-        answers=Answers(none, none, none, none[:, None], none, none.astype(float)),
+        **dict.fromkeys(("sentences", "positions", "aliases", "answers"), none),
+        gold=none[:, None],
+        shares=none.astype(float),
         own={name: np.array(members) for name, members in (own or {}).items()},
         loss=np.zeros(len(rows)),
     )  # fmt: skip

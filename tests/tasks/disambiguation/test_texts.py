@@ -15,7 +15,7 @@ PARTS = ("title", "types", "relations", "description")
 
 def test_the_text_of_an_entity(world: Path, encoder: Path) -> None:
     table, tokenizer = EntityTable.open(world / "entities"), load_tokenizer(str(encoder))
-    entity = table.find("bass-money")
+    entity = table.ids.find("bass-money")
 
     def read(parts: tuple[str, ...], length: int = 40, is_masked: bool = False) -> str:
         texts = EntityTexts(table, tokenizer, parts, length)
