@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import ROOT
+from bsmeta.core.process import exit_code
 
 PROGRAMS = {
     "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),
@@ -77,8 +78,6 @@ def main() -> None:
     elif name in {"-h", "--help"}:
         print(usage())
     else:
-        from bsmeta.config.compose import exit_code  # imports Hydra
-
         sys.exit(exit_code(lambda: _files(name, arguments)))
 
 

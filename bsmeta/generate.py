@@ -9,9 +9,9 @@ python bsmeta/generate.py mode=attribute type=url
 
 from __future__ import annotations
 
+from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.task_entry import check_program
-from bsmeta.config.tools import GenerateConfig, refuse_unused
+from bsmeta.config.evaluation import GenerateConfig, refuse_unused
 from bsmeta.tasks import TASKS
 
 _OF_BOTH = (

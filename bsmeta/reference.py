@@ -11,15 +11,12 @@ from pathlib import Path
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig, StageConfig
 from bsmeta.config.describe import Key, group_options, sections
+from bsmeta.config.evaluation import EvaluateConfig, GenerateConfig
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.tools import (
-    DownloadConfig,
-    EntitiesConfig,
-    EvaluateConfig,
-    GenerateConfig,
-    PredictConfig,
-)
 from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.download import DownloadConfig
+from bsmeta.entities import EntitiesConfig
+from bsmeta.predict import PredictConfig
 from bsmeta.tasks import TASKS
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
@@ -138,11 +135,11 @@ def _groups() -> str:
 def _table(keys: list[Key]) -> str:
     lines = ["| key | type | values | default | meaning | owner |", "|---|---|---|---|---|---|"]
     for key in keys:
-        twins = ", ".join(f"`{twin}`" for twin in (key.deepspeed or "").split(", ") if twin)
+        twins = ", ".join(f"`{twin}`" for twin in (key.about.deepspeed or "").split(", ") if twin)
         owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
         name = key.name.rpartition(".")[2]
-        values = f"`{key.values}`" if key.values else ""
-        cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.meaning, owner]
+        values = f"`{key.about.values}`" if key.about.values else ""
+        cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.about.meaning, owner]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 

@@ -6,7 +6,7 @@ import os
 
 PARENT = os.getppid()
 if __name__ == "__main__":
-    from bsmeta.core.signals import hold_signals
+    from bsmeta.core.process import hold_signals
 
     hold_signals()  # until the folder of the run is known
 
@@ -19,11 +19,9 @@ from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.hydra_ext import composed_files, reading
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import set_branch_length
-from bsmeta.config.summary import launch_notes, print_summary, summary
+from bsmeta.config.steps import launch_notes, print_summary, set_branch_length, summary
 from bsmeta.core.errors import ConfigurationError, UserError
-from bsmeta.core.reporting import rank
-from bsmeta.core.signals import StopRequest, release_signals
+from bsmeta.core.process import StopRequest, rank, release_signals
 from bsmeta.tasks import TASKS
 from bsmeta.training.run_folder import note_early_stop, write_refusal
 

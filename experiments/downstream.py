@@ -13,8 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from bsmeta.config.compose import exit_code
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.process import exit_code
 from bsmeta.studies.config import DownstreamConfig
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from bsmeta.config.checks.run import launcher_problems
 from bsmeta.config.launch import read_launch
+from bsmeta.config.launch_checks import launcher_problems
 from bsmeta.core.errors import ConfigurationError, refuse
 
 

@@ -29,8 +29,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bsmeta.config.compose import exit_code
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.process import exit_code
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.studies.runs import Launcher, Run, check, keep_settings, runs_of, show_progress
 

@@ -43,7 +43,7 @@ DISTRIBUTED = [
 ]
 ROOMS = {
     "accelerate": DISTRIBUTED,
-    "deepspeed": [*DISTRIBUTED, "config/checks/deepspeed*"],
+    "deepspeed": [*DISTRIBUTED, "config/deepspeed*"],
     "hydra": ["*.py", "config/*"],
     "omegaconf": ["*.py", "config/*", "studies/config*"],
     "tensorboard": ["training/metrics*"],

@@ -38,8 +38,8 @@ from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.shard import FOLDER
 from bsmeta.annotate.sources import InputFile, counted, identified, list_inputs, output_folder
-from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.process import EXIT_PREEMPTED
 from bsmeta.core.progress import progress_bar
 
 _REQUEUE = {"signal": "USR1@90"}  # before the time limit; datatrove then requeues the task

@@ -17,22 +17,15 @@ from typing import Any
 import msgspec
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.run import value_problems
+from bsmeta.config.checks import entry_of, value_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
 from bsmeta.config.hydra_ext import choose
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.task_entry import entry_of
-from bsmeta.core.errors import (
-    ConfigurationError,
-    DataError,
-    bound_problems,
-    naming_extras,
-    nearest,
-    refuse,
-)
+from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, nearest, refuse
 from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.keys import bound_problems
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.windows import check_length
 from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder

@@ -20,8 +20,9 @@ from torch import nn
 
 from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
 from bsmeta.api.runs import Run
-from bsmeta.config.tools import GenerateConfig
-from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, refuse_out_of_bounds
+from bsmeta.config.evaluation import GenerateConfig
+from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
+from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.sampling import OWN

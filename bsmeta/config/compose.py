@@ -11,12 +11,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import select
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import hydra
 import yaml
@@ -27,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bsmeta.config import command_line, hydra_ext, interpolation
 from bsmeta.config.command_line import CommandLine, quote_home
-from bsmeta.config.describe import describe, key_names
+from bsmeta.config.describe import describe
 from bsmeta.config.hydra_ext import choose, key_of, reading, settable, store_name
 from bsmeta.config.interpolation import resolve
 from bsmeta.config.mistakes import (
@@ -39,24 +37,10 @@ from bsmeta.config.mistakes import (
     plain,
     typed,
 )
-from bsmeta.core.errors import (
-    HYDRA,
-    ConfigurationError,
-    Problem,
-    UserError,
-    bound_problems,
-    missing_extra,
-    refuse,
-    show,
-)
-from bsmeta.core.files import CONFIG_FOLDER, ROOT
-from bsmeta.core.keys import expand_home
-from bsmeta.core.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
-from bsmeta.core.secrets import redact, redact_values
-from bsmeta.core.signals import EXIT_FAILURE, EXIT_PREEMPTED  # noqa: F401 (all codes are read here)
-
-EXIT_USER_ERROR = 2
-EXIT_NO_READER = 141  # as a shell reports a program that SIGPIPE has ended
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse, show
+from bsmeta.core.files import CONFIG_FOLDER, ROOT, redact, redact_values
+from bsmeta.core.keys import bound_problems, expand_home, key_names
+from bsmeta.core.process import exit_code, leave, rank
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)
@@ -98,7 +82,7 @@ def run_entry_point(
             refuse(problems)
         return main(config) or 0
 
-    _leave(exit_code(lambda: _run(schema, config_name, call)))
+    leave(exit_code(lambda: _run(schema, config_name, call)))
 
 
 def _log_to_console() -> None:
@@ -147,7 +131,13 @@ def _run_by_hydra(
         codes.append(exit_code(lambda: call(typed(plain(composed), schema)[0], [])))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
-    hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=config_name)(task)()
+    program = hydra.main(
+        version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=config_name
+    )(task)
+    try:
+        program()
+    except Refusal as error:
+        raise ConfigurationError(explain(error)) from error
     return max(codes)
 
 
@@ -161,22 +151,6 @@ def _for_hydra(line: CommandLine, overrides: Sequence[str]) -> list[str]:
         *settable(overrides),
         *(override for override in quiet if key_of(override) not in given),
     ]
-
-
-def _leave(code: int) -> NoReturn:
-    """Exits the process; under a launcher, without Python's own shutdown.
-
-    Gloo's threads may still be releasing tensors when the interpreter shuts down, and then abort
-    the process (measured with torch 2.13: 3 of 10 runs that had done all their work; see pytorch
-    pull request 179291). Everything is on disk by now.
-    """
-    note_exit_code(code)
-    if "WORLD_SIZE" in os.environ:  # started by a launcher, so there is a process group
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 def register(schema: type, own_folder: Path | None = None) -> None:
@@ -257,58 +231,6 @@ def to_yaml(config: Any) -> str:
     values = {"defaults": [store_name(type(config)), "_self_"]}
     values |= redact_values(dataclasses.asdict(config))
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-def exit_code(action: Callable[[], int | None]) -> int:
-    """Runs `action`, reports its error if it raises one, and returns the exit code.
-
-    If the reader of the output has ended, as `head` does, there is nothing to report.
-    """
-    try:
-        code = action() or 0
-        if sys.stdout is not None:  # closed by the caller
-            sys.stdout.flush()
-        return code
-    except BaseException as error:
-        if isinstance(error, BrokenPipeError) and _has_no_reader():
-            # What is still buffered goes there when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return EXIT_NO_READER
-        return report(error)
-
-
-def _has_no_reader() -> bool:
-    """Whether standard output is a pipe that nothing reads."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def report(error: BaseException) -> int:
-    """Prints an error on standard error, and returns the exit code."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else EXIT_FAILURE
-    error = missing_extra(error) or error
-    if isinstance(error, Refusal):
-        error = ConfigurationError(explain(error))
-    if isinstance(error, yaml.YAMLError):  # also tags that would construct Python objects
-        error = ConfigurationError(f"a YAML file cannot be read: {error}")
-    if isinstance(error, ConfigurationError):
-        if not is_reporter():  # every process of this machine has found the same error
-            wait_for_reporter()
-        message = f"configuration error: {error}"
-    elif isinstance(error, UserError):
-        message = f"{_which_rank()}error: {error}"
-    else:
-        message = "".join(traceback.format_exception(error))
-    print(redact(message), file=sys.stderr, flush=True)
-    announce(error)
-    return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
-
-
-def _which_rank() -> str:
-    """The rank in front of an error that may be of one process only; nothing if there is one."""
-    return f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
 
 
 def _in_project(path: str) -> str:

@@ -15,8 +15,8 @@ from fractions import Fraction
 from typing import Any
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.errors import HYDRA, Problem, bound_problems, refuse, show
-from bsmeta.core.keys import key
+from bsmeta.core.errors import HYDRA, Problem, refuse, show
+from bsmeta.core.keys import bound_problems, key
 
 MOST_PARTS = 1 << 20
 """Largest sum of the weights of a mixture as whole numbers in lowest terms: the sequences of a

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.keys import values_of
+from bsmeta.core.keys import About, about, key_names, leaves, type_hints
 
 PARTS = "parts"
 """The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""
@@ -46,47 +46,22 @@ MAIN = (
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the schema: its dotted name, type and default as text, and its meaning."""
+    """One key of the schema: its dotted name, its type and default as text, and all about it."""
 
     name: str
     type: str
     default: str
-    meaning: str
-    deepspeed: str | None
-    deepspeed_default: str | None
-    values: str  # the accepted values, if not all of the type
-    heading: str | None  # above this key and those after it
+    about: About
     entries: Any  # the dataclass of the entries of a list
 
 
-def keys(schema: type, prefix: str = "") -> Iterator[Key]:
+def keys(schema: type) -> Iterator[Key]:
     """Yields the leaves of the schema, in declaration order."""
-    types = typing.get_type_hints(schema)
-    defaults = schema()
-    for field in dataclasses.fields(schema):
-        kind = types[field.name]
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            yield from keys(kind, f"{prefix}{field.name}.")
-        else:
-            yield Key(
-                name=prefix + field.name,
-                type=type_name(kind),
-                default=_text(getattr(defaults, field.name)),
-                meaning=field.metadata["meaning"],
-                deepspeed=field.metadata["deepspeed"],
-                deepspeed_default=field.metadata["deepspeed_default"],
-                values=str(values_of(field)),
-                heading=field.metadata["heading"],
-                entries=entries_of(kind),
-            )
-
-
-def key_names(schema: type) -> list[str]:
-    """Every dotted name of the schema, sections included."""
-    leaves = [field.name for field in keys(schema)]
-    sections = {name.rsplit(".", n)[0] for name in leaves for n in range(1, name.count(".") + 1)}
-    return sorted({*leaves, *sections})
+    for name, section, field in leaves(schema()):
+        owner: Any = type(section)
+        kind = type_hints(owner)[field.name]
+        default = _text(getattr(section, field.name))
+        yield Key(name, type_name(kind), default, about(field), entries_of(kind))
 
 
 def group_options() -> dict[str, list[str]]:
@@ -117,7 +92,7 @@ def sections(schema: type) -> list[tuple[str, list[Key]]]:
     heading = "Keys"
     for name in keys(schema):
         section = name.name.rpartition(".")[0]
-        heading = name.heading or heading
+        heading = name.about.heading or heading
         parts.setdefault(f"`{section}`" if section else heading, []).append(name)
         if name.entries is not None:
             parts[f"Entries of `{name.name}`"] = list(keys(name.entries))
@@ -166,10 +141,10 @@ def _listed(heading: str, found: list[Key]) -> list[str]:
     """Lists keys below their heading, each with its meaning on a second line."""
     lines = [heading, "-" * len(heading)]
     for line in found:
-        twin = f"  [DeepSpeed: {line.deepspeed}]" if line.deepspeed else ""
-        values = f"  ({line.values})" if line.values else ""
+        twin = f"  [DeepSpeed: {line.about.deepspeed}]" if line.about.deepspeed else ""
+        values = f"  ({line.about.values})" if line.about.values else ""
         lines.append(f"{line.name}: {line.type} = {line.default}{values}")
-        lines.append(f"    {line.meaning}{twin}")
+        lines.append(f"    {line.about.meaning}{twin}")
     return [*lines, ""]
 
 

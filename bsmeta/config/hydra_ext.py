@@ -25,8 +25,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bsmeta.config import interpolation
+from bsmeta.config.checks import load
 from bsmeta.config.describe import PARTS
-from bsmeta.config.task_entry import load
 from bsmeta.core.errors import ConfigurationError, show
 from bsmeta.core.files import CONFIG_FOLDER
 

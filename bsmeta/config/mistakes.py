@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.command_line import COMMAND_LINE
-from bsmeta.config.describe import entries_of, group_options, key_names, suggestion, type_name
+from bsmeta.config.describe import entries_of, group_options, suggestion, type_name
 from bsmeta.config.hydra_ext import (
     MISSING,
     NO_VALUE,
@@ -40,6 +40,7 @@ from bsmeta.config.hydra_ext import (
     store_name,
 )
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, refuse, show
+from bsmeta.core.keys import key_names
 
 HELP = "see --help for every key"
 Names = tuple[Any, ...]  # of sections and a key, from the outside in

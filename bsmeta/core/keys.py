@@ -1,23 +1,34 @@
-"""`key(...)`: a schema field with its metadata: meaning, accepted values, DeepSpeed counterpart.
+"""`key(...)`: a schema field, and what is known about it: meaning, accepted values, DeepSpeed twin.
 
-The checks, `--help` and the documentation are derived from it.
+The checks of values, `--help` and the documentation are derived from it.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
+
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
 
 
-@dataclass(frozen=True)
-class Values:
-    """The values that a key accepts; null is never refused if its type allows it.
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What the schema says about a key.
 
-    Of a list or a mapping, they are those of each entry.
+    The accepted values are those of each entry of a list or a mapping; null is never refused if
+    the type of the key allows it.
 
     Attributes:
+        meaning: One line for `--help` and the reference documentation.
+        deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
+        deepspeed_default: What DeepSpeed uses where the JSON lacks that key, if the JSON must have
+            it.
+        is_path: Whether the value names files or folders: a `~` at its beginning is expanded.
+        heading: The heading that `--help` and the documentation show above this key and the next.
         choices: The only accepted values.
         at_least: The smallest accepted number.
         at_most: The largest accepted number.
@@ -26,6 +37,11 @@ class Values:
         finite: Infinity is refused.
     """
 
+    meaning: str = ""
+    deepspeed: str | None = None
+    deepspeed_default: str | None = None
+    is_path: bool = False
+    heading: str | None = None
     choices: tuple[str, ...] = ()
     at_least: float | None = None
     at_most: float | None = None
@@ -33,54 +49,53 @@ class Values:
     below: float | None = None
     finite: bool = False
 
-    def __str__(self) -> str:
-        """The values as the documentation shows them; empty if any value is accepted."""
+    @property
+    def values(self) -> str:
+        """The accepted values as the documentation shows them; empty if any value is accepted."""
         if self.choices:
             return " | ".join(self.choices)
         named = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
         bounds = [f"{sign} {bound}" for sign, bound in named.items() if bound is not None]
         return ", ".join([*bounds, *(["finite"] if self.finite else [])])
 
+    def expected(self, value: Any) -> str | None:
+        """The bound that a number (or NaN) violates, as text; None if it is within bounds."""
+        least, most = self.at_least, self.at_most
+        if least is not None and most is not None and not least <= value <= most:
+            return f"{least} to {most}"
+        if least is not None and not value >= least:
+            return f"{least} or more"
+        if most is not None and not value <= most:
+            return f"{most} or less"
+        if self.above is not None and not self.above < value < math.inf:
+            return f"a number above {self.above}"
+        if self.below is not None and not value < self.below:
+            return f"a number below {self.below}"
+        if self.finite and not math.isfinite(value):
+            return "a finite number"
+        return None
 
-def key(
-    default: Any,
-    meaning: str,
-    *,
-    deepspeed: str | None = None,
-    deepspeed_default: str | None = None,
-    is_path: bool = False,
-    heading: str | None = None,
-    choices: tuple[str, ...] = (),
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    finite: bool = False,
-) -> Any:
+    def least(self) -> float:
+        """A small number within bounds."""
+        if self.above is not None:
+            most = self.at_most if self.at_most is not None else self.below
+            return self.above + 1 if most is None else (self.above + most) / 2
+        bounds = (self.at_least, self.at_most)
+        return next((bound for bound in bounds if bound is not None), 0)
+
+
+def key(default: Any, meaning: str, **about: Any) -> Any:
     """A dataclass field of the schema.
 
     Args:
-        default: The default value; lists and dicts are copied for each instance.
-        meaning: One line for `--help` and the reference documentation.
-        deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
-        deepspeed_default: What DeepSpeed uses where the JSON lacks that key, if the JSON must have
-            it.
-        is_path: Whether the value names files or folders: a `~` at its beginning is expanded.
-        heading: The heading that `--help` and the documentation show above this key and the next.
-        choices, at_least, at_most, above, below, finite: The accepted values (see `Values`).
+        default: The default value (lists and dicts are copied for each instance), or the dataclass
+            of a section.
+        about: The other attributes of `About`.
     """
-    values = Values(choices, at_least, at_most, above, below, finite)
-    metadata = {
-        "meaning": meaning,
-        "deepspeed": deepspeed,
-        "deepspeed_default": deepspeed_default,
-        "is_path": is_path,
-        "heading": heading,
-        "values": values,
-    }
+    metadata = {"about": About(meaning=meaning, **about)}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
-    if isinstance(default, type):  # a nested dataclass
+    if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
@@ -91,10 +106,16 @@ def inherited(section: type, name: str, default: Any) -> Any:
     return field(default=default, metadata=described.metadata)
 
 
-def values_of(described: Field[Any]) -> Values:
-    """The values that a field of a schema accepts."""
-    found: Values = described.metadata["values"]
+def about(described: Field[Any]) -> About:
+    """What the schema says about a field that `key` has made."""
+    found: About = described.metadata["about"]
     return found
+
+
+@cache
+def type_hints(schema: Any) -> dict[str, Any]:
+    """The types of the fields of a schema."""
+    return get_type_hints(schema)
 
 
 def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
@@ -129,6 +150,13 @@ def _sections(value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f"{place}.", entry) for place, entry in entries if is_dataclass(entry))
 
 
+def key_names(schema: type) -> list[str]:
+    """Every dotted name of a schema, sections included."""
+    names = [name for name, _, _ in leaves(schema())]
+    sections = {name.rsplit(".", n)[0] for name in names for n in range(1, name.count(".") + 1)}
+    return sorted({*names, *sections})
+
+
 def expand_home(section: Any) -> Iterator[tuple[str, str]]:
     """Expands a `~` at the beginning of every path of a configuration, in place.
 
@@ -137,8 +165,70 @@ def expand_home(section: Any) -> Iterator[tuple[str, str]]:
     """
     for name, owner, field_ in leaves(section):
         value = getattr(owner, field_.name)
-        if field_.metadata["is_path"] and value is not None:
+        if about(field_).is_path and value is not None:
             values = value if isinstance(value, list) else [value]
             paths = [os.path.expanduser(v) if isinstance(v, str) else v for v in values]
             yield from ((name, path) for path in paths if str(path).startswith("~"))
             setattr(owner, field_.name, paths if isinstance(value, list) else paths[0])
+
+
+def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
+    """The values of a section, and of all sections in it, that their keys do not allow.
+
+    Invalid choices come first, then numbers out of bounds, each in schema order.
+
+    Args:
+        section: A dataclass of `key(...)` fields.
+        prefix: Prepended to the names of its keys, such as `data_config.`.
+    """
+    choices, numbers = [], []
+    for name, owner, field_ in leaves(section, prefix):
+        known, whole = about(field_), getattr(owner, field_.name)
+        for value, place in _entries(whole):
+            if known.choices:
+                if value not in known.choices:
+                    choices.append(_not_a_choice(name, whole, value, known.choices))
+            elif expected := known.expected(value):
+                default = getattr(type(owner)(), field_.name)
+                fix = f"{name}{place}={show(known.least() if place else default)}, for example"
+                numbers.append(Problem(f"{name}{place}", HYDRA, show(value), expected, fix))
+    return [*choices, *numbers]
+
+
+def bound_lines(section: Any, prefix: str = "") -> list[str]:
+    """One line for each key that is out of bounds, for programs that do not train."""
+    return [
+        f"{problem.key}={problem.found}: expected {problem.expected}"
+        for problem in bound_problems(section, prefix)
+    ]
+
+
+def refuse_out_of_bounds(section: Any, prefix: str = "") -> None:
+    """Raises an error if a value is out of bounds."""
+    lines = bound_lines(section, prefix)
+    if lines:
+        raise ConfigurationError("\n".join(lines))
+
+
+def _entries(value: Any) -> Iterator[tuple[Any, str]]:
+    """Yields the values in a value: those of a mapping with their places, such as `.url`."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield from ((found, f".{name}") for found, _ in _entries(entry))
+    elif isinstance(value, list):
+        yield from ((entry, "") for entry in value)
+    elif value is not None:
+        yield value, ""
+
+
+def _not_a_choice(name: str, whole: Any, value: Any, choices: Sequence[str]) -> Problem:
+    expected = f"one of {', '.join(choices)}{nearest(value, choices)}"
+    fix = f"{name}={closest(value, choices)}"
+    if isinstance(whole, list):
+        expected = f"some of {', '.join(choices)}{nearest(value, choices)}"
+        fixed = dict.fromkeys(one if one in choices else closest(one, choices) for one in whole)
+        fix = f"{name}=[{', '.join(fixed)}]"
+    elif value == "False" and "no" in choices:
+        expected += " (YAML reads no without quotes as false)"
+        fix = f'{name}: "no" in YAML, or {name}=no on the command line'
+    return Problem(name, HYDRA, show(value), expected, fix)

@@ -28,10 +28,11 @@ import msgspec
 import xxhash
 
 from bsmeta.config.causal_lm import StageConfig
-from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
+from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.core.files import file_hash, free_bytes, gigabytes, replacing, unwritable
+from bsmeta.core.process import EXIT_PREEMPTED
 from bsmeta.core.progress import Show, exclusively, progress_bar
 from bsmeta.data.io.file_sets import filled
 from bsmeta.data.io.files import FileRef, size_of

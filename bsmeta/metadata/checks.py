@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 
 from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, during
-from bsmeta.core.errors import Problem, bound_problems, nearest, show
+from bsmeta.core.errors import Problem, nearest, show
+from bsmeta.core.keys import bound_problems
 from bsmeta.metadata.metadata_type import CONFIG_KEY, config_problem, setting
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.sampling import CONSTANT, RANDOM, weight_of

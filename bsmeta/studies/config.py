@@ -12,10 +12,10 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from bsmeta.config.evaluation import WINDOWS
 from bsmeta.config.schema import LARGEST_SEED
-from bsmeta.config.tools import WINDOWS
-from bsmeta.core.errors import ConfigurationError, bound_lines
-from bsmeta.core.keys import key
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import bound_lines, key
 
 SCRIPTS = ("train.sh", "several_machines.sh")
 TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.tools import EvaluateConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
 from bsmeta.data.seeds import derive

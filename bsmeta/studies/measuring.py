@@ -20,7 +20,7 @@ import transformers
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.tools import EvaluateConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.spans import KeptText
 from bsmeta.studies.config import MeasureConfig, StudyConfig

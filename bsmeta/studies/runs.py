@@ -35,9 +35,10 @@ from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
-from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, compose
+from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import ROOT, replacing, write_text
+from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.training.run_folder import METRICS, STATUS, last_events
 

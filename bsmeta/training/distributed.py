@@ -52,11 +52,11 @@ from filelock import FileLock
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.cpp_extension import get_default_build_root
 
-from bsmeta.config.checks.fsdp import FullyShard
+from bsmeta.config.launch_checks import FullyShard
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
+from bsmeta.core.process import meet
 from bsmeta.core.progress import GROUP_TIMEOUT
-from bsmeta.core.reporting import meet
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
 

@@ -40,7 +40,7 @@ from bsmeta.config.optimizers import OPTIMIZERS, OptimizerEntry
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.signals import StopRequest
+from bsmeta.core.process import StopRequest
 from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.engines import matrices_in_layers
 from bsmeta.training.run_folder import RunFolder

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.fsdp import FullyShard
-from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
+from bsmeta.config.launch_checks import FullyShard
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
-from bsmeta.core.reporting import rank
-from bsmeta.core.secrets import redact
-from bsmeta.core.signals import StopRequest
+from bsmeta.core.files import redact
+from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest, rank
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point, resumes
 from bsmeta.training.run_folder import (

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from bsmeta.config.compose import EXIT_PREEMPTED, EXIT_USER_ERROR, to_yaml
+from bsmeta.config.compose import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError
-from bsmeta.core.files import replacing, write_text
-from bsmeta.core.reporting import rank
-from bsmeta.core.secrets import redact
+from bsmeta.core.files import redact, replacing, write_text
+from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG
 

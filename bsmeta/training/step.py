@@ -25,8 +25,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.process import StopRequest, WaitEnded
 from bsmeta.core.progress import opaque_work
-from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.training.distributed import Accelerator, Processes
 from bsmeta.training.engines import Engine, learning_rate, set_learning_rate

@@ -25,9 +25,8 @@ from rich.console import Console
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import HYDRA, Problem, refuse
-from bsmeta.core.files import write_json
+from bsmeta.core.files import redact, redact_values, write_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
-from bsmeta.core.secrets import redact, redact_values
 from bsmeta.training.run_folder import METRICS, RunFolder
 
 RUNS = "trackers.json"

@@ -18,8 +18,8 @@ from torch import nn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
+from bsmeta.core.process import StopRequest
 from bsmeta.core.progress import opaque_work
-from bsmeta.core.signals import StopRequest
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
 from bsmeta.training.engines import build_optimizer, make_engine, prepare

@@ -30,8 +30,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from bsmeta.core.errors import TrainingError, UserError
+from bsmeta.core.process import EXIT_FAILURE, StopRequest
 from bsmeta.core.progress import report_progress, watch_progress
-from bsmeta.core.signals import EXIT_FAILURE, StopRequest
 from bsmeta.training.distributed import Processes, is_connection_error, print_stacks
 from bsmeta.training.run_folder import RunFolder, write_status
 

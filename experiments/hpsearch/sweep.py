@@ -36,8 +36,9 @@ from results import read_result, write_report
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
-from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, compose
+from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.sh"
 SETTINGS = "sweep.json"

@@ -175,7 +175,7 @@ def test_a_broken_pipe_that_is_not_the_output_is_an_error() -> None:
     code, errors = without_reader(
         "-c",
         "import os, sys\n"
-        "from bsmeta.config.compose import exit_code\n"
+        "from bsmeta.core.process import exit_code\n"
         "sys.stdout = os.fdopen(os.dup(2), 'w')\n"
         "def write():\n"
         "    raise BrokenPipeError('a worker')\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.checks.deepspeed import deepspeed_problems, fill
+from bsmeta.config.deepspeed import deepspeed_problems, fill
 from bsmeta.config.describe import keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
@@ -23,7 +23,7 @@ TWINS = {
     for _, schema, _ in PROGRAMS
     if issubclass(schema, RunConfig)
     for field in keys(schema)
-    for twin in (field.deepspeed or "").split(", ")
+    for twin in (field.about.deepspeed or "").split(", ")
     if twin
 }
 COSINE = {"type": "WarmupCosineLR", "params": {"cos_min_ratio": "other"}}

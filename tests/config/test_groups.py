@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.run import value_problems
+from bsmeta.config.checks import value_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
 from bsmeta.core.errors import ConfigurationError

@@ -11,8 +11,8 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
-from bsmeta.config.checks.deepspeed import read_json
 from bsmeta.config.compose import compose
+from bsmeta.config.deepspeed import read_json
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.run import loop_problems
+from bsmeta.config.checks import loop_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
-from bsmeta.config.summary import launch_notes
+from bsmeta.config.steps import launch_notes
 from bsmeta.data.stream import preview
 from bsmeta.data.stream.preview import missing_types, type_problems
 from bsmeta.metadata.checks import metadata_problems

@@ -20,9 +20,9 @@ def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
     text = describe.describe(schema, name, config_name)
     page = reference()
     for key in keys(schema):
-        values = f"  ({key.values})" if key.values else ""
-        assert f"\n{key.name}: {key.type} = {key.default}{values}\n    {key.meaning}" in text
-        assert key.meaning.strip(), key.name
+        values = f"  ({key.about.values})" if key.about.values else ""
+        assert f"\n{key.name}: {key.type} = {key.default}{values}\n    {key.about.meaning}" in text
+        assert key.about.meaning.strip(), key.name
         assert f"| `{key.name.rpartition('.')[2]}` |" in page
 
 

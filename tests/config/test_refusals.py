@@ -12,7 +12,8 @@ import pytest
 
 from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose, exit_code
+from bsmeta.config.compose import compose
+from bsmeta.core.process import exit_code
 from tests.conftest import REPOSITORY, run_warm
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.run import folder_problems, loop_problems
+from bsmeta.config.checks import folder_problems, loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
 

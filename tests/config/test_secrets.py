@@ -6,7 +6,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
-from bsmeta.core.secrets import redact, redact_values
+from bsmeta.core.files import redact, redact_values
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from tests.waiting import STUCK_S
 
 START = """
 import os, signal, sys
-from bsmeta.config.compose import exit_code
-from bsmeta.core.signals import StopRequest
+from bsmeta.core.process import exit_code
+from bsmeta.core.process import StopRequest
 
 def leave(name):
     print(name, flush=True)

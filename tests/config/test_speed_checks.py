@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.run import loop_problems
+from bsmeta.config.checks import loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checks import speed_problems

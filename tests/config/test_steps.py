@@ -10,12 +10,11 @@ import pytest
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.run import launch_problems
 from bsmeta.config.data import DataConfig
 from bsmeta.config.launch import Launch
+from bsmeta.config.launch_checks import launch_problems
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import BatchPlan, exports_model
-from bsmeta.config.summary import summary
+from bsmeta.config.steps import BatchPlan, exports_model, summary
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check
+from bsmeta.config.checks import TaskEntry, check, entry_of
 from bsmeta.config.compose import load_resolved
+from bsmeta.config.evaluation import training_config
 from bsmeta.config.hydra_ext import choose, store_name
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import Schedule
-from bsmeta.config.summary import summary
-from bsmeta.config.task_entry import TaskEntry, entry_of
-from bsmeta.config.tools import training_config
+from bsmeta.config.steps import Schedule, summary
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key
 from bsmeta.tasks import TASKS

@@ -16,10 +16,10 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import compose, run_entry_point
 from bsmeta.config.describe import describe, entries_of, keys
+from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.config.launch import ENVIRONMENT, Launch
-from bsmeta.config.tools import EvaluateConfig, training_config
-from bsmeta.core.errors import ConfigurationError, bound_problems
-from bsmeta.core.keys import Values, leaves, values_of
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import About, about, bound_problems, leaves
 from bsmeta.reference import PROGRAMS, reference
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.tasks import TASKS
@@ -49,7 +49,7 @@ def filled(schema: type) -> Any:
     return config
 
 
-def wrong(values: Values, kind: str) -> Iterator[Any]:
+def wrong(values: About, kind: str) -> Iterator[Any]:
     """Values just out of bounds, of a key of this type."""
     if values.choices:
         yield "nothing like it"
@@ -73,8 +73,8 @@ def wrong(values: Values, kind: str) -> Iterator[Any]:
 def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
     """Every key with a bound or choices: its name in a message, a wrong value, and the config."""
     for number, (name, owner, field) in enumerate(leaves(filled(schema))):
-        values = values_of(field)
-        if not str(values):
+        values = about(field)
+        if not values.values:
             continue
         kind = str(typing.get_type_hints(type(owner))[field.name])
         for value in wrong(values, kind):
@@ -152,7 +152,7 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
     from bsmeta import annotate, download, entities, evaluate, explain, generate, predict, train
     from bsmeta.annotate import command
     from bsmeta.annotate.config import AnnotateConfig
-    from bsmeta.config import tools
+    from bsmeta.config import evaluation
     from bsmeta.config.causal_lm import ExplainConfig, PrepareConfig
     from bsmeta.data import prepare
 
@@ -163,11 +163,11 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
         "explain.py": (explain.main, [ExplainConfig], "v2", True),
         "prepare.py": (prepare.main, PrepareConfig, "v2", False),
         "evaluate.py": (evaluate.main, EvaluateConfig, "evaluate", False),
-        "generate.py": (generate.main, tools.GenerateConfig, "generate", False),
-        "predict.py": (predict.main, tools.PredictConfig, "predict", False),
+        "generate.py": (generate.main, evaluation.GenerateConfig, "generate", False),
+        "predict.py": (predict.main, predict.PredictConfig, "predict", False),
         "annotate.py": (command.main, AnnotateConfig, "annotate", False),
-        "entities.py": (entities.main, tools.EntitiesConfig, "entities", False),
-        "download.py": (download.main, tools.DownloadConfig, "download", False),
+        "entities.py": (entities.main, entities.EntitiesConfig, "entities", False),
+        "download.py": (download.main, download.DownloadConfig, "download", False),
     }[name.split()[0]]
 
 
@@ -260,6 +260,6 @@ def test_help_and_documentation_show_the_bounds() -> None:
     assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
     assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
     assert "packing: str = best_fit  (best_fit | pad)" in text
-    assert {one.name for one in keys(CausalLMConfig) if one.values} == {
-        name for name, _, field in leaves(CausalLMConfig()) if str(values_of(field))
+    assert {one.name for one in keys(CausalLMConfig) if one.about.values} == {
+        name for name, _, field in leaves(CausalLMConfig()) if about(field).values
     }

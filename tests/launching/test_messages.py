@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.core import reporting
+from bsmeta.core import process
 from tests.conftest import REPOSITORY
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, start
 from tests.launching.networks import free_port
@@ -80,7 +80,7 @@ def test_who_reports(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert reporting.is_reporter() is reports
+    assert process.is_reporter() is reports
 
 
 @pytest.mark.slow
@@ -114,5 +114,5 @@ def test_the_first_exit_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.touch()
     monkeypatch.setenv("BSMETA_EXIT_CODE_FILE", str(file))
     for code in (0, 2, 75):
-        reporting.note_exit_code(code)
+        process.note_exit_code(code)
     assert file.read_text() == "2\n"

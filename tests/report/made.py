@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bsmeta.config.tools import EvaluateConfig, SliceConfig
+from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import results_of

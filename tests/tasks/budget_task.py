@@ -156,7 +156,7 @@ class BudgetTask:
 
 
 def main(config: BudgetConfig) -> int:
-    from bsmeta.core.signals import StopRequest
+    from bsmeta.core.process import StopRequest
     from bsmeta.training.run import run
     from bsmeta.training.run_folder import note_early_stop
 

@@ -9,7 +9,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.data import DataConfig
-from bsmeta.config.tools import EvaluateConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.tasks.causal_lm.evaluate import has_other_data
 from bsmeta.tasks.checkpoints import Location, report_folder
 

@@ -33,9 +33,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.fsdp import FullyShard
 from bsmeta.config.compose import run_entry_point
-from bsmeta.core.signals import StopRequest
+from bsmeta.config.launch_checks import FullyShard
+from bsmeta.core.process import StopRequest
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer

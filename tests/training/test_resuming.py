@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.run import value_problems
+from bsmeta.config.checks import value_problems
 from bsmeta.config.compose import compose, to_yaml
 from bsmeta.config.steps import decay_start, set_branch_length
 from bsmeta.core.errors import ConfigurationError

@@ -95,8 +95,8 @@ class ToyTask:
 
 
 def main(config: CausalLMConfig) -> int:
-    from bsmeta.config.checks.fsdp import FullyShard
-    from bsmeta.core.signals import StopRequest
+    from bsmeta.config.launch_checks import FullyShard
+    from bsmeta.core.process import StopRequest
     from bsmeta.training.run import run
     from bsmeta.training.run_folder import note_early_stop
 

@@ -30,8 +30,8 @@ from fsspec.utils import glob_translate
 from huggingface_hub.utils import get_token_to_send, parse_ratelimit_headers
 
 from bsmeta.core.errors import ConfigurationError, DataError, missing_extra
+from bsmeta.core.files import redact
 from bsmeta.core.progress import report_progress, reporting
-from bsmeta.core.secrets import redact
 from bsmeta.data.io.files import HUB, FileRef, RemoteSettings, root_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.reporting import log_once
+from bsmeta.core.process import log_once
 from bsmeta.metadata.rendering import Renderer
 
 RESERVED_TOKENS = 64

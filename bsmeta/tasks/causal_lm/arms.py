@@ -25,8 +25,8 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import reporting
 from bsmeta.data.text.encoding import DocumentEncoder

@@ -31,8 +31,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument

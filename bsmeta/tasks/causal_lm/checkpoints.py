@@ -27,7 +27,7 @@ from bsmeta.config.data import (
     source_configs,
     train_entries,
 )
-from bsmeta.config.tools import EvaluateConfig, training_config
+from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.files import FileRef, size_of
 from bsmeta.data.io.shards import (

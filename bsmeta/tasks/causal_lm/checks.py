@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
-from bsmeta.config.checks.run import missing, model_problems, uses_model_name
+from bsmeta.config.checks import Row, missing, model_problems, uses_model_name
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
@@ -31,11 +31,9 @@ from bsmeta.config.data import (
 )
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
-from bsmeta.config.steps import BatchPlan, decay_start
-from bsmeta.config.summary import evaluations
-from bsmeta.config.task_entry import Row
+from bsmeta.config.steps import BatchPlan, decay_start, evaluations
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
-from bsmeta.core.reporting import checks_for_all
+from bsmeta.core.process import checks_for_all
 from bsmeta.data.stream.preview import column_problems, missing_types, type_problems
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 

@@ -24,8 +24,8 @@ import numpy as np
 import xxhash
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import SLICE_KINDS, SliceConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import FileRef, refuse_bad_copy
 from bsmeta.data.io.lines import open_shard

@@ -17,7 +17,7 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, SCHEME, DataConfig, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.secrets import redact, redact_values
+from bsmeta.core.files import redact, redact_values
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record

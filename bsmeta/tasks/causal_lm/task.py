@@ -28,7 +28,7 @@ from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, refuse
-from bsmeta.core.reporting import log_once
+from bsmeta.core.process import log_once
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.sources import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream

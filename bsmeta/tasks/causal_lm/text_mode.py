@@ -26,8 +26,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.tools import GenerateConfig
-from bsmeta.core.errors import ConfigurationError, DataError, refuse_out_of_bounds
+from bsmeta.config.evaluation import GenerateConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.report.page import report_console
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.decoding import (

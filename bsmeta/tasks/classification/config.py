@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bsmeta.config.checks.run import missing, model_problems
+from bsmeta.config.checks import Row, missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
-from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, show
 from bsmeta.core.keys import inherited, key
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.tools import EvaluateConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
 from bsmeta.data.table.csv_file import BadRows

@@ -28,9 +28,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing, nearest, refuse
 from bsmeta.core.files import building, file_hash, sync
+from bsmeta.core.process import log_once, rank, release_signals
 from bsmeta.core.progress import exclusively, file_bar, opaque_work
-from bsmeta.core.reporting import log_once, rank
-from bsmeta.core.signals import release_signals
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
 from bsmeta.data.table.text_file import is_sqlite, open_bytes

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.tools import EvaluateConfig, saved_config
+from bsmeta.config.evaluation import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import (

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from bsmeta.config.checks.run import is_path, missing
+from bsmeta.config.checks import Row, is_path, missing
 from bsmeta.config.hydra_ext import unread_keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.task_entry import Row
-from bsmeta.core.errors import HYDRA, Problem, bound_problems, show
-from bsmeta.core.keys import inherited, key
+from bsmeta.core.errors import HYDRA, Problem, show
+from bsmeta.core.keys import bound_problems, inherited, key
 
 CODESPELL, SYMSPELLPY, WORDFREQ = "codespell", "symspellpy", "wordfreq"
 """Packages whose lists of misspellings, or of words with counts, can be named."""

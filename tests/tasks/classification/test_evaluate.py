@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 
 from bsmeta import evaluate, explain, generate
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.tools import EvaluateConfig, GenerateConfig
+from bsmeta.config.evaluation import EvaluateConfig, GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import evaluate as module

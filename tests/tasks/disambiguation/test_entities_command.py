@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.tools import EntitiesConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.entities import main
+from bsmeta.entities import EntitiesConfig, main
 from bsmeta.tasks.classification.config import ClassificationConfig
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.tools import EvaluateConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import locate, open_task
 from bsmeta.tasks.spelling.config import SecConfig

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.config.tools import PredictConfig
 from bsmeta.core.errors import DataError
 from bsmeta.models.pretrained import write_model_manifest
-from bsmeta.predict import output_form, read_text
+from bsmeta.predict import PredictConfig, output_form, read_text
 from bsmeta.tasks.spelling.evaluate import judge_test_sets, read_test_sets, summary, table_of
 from bsmeta.training.task import EvaluationContext
 from tests.conftest import REPOSITORY

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer

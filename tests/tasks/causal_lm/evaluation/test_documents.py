@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import SliceConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices
 from tests.tasks.causal_lm.evaluation.conftest import write_shard

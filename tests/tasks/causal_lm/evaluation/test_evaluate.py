@@ -16,7 +16,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
-from bsmeta.config.tools import EvaluateConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main
 from bsmeta.models.pretrained import write_model_manifest

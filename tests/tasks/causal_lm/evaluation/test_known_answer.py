@@ -24,8 +24,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import EvaluateConfig
 from bsmeta.tasks.causal_lm.arms import configured_comparisons
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation

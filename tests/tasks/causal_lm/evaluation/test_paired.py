@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.tools import EvaluateConfig
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Renderer

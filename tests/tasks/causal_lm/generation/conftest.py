@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import GenerateConfig
 from bsmeta.generate import main
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
 

@@ -12,29 +12,20 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bsmeta.config.describe import keys
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import BatchPlan
-from bsmeta.core.errors import (
-    AUTO,
-    MISSING,
-    Problem,
-    Shared,
-    compare,
-    look_up,
-    nearest,
-    override_of,
-    show,
-)
+from bsmeta.core.errors import MISSING, Problem, look_up, nearest, same, same_type, show
+from bsmeta.core.keys import about, leaves
 
+AUTO = "auto"
 # The top-level keys of DeepSpeed 0.19.8, except those that would change the configured training
 # (elasticity, amp, curriculum learning, …). DeepSpeed ignores unknown keys there.
 TOP_LEVEL = {
@@ -65,17 +56,21 @@ WHOLE = "(the file)"
 
 # Blocks for what the trainer builds itself: they must agree with Hydra, and are then removed.
 REMOVED = ("optimizer", "scheduler")
+
 OPTIMIZERS = ("AdamW", "Adam")
+
 # lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
 SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR"}
 
 # Blocks that DeepSpeed reads without a pydantic model.
 _PLAIN_BLOCKS = ("aio", "checkpoint", "data_types", "flops_profiler", "optimizer", "scheduler")
+
 # Top-level values, which DeepSpeed does not validate; wrong ones fail later.
 _FLAGS = (
     "dump_state", "memory_breakdown", "prescale_gradients", "wall_clock_breakdown",
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
 )  # fmt: skip
+
 _NUMBERS = ("gradient_predivide_factor", "steps_per_print")
 
 # "auto" here is filled in from the model's hidden size once the model is loaded.
@@ -84,9 +79,65 @@ HIDDEN_SIZE_KEYS = (
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
 )
+
 STAGE = "zero_optimization.stage"
+
 FORCE = "zero_force_ds_cpu_optimizer"
+
 GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """A key of the JSON whose value Hydra owns.
+
+    Attributes:
+        key: The key in the JSON, dotted.
+        owner: The Hydra key (or the calculation) that determines the value, as shown in messages.
+        value: The value according to Hydra.
+        default: What DeepSpeed uses if the key is missing; None: a missing key is no problem.
+        override: Returns the override that makes Hydra agree with a value of the JSON; None: there
+            is none.
+    """
+
+    key: str
+    owner: str
+    value: Any
+    default: str | None = None
+    override: Callable[[Any], str] | None = None
+
+
+def override_of(name: str) -> Callable[[Any], str]:
+    """Returns a function that formats a value as `name=value` for the command line."""
+    return lambda value: f"{name}={show(value)}"
+
+
+def compare(document: Mapping[str, Any], shared: Shared, file: str) -> Iterator[Problem]:
+    """Yields a problem unless the JSON has `"auto"` or Hydra's value, in Hydra's type."""
+    found = look_up(document, shared.key)
+    expected = f'"auto" or {show(shared.value)} ({shared.owner})'
+    write = f'write "auto" for {shared.key} in {file}'
+    if found is MISSING:
+        if shared.default is not None:
+            missing = f"no such key (DeepSpeed would silently take {shared.default})"
+            yield Problem(shared.key, file, missing, expected, write)
+        return
+    if found == AUTO or same(found, shared.value):
+        return
+    if shared.override is not None and same_type(found, shared.value):
+        write += f", or pass {shared.override(found)}"
+    yield Problem(shared.key, file, show(found), expected, write)
+
+
+def check_json(
+    path: Path, config: RunConfig, launch: Launch
+) -> tuple[dict[str, Any] | None, list[Problem]]:
+    """Reads a DeepSpeed JSON; returns its object and all of its problems."""
+    document, problems = read_json(path)
+    if document is not None:
+        problems += deepspeed_problems(document, config, launch)
+        problems += model_problems(document, {problem.key for problem in problems}, str(path))
+    return document, problems
 
 
 def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
@@ -187,15 +238,15 @@ def shared_values(config: RunConfig, launch: Launch) -> list[Shared]:
 
 def _equal(config: RunConfig) -> Iterator[Shared]:
     """Yields the keys of the JSON that a key of the schema names and that have its value."""
-    for key in keys(type(config)):
-        twin = key.deepspeed
+    for name, section, field in leaves(config):
+        twin = about(field).deepspeed
         if twin is not None and ", " not in twin:
             yield Shared(
                 key=twin,
-                owner=f"{key.name} of Hydra",
-                value=reduce(getattr, key.name.split("."), config),
-                default=key.deepspeed_default,
-                override=override_of(key.name),
+                owner=f"{name} of Hydra",
+                value=getattr(section, field.name),
+                default=about(field).deepspeed_default,
+                override=override_of(name),
             )
 
 

@@ -1,7 +1,6 @@
-"""Schemas of the programs beside `train.py`; and the configuration of a run, as they read it.
+"""Schemas of the programs on trained models, and the configuration of a run, as they read it.
 
-`EvaluateConfig` is that of `evaluate.py`; the others are those of `generate.py`, `download.py`,
-`entities.py` and `predict.py`.
+`EvaluateConfig` is that of `evaluate.py`, `GenerateConfig` of `generate.py`.
 """
 
 from __future__ import annotations
@@ -16,16 +15,18 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import TaskEntry
 from bsmeta.config.compose import load_resolved
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.task_entry import TaskEntry
-from bsmeta.core.errors import ConfigurationError, refuse_out_of_bounds
-from bsmeta.core.keys import key
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import key, refuse_out_of_bounds
 
 Config = TypeVar("Config", bound=RunConfig)
 
 SLICE_KINDS = ("site", "length", "time")
+
 WINDOWS = ("sliding", "all_pieces", "first_piece")
+
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -218,119 +219,6 @@ class GenerateConfig:
     bootstrap_resamples: int = key(10_000, "attribute: resamples for each interval", at_least=1)
     out_dir: str | None = key(
         None, "attribute: where attribution-{type}.json goes; null: the run folder", is_path=True
-    )
-
-
-@dataclass(kw_only=True)
-class DownloadConfig:
-    """Downloads the files of a manifest, verifies and unpacks them."""
-
-    manifest: str | None = key(
-        None,
-        "JSON or YAML file with `files`: each `path`, `address`, `bytes`, `sha256`, and of an "
-        "archive `unpack` (a folder) and `unpacked_bytes`",
-        is_path=True,
-    )
-    folder: str | None = key(None, "where the files go", is_path=True)
-    mirror: str | None = key(
-        None,
-        "what relative addresses begin with: http(s):// or file://; null: the folder of the "
-        "manifest",
-    )
-    keep_archives: bool = key(False, "keep archives that were unpacked")
-    retries: int = key(
-        8, "failures in a row after which a download is given up; progress starts over", at_least=0
-    )
-    timeout: float = key(60.0, "seconds without data after which a request is repeated", above=0)
-
-
-@dataclass(kw_only=True)
-class EntitiesConfig:
-    """The table of the entities that mentions may mean: built, added to, or described."""
-
-    table: str | None = key(None, "folder of the table", is_path=True)
-    profiles: str | None = key(
-        None, "build the table from profiles: .jsonl(.gz, .zst), an entity each line", is_path=True
-    )
-    entity_dir: str | None = key(
-        None,
-        "build the table from the entity files of Bootleg: the folder that has entity_mappings/ "
-        "(in the second generation also type_mappings/ and kg_mappings/)",
-        is_path=True,
-    )
-    emb_dir: str | None = key(
-        None,
-        "the first generation's folder of types and relations",
-        is_path=True,
-    )
-    types: list[str] | None = key(
-        None,
-        "files of emb_dir with types: FILE, or FILE:VOCABULARY if that is not type_vocab.json; or "
-        "the systems of type_mappings/; null: qid2types.json, or all systems; []: none",
-    )
-    relations: list[str] | None = key(
-        None,
-        "files of emb_dir or kg_mappings/ with relations: FILE, or FILE:VOCABULARY if that is not "
-        "relation_vocab.json; null: qid2relations.json and kg_conn.txt, or qid2relations; []: none",
-    )
-    max_candidates: int | None = key(
-        None,
-        "candidates that an alias keeps: those with the highest scores; null: 30, or what "
-        "entity_mappings/config.json says",
-        at_least=1,
-    )
-    add: str | None = key(
-        None, "profiles of entities to add to the table, which keeps its numbers", is_path=True
-    )
-    checkpoint: str | None = key(
-        None,
-        "a run folder or a checkpoint, whose model encodes the added entities at once; null: each "
-        "when it is first a candidate",
-        is_path=True,
-    )
-
-
-@dataclass(kw_only=True)
-class PredictConfig:
-    """The predictions of a trained model for new records."""
-
-    checkpoint: str = key(
-        "runs/classification",
-        "a run folder (its model/, else that of its newest checkpoint with one), or a checkpoint "
-        "folder",
-        is_path=True,
-    )
-    overrides: dict[str, Any] = key(
-        {},
-        "keys of the training configuration to change, such as "
-        "+overrides.data_config.text_column=body",
-    )
-    input: str | None = key(
-        None,
-        "records: .csv, .tsv or .jsonl, also .gz, with the columns of the training; or, for a "
-        "spelling task, a text: any other file, or - for standard input",
-        is_path=True,
-    )
-    output: str | None = key(
-        None,
-        "the records with their predictions: .csv or .jsonl. OUTPUT.part until it is complete; the "
-        "same call continues it (for a text: null prints the result)",
-        is_path=True,
-    )
-    show: str = key(
-        "auto",
-        "what is made of a text: text: the corrected text alone; color: the text, with errors in "
-        "red and corrections in green; json: each change with its character offsets; diff: the "
-        "corrections, for `patch`; auto: color on a terminal, otherwise text (a detector has "
-        "neither text nor diff)",
-        choices=("auto", "text", "color", "json", "diff"),
-    )
-    csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
-    csv_encoding: str = key("auto", "encoding of a CSV file; auto: UTF-8, UTF-16 or UTF-32")
-    on_bad_row: str = key(
-        "refuse",
-        "a record without text, or that cannot be read; skip: leave it out, and count",
-        choices=("refuse", "skip"),
     )
 
 

@@ -1,6 +1,10 @@
-"""Checks that the runs of all tasks share: values, the loop, the launch, and files that must exist.
+"""What a task adds to a run (`TaskEntry`), and the check of a run before anything is loaded.
 
-Of the launch: processes, devices, precision, and what makes launchers start something else.
+Hydra owns every value. The DeepSpeed JSON may say `"auto"` or the same value; a key that DeepSpeed
+would fill in silently must be present. The launch (`accelerate launch`'s file or environment) must
+agree as well. `check_run` reports all problems at once; if there are none, it returns the launch
+and the DeepSpeed configuration with every value filled in. The checks that the runs of all tasks
+share are here: values, the loop, and files that must exist.
 """
 
 from __future__ import annotations
@@ -9,42 +13,202 @@ import importlib.util
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.deepspeed import STAGE
-from bsmeta.config.launch import FILE_KEYS, FSDP_FIELDS, Launch
+from bsmeta.config.launch import Launch, read_launch
+from bsmeta.config.launch_checks import FullyShard, fsdp_problems, fully_shard_of, launch_problems
 from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED
 from bsmeta.config.schema import TRACKERS, WSD, PretrainedConfig, RunConfig
-from bsmeta.config.steps import (
-    BatchPlan,
-    branch_step,
-    decays_in_warm_up,
-    how_to_export,
-    lacks_model,
-)
-from bsmeta.config.task_entry import TaskEntry
+from bsmeta.config.steps import branch_step, decays_in_warm_up, how_to_export, lacks_model
 from bsmeta.core.errors import (
     HYDRA,
+    ConfigurationError,
     Problem,
-    bound_problems,
     closest,
     look_up,
     nearest,
-    same,
+    refuse,
     show,
 )
-from bsmeta.core.files import ROOT
+from bsmeta.core.keys import bound_problems
 
 # Model names that the Hub accepts (huggingface_hub.utils.validate_repo_id), with their owner.
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-PRECISIONS = ("no", "bf16", "fp16")
-LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+Row = tuple[str, str]
+
+
+def load(place: str) -> Any:
+    """The `attribute` of `module:attribute`, which is imported."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def imported(place: str) -> Callable[..., Any]:
+    """A function that imports `module:attribute` when it is called, and calls it."""
+
+    def call(*arguments: Any) -> Any:
+        return load(place)(*arguments)
+
+    return call
+
+
+def _nothing(*_: object) -> tuple[()]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry:
+    """A task, as the entry points and the checks use it.
+
+    Attributes:
+        schema: Its schema, derived from `RunConfig`, as `module:attribute`.
+        make: Builds the task (`bsmeta.training.task.Task`) from a configuration.
+        value_problems: Takes the configuration and the keys of the command line; returns the
+            problems that do not depend on the launch.
+        start_problems: Takes the configuration, the launch and the DeepSpeed JSON; returns the
+            problems that depend on them.
+        summary: Takes the configuration and the launch; returns rows of the start-up table. A row
+            replaces a row of the same name that all tasks have.
+        notes: Takes the configuration; returns a line for each setting that has no effect.
+        prepare: Takes a configuration with `prep_only`, and builds the data.
+        evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
+            (`bsmeta.tasks.checkpoints.Location`), and the `EvaluationContext`.
+        programs: The entry points beside `train.py` that work with its checkpoints.
+        has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
+        finishes: Whether it reads `model/` of a checkpoint when a run ends
+            (`bsmeta.training.task.Finishes`).
+        fully_shards: Whether its runs under FSDP2 have been tried, which calls the model in one
+            piece; others are refused.
+    """
+
+    schema: str
+    make: Callable[[Any], Any]
+    value_problems: Callable[[Any, Collection[str]], Iterable[Problem]] = _nothing
+    start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
+    summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
+    notes: Callable[[Any], Iterable[str]] = _nothing
+    prepare: Callable[[Any], object] | None = None
+    evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None
+    programs: tuple[str, ...] = ()
+    has_epochs: bool = False
+    finishes: bool = False
+    fully_shards: bool = False
+
+    @property
+    def config(self) -> type[RunConfig]:
+        """The schema, which is imported only if it is asked for."""
+        loaded: type[RunConfig] = load(self.schema)
+        return loaded
+
+    def only_prepares(self, config: RunConfig) -> bool:
+        """Builds the data if the configuration asks for that and no more; returns whether."""
+        asked = self.prepare is not None and bool(getattr(config, "prep_only", False))
+        if asked and self.prepare is not None:
+            self.prepare(config)
+        return asked
+
+
+def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
+    """Refuses an entry point that does not work with a task."""
+    able = [name for name, entry in tasks.items() if program in entry.programs]
+    if task in able:
+        return
+    others = tasks[task].programs if task in tasks else ()
+    instead = f"; for task={task} there is {' and '.join(others)}" if others else ""
+    raise ConfigurationError(
+        f"task={task}: {program} works with task={' or '.join(able)} only{instead}"
+    )
+
+
+def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:
+    """The entry whose schema a configuration has, and the problems with its `task`."""
+    places = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
+    name, entry = next((name, entry) for name, entry in tasks.items() if entry.schema in places)
+    if config.task == name:
+        return entry, []
+    if config.task in tasks:
+        expected = f"{name}, because the configuration begins with the schema of {name}"
+        fix = f"--config-name of a configuration for {config.task}, or task={name}"
+    else:
+        expected = f"one of {', '.join(tasks)}{nearest(config.task, [*tasks])}"
+        fix = f"task={closest(config.task, [*tasks])}"
+    return entry, [Problem("task", HYDRA, show(config.task), expected, fix)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRun:
+    """The launch and the DeepSpeed configuration of a run that has passed all checks."""
+
+    launch: Launch
+    # Without "auto" and without optimizer and scheduler, which the trainer builds itself; None
+    # without DeepSpeed.
+    deepspeed_config: dict[str, Any] | None
+    fully_shard: FullyShard | None  # None without FSDP2
+
+
+def check_run(
+    config: RunConfig,
+    environ: Mapping[str, str],
+    tasks: Mapping[str, TaskEntry],
+    mistakes: Sequence[Problem] = (),
+    overridden: Collection[str] = (),
+) -> CheckedRun:
+    """Checks that the configuration is consistent with itself, this launch and the DeepSpeed JSON.
+
+    Args:
+        mistakes: Problems found earlier; reported along with the rest.
+    """
+    entry, wrong_task = entry_of(config, tasks)
+    found: list[Problem | str] = [*mistakes, *wrong_task]
+    try:
+        launch = read_launch(environ, config.accelerate_config_file)
+    except ConfigurationError as error:  # the rest can be reported without it
+        refuse([*found, str(error), *_own_problems(config, entry, overridden)])
+        raise
+    return check(config, launch, entry, found, overridden)
+
+
+def check(
+    config: RunConfig,
+    launch: Launch,
+    entry: TaskEntry,
+    mistakes: Sequence[Problem | str] = (),
+    overridden: Collection[str] = (),
+) -> CheckedRun:
+    """Runs the checks of `check_run` for a given launch.
+
+    Raises:
+        ConfigurationError: Listing every problem with its key, file, both values and the fix.
+    """
+    problems = [*mistakes, *_own_problems(config, entry, overridden)]
+    problems += launch_problems(config, launch)
+    problems += fsdp_problems(config, launch, entry)
+    document = None
+    if launch.deepspeed and launch.deepspeed_config_file is not None:
+        from bsmeta.config.deepspeed import check_json, fill  # imports pydantic
+
+        document, in_json = check_json(launch.deepspeed_config_file, config, launch)
+        problems += in_json
+    problems += loop_problems(config, launch, document, entry)
+    problems += entry.start_problems(config, launch, document)
+    refuse(problems)
+    filled = None if document is None else fill(document, config, launch)
+    return CheckedRun(launch=launch, deepspeed_config=filled, fully_shard=fully_shard_of(launch))
+
+
+def _own_problems(
+    config: RunConfig, entry: TaskEntry, overridden: Collection[str]
+) -> list[Problem]:
+    """The problems that do not depend on the launch."""
+    own = entry.value_problems(config, overridden)
+    return [*value_problems(config, overridden), *own, *folder_problems(config)]
 
 
 def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
@@ -114,10 +278,10 @@ def loop_problems(
     config: RunConfig, launch: Launch, document: Mapping[str, Any] | None, entry: TaskEntry
 ) -> Iterator[Problem]:
     """Yields problems with the settings of the training loop."""
-    stage = None if document is None else look_up(document, STAGE)
+    stage = None if document is None else look_up(document, "zero_optimization.stage")
     if config.on_nonfinite == "skip" and stage == 0:
         expected = '"stop": without ZeRO, DeepSpeed has put a bad gradient into the weights already'
-        fix = f'on_nonfinite=stop, or write "{STAGE.rpartition(".")[2]}": 1 or more in the JSON'
+        fix = 'on_nonfinite=stop, or write "stage": 1 or more in the JSON'
         yield Problem("on_nonfinite", HYDRA, show("skip"), expected, fix)
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if launch.deepspeed and optimizer is not None and not optimizer.by_element:
@@ -217,196 +381,6 @@ def _names(config: RunConfig) -> Iterator[Problem]:
     if folder in (Path("/"), Path.home(), Path.cwd().resolve()):
         expected = "a folder of its own for the run, which overwrite_out_dir=true may empty"
         yield Problem("out_dir", HYDRA, show(out_dir), expected, "out_dir=runs/first, for example")
-
-
-def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
-    """Yields problems with how the processes are started."""
-    yield from launcher_problems(launch)
-    if config.accelerate_config_file is not None and not config.check_only:
-        yield Problem(
-            key="accelerate_config_file",
-            file=HYDRA,
-            found=config.accelerate_config_file,
-            expected="null, unless check_only=true: the launch is what started this process",
-            fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
-        )
-    yield from _machines(launch)
-    yield from _divided_batch(config, launch)
-    yield from _devices(config, launch)
-    yield from _precision(config, launch)
-    yield from _stated(config, launch, "gradient_accumulation_steps")
-    yield from _stated(config, launch, "gradient_clipping")
-
-
-def _divided_batch(config: RunConfig, launch: Launch) -> Iterator[Problem]:
-    """Yields a batch of a whole step that the processes cannot divide evenly."""
-    if config.gradient_accumulation_steps < 1:  # out of bounds, and refused for that
-        return
-    plan = BatchPlan.of(config, launch.num_processes)
-    if not plan.is_total:
-        return
-    assert plan.key is not None
-    rows: Any = reduce(getattr, plan.key.split("."), config)
-    parts = plan.accumulation * plan.processes
-    if rows % parts:
-        split = f"{plan.processes} (processes) x {plan.accumulation} (gradient_accumulation_steps)"
-        expected = f"a multiple of {parts} = {split}, because {config.batch_scope_key}=total"
-        fix = f"{plan.key}={-(-rows // parts) * parts}, or {config.batch_scope_key}=per_device"
-        yield Problem(plan.key, HYDRA, show(rows), expected, fix)
-
-
-def launcher_problems(launch: Launch) -> Iterator[Problem]:
-    """Yields problems with a launch that do not depend on the configuration.
-
-    With these, Accelerate fails with its own error, silently starts a single process, or trains
-    differently than configured.
-    """
-    if launch.distributed_type not in LAUNCHERS:
-        close = nearest(launch.distributed_type.upper(), LAUNCHERS)
-        expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"
-        if launch.distributed_type == "MULTI_CPU":
-            expected += "; MULTI_CPU starts a single process without MPI"
-        fix = "use a file of experiments/accelerate/ (MULTI_GPU also starts several on a CPU)"
-        yield Problem("distributed_type", launch.source, launch.distributed_type, expected, fix)
-    if launch.distributed_type == "NO" and launch.num_processes > 1:
-        expected = "1, because distributed_type: NO starts a single process"
-        fix = "distributed_type: MULTI_GPU (also on a CPU), DEEPSPEED or FSDP"
-        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
-    if launch.expected_processes not in (None, launch.num_processes):
-        expected = f"{launch.expected_processes}, as BSMETA_WORLD_SIZE says"
-        fix = "start every machine with its number of processes, or correct BSMETA_WORLD_SIZE"
-        yield Problem("WORLD_SIZE", launch.source, show(launch.num_processes), expected, fix)
-    is_sharded = launch.deepspeed or launch.fsdp is not None
-    if launch.use_cpu and (launch.num_processes > 1 or is_sharded):
-        expected = "false: it turns DeepSpeed and FSDP off and starts a single process"
-        fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
-        yield Problem("use_cpu", launch.source, show(True), expected, fix)
-    if launch.alone:
-        found = "one process of several (MASTER_ADDR and MASTER_PORT without WORLD_SIZE)"
-        expected = (
-            "all of them: with --cpu (use_cpu), or distributed_type NO, accelerate starts one"
-        )
-        fix = "leave out --cpu and use_cpu; experiments/accelerate/cpu.yaml starts several on a CPU"
-        yield Problem("num_processes", launch.source, found, expected, fix)
-    if launch.alone_in_step is not None and launch.alone_in_step > 1:
-        tasks = launch.alone_in_step
-        expected = f"{tasks}, the tasks of this SLURM step: each would train on its own"
-        fix = "start torchrun or accelerate launch in the step, as experiments/slurm/ does"
-        yield Problem("WORLD_SIZE", launch.source, "no such variable", expected, fix)
-    if launch.compiler is not None:
-        expected = "no: the model is compiled as torch_compile of Hydra says"
-        fix = f"leave dynamo_backend out of {launch.source}, or pass torch_compile=true instead"
-        yield Problem("dynamo_backend", launch.source, show(launch.compiler), expected, fix)
-    if launch.mixed_precision not in (None, *PRECISIONS):
-        expected = f"nothing, or one of {', '.join(map(show, PRECISIONS))} as Hydra says"
-        if launch.mixed_precision is False:
-            expected += " (YAML reads no without quotes as false)"
-        fix = f"leave mixed_precision out of {launch.source}"
-        yield Problem("mixed_precision", launch.source, show(launch.mixed_precision), expected, fix)
-    for name in launch.unknown:
-        known = {*FILE_KEYS, *(f"fsdp_config.{field}" for field in FSDP_FIELDS)}
-        expected = f"a key of a launch file{nearest(name, known)}"
-        fix = "correct the name, or delete it"
-        yield Problem(name, launch.source, "an unknown key", expected, fix)
-    for name in launch.unsupported:
-        expected = "nothing: processes train data parallel, under DeepSpeed or under FSDP2"
-        yield Problem(name, launch.source, "a value", expected, "delete the key")
-    if launch.deepspeed:
-        yield from _deepspeed(launch)
-
-
-def _machines(launch: Launch) -> Iterator[Problem]:
-    """Yields settings with which processes cannot find each other and wait until a timeout."""
-    if launch.rank >= launch.num_processes:
-        expected = f"0 to {launch.num_processes - 1}, because WORLD_SIZE is {launch.num_processes}"
-        fix = "start all processes by one launcher, accelerate launch or torchrun"
-        yield Problem("RANK", launch.source, show(launch.rank), expected, fix)
-    for name in launch.unset:
-        reason, cause = f"WORLD_SIZE is {launch.num_processes}", "WORLD_SIZE"
-        if launch.num_processes == 1:
-            reason, cause = "FSDP2 trains in a process group", "ACCELERATE_USE_FSDP"
-        fix = f"start with accelerate launch or torchrun, which set it, or unset {cause}"
-        expected = f"a value, because {reason}"
-        yield Problem(name, launch.source, "no such variable", expected, fix)
-    machines = launch.machines
-    if machines == 1:
-        return
-    if launch.num_processes % machines:
-        each = launch.num_processes // machines
-        expected = f"a multiple of {machines} (num_machines): accelerate starts {each} on each"
-        fix = "give each machine the same number, or use experiments/several_machines.sh"
-        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
-    if launch.machine_rank not in range(machines):
-        expected = f"0 to {machines - 1} (num_machines - 1), another one on each machine"
-        fix = "machine_rank: 0 on the first machine, 1 on the next, …"
-        yield Problem("machine_rank", launch.source, show(launch.machine_rank), expected, fix)
-    if not launch.main_process_ip:
-        expected = "the address of machine 0, the same on all machines"
-        fix = "main_process_ip: ADDRESS"
-        yield Problem("main_process_ip", launch.source, show(launch.main_process_ip), expected, fix)
-    if not launch.main_process_port:
-        expected = "one free port of machine 0, the same on all machines"
-        found, fix = show(launch.main_process_port), "main_process_port: 29500"
-        yield Problem("main_process_port", launch.source, found, expected, fix)
-
-
-def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
-    if launch.gpus == 0 and config.mixed_precision == "fp16":
-        yield Problem(
-            key="mixed_precision",
-            file=HYDRA,
-            found='"fp16"',
-            expected='"no" or "bf16": there is no GPU, and fp16 does not train on a CPU',
-            fix="mixed_precision=bf16 or mixed_precision=no",
-        )
-    if launch.gpus == 0 and launch.wants_gpus:
-        yield Problem(
-            key="GPUs",
-            file="this machine",
-            found="0",
-            expected="one GPU per process, as the launch file requests",
-            fix="see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch "
-            "with experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml",
-        )
-    if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
-        expected = f"at most {launch.gpus}, the GPUs of this machine"
-        fix = f"accelerate launch --num_processes {launch.gpus} …"
-        yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
-
-
-def _precision(config: RunConfig, launch: Launch) -> Iterator[Problem]:
-    stated = launch.mixed_precision
-    if stated in PRECISIONS and stated != config.mixed_precision:
-        expected = f"nothing, or {show(config.mixed_precision)} as mixed_precision of Hydra says"
-        fix = f"leave mixed_precision out of {launch.source}, or pass mixed_precision={stated}"
-        yield Problem("mixed_precision", launch.source, show(stated), expected, fix)
-
-
-def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
-    """Yields a problem if the launch states another number than Hydra."""
-    stated, wanted = getattr(launch, key), getattr(config, key)
-    if stated is not None and not same(stated, wanted):
-        expected = f"nothing, or {wanted} as {key} of Hydra says"
-        fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
-        yield Problem(key, launch.source, show(stated), expected, fix)
-
-
-def _deepspeed(launch: Launch) -> Iterator[Problem]:
-    key = "deepspeed_config.deepspeed_config_file"
-    if launch.deepspeed_config_file is None:
-        expected = "the DeepSpeed JSON; all DeepSpeed settings belong in one file"
-        fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
-        yield Problem(key, launch.source, show(None), expected, fix)
-    elif not launch.deepspeed_config_file.is_file():
-        known = sorted(path.name for path in (ROOT / "deepspeed_configs").glob("*.json"))
-        expected = f"a file{nearest(launch.deepspeed_config_file.name, known)}, relative to the "
-        expected += "working folder or to the repository"
-        fix = f"one of deepspeed_configs/{{{','.join(known)}}}, or a path of your own"
-        yield Problem(key, launch.source, str(launch.deepspeed_config_file), expected, fix)
-    for name in launch.misplaced:
-        expected = "nothing: beside a DeepSpeed JSON, accelerate refuses it"
-        fix = f"delete {name} there; Hydra owns the value, the JSON says it or auto"
-        yield Problem(f"deepspeed_config.{name}", launch.source, "a value", expected, fix)
 
 
 def folder_problems(config: RunConfig) -> Iterator[Problem]:

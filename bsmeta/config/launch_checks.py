@@ -1,0 +1,290 @@
+"""Checks of the launch against Hydra: processes, devices, precision, and `fsdp_config`.
+
+With what is refused here, launchers start something else than what the configuration says, or fail
+with an error of their own. Under FSDP2 the launch file owns `fsdp_version` and
+`fsdp_reshard_after_forward`; Hydra owns precision, recomputation and everything else that a field
+of `fsdp_config` could also say, which must have the one value that agrees. The fields and their
+defaults are those of Accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from bsmeta.config.launch import FILE_KEYS, FSDP_FIELDS, Launch
+from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_FSDP2
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan
+from bsmeta.core.errors import HYDRA, Problem, nearest, same, show
+from bsmeta.core.files import ROOT
+
+if TYPE_CHECKING:
+    from bsmeta.config.checks import TaskEntry
+
+PRECISIONS = ("no", "bf16", "fp16")
+LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+
+_RECOMPUTED = "gradient_checkpointing of Hydra decides what is recomputed"
+
+# The fields with one valid value in this trainer: that value, and why.
+_FIXED = {
+    "fsdp_version": ("2", "FSDP1 is not supported"),
+    "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "the trainer shards layer by layer"),
+    "fsdp_cpu_ram_efficient_loading": (
+        "false",
+        "every rank loads and checks the weights (accelerate's default is true)",
+    ),
+    "fsdp_state_dict_type": ("SHARDED_STATE_DICT", "each rank saves its own shard"),
+    "fsdp_offload_params": ("false", "offload is not supported under FSDP2"),
+    "fsdp_activation_checkpointing": ("false", _RECOMPUTED),
+    "fsdp_activation_checkpointing_offload": ("false", _RECOMPUTED),
+}
+
+
+def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+    """Yields problems with how the processes are started."""
+    yield from launcher_problems(launch)
+    if config.accelerate_config_file is not None and not config.check_only:
+        yield Problem(
+            key="accelerate_config_file",
+            file=HYDRA,
+            found=config.accelerate_config_file,
+            expected="null, unless check_only=true: the launch is what started this process",
+            fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
+        )
+    yield from _machines(launch)
+    yield from _divided_batch(config, launch)
+    yield from _devices(config, launch)
+    yield from _precision(config, launch)
+    yield from _stated(config, launch, "gradient_accumulation_steps")
+    yield from _stated(config, launch, "gradient_clipping")
+
+
+def _divided_batch(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+    """Yields a batch of a whole step that the processes cannot divide evenly."""
+    if config.gradient_accumulation_steps < 1:  # out of bounds, and refused for that
+        return
+    plan = BatchPlan.of(config, launch.num_processes)
+    if not plan.is_total:
+        return
+    assert plan.key is not None
+    rows: Any = reduce(getattr, plan.key.split("."), config)
+    parts = plan.accumulation * plan.processes
+    if rows % parts:
+        split = f"{plan.processes} (processes) x {plan.accumulation} (gradient_accumulation_steps)"
+        expected = f"a multiple of {parts} = {split}, because {config.batch_scope_key}=total"
+        fix = f"{plan.key}={-(-rows // parts) * parts}, or {config.batch_scope_key}=per_device"
+        yield Problem(plan.key, HYDRA, show(rows), expected, fix)
+
+
+def launcher_problems(launch: Launch) -> Iterator[Problem]:
+    """Yields problems with a launch that do not depend on the configuration.
+
+    With these, Accelerate fails with its own error, silently starts a single process, or trains
+    differently than configured.
+    """
+    if launch.distributed_type not in LAUNCHERS:
+        close = nearest(launch.distributed_type.upper(), LAUNCHERS)
+        expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"
+        if launch.distributed_type == "MULTI_CPU":
+            expected += "; MULTI_CPU starts a single process without MPI"
+        fix = "use a file of experiments/accelerate/ (MULTI_GPU also starts several on a CPU)"
+        yield Problem("distributed_type", launch.source, launch.distributed_type, expected, fix)
+    if launch.distributed_type == "NO" and launch.num_processes > 1:
+        expected = "1, because distributed_type: NO starts a single process"
+        fix = "distributed_type: MULTI_GPU (also on a CPU), DEEPSPEED or FSDP"
+        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+    if launch.expected_processes not in (None, launch.num_processes):
+        expected = f"{launch.expected_processes}, as BSMETA_WORLD_SIZE says"
+        fix = "start every machine with its number of processes, or correct BSMETA_WORLD_SIZE"
+        yield Problem("WORLD_SIZE", launch.source, show(launch.num_processes), expected, fix)
+    is_sharded = launch.deepspeed or launch.fsdp is not None
+    if launch.use_cpu and (launch.num_processes > 1 or is_sharded):
+        expected = "false: it turns DeepSpeed and FSDP off and starts a single process"
+        fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
+        yield Problem("use_cpu", launch.source, show(True), expected, fix)
+    if launch.alone:
+        found = "one process of several (MASTER_ADDR and MASTER_PORT without WORLD_SIZE)"
+        expected = (
+            "all of them: with --cpu (use_cpu), or distributed_type NO, accelerate starts one"
+        )
+        fix = "leave out --cpu and use_cpu; experiments/accelerate/cpu.yaml starts several on a CPU"
+        yield Problem("num_processes", launch.source, found, expected, fix)
+    if launch.alone_in_step is not None and launch.alone_in_step > 1:
+        tasks = launch.alone_in_step
+        expected = f"{tasks}, the tasks of this SLURM step: each would train on its own"
+        fix = "start torchrun or accelerate launch in the step, as experiments/slurm/ does"
+        yield Problem("WORLD_SIZE", launch.source, "no such variable", expected, fix)
+    if launch.compiler is not None:
+        expected = "no: the model is compiled as torch_compile of Hydra says"
+        fix = f"leave dynamo_backend out of {launch.source}, or pass torch_compile=true instead"
+        yield Problem("dynamo_backend", launch.source, show(launch.compiler), expected, fix)
+    if launch.mixed_precision not in (None, *PRECISIONS):
+        expected = f"nothing, or one of {', '.join(map(show, PRECISIONS))} as Hydra says"
+        if launch.mixed_precision is False:
+            expected += " (YAML reads no without quotes as false)"
+        fix = f"leave mixed_precision out of {launch.source}"
+        yield Problem("mixed_precision", launch.source, show(launch.mixed_precision), expected, fix)
+    for name in launch.unknown:
+        known = {*FILE_KEYS, *(f"fsdp_config.{field}" for field in FSDP_FIELDS)}
+        expected = f"a key of a launch file{nearest(name, known)}"
+        fix = "correct the name, or delete it"
+        yield Problem(name, launch.source, "an unknown key", expected, fix)
+    for name in launch.unsupported:
+        expected = "nothing: processes train data parallel, under DeepSpeed or under FSDP2"
+        yield Problem(name, launch.source, "a value", expected, "delete the key")
+    if launch.deepspeed:
+        yield from _deepspeed(launch)
+
+
+def _machines(launch: Launch) -> Iterator[Problem]:
+    """Yields settings with which processes cannot find each other and wait until a timeout."""
+    if launch.rank >= launch.num_processes:
+        expected = f"0 to {launch.num_processes - 1}, because WORLD_SIZE is {launch.num_processes}"
+        fix = "start all processes by one launcher, accelerate launch or torchrun"
+        yield Problem("RANK", launch.source, show(launch.rank), expected, fix)
+    for name in launch.unset:
+        reason, cause = f"WORLD_SIZE is {launch.num_processes}", "WORLD_SIZE"
+        if launch.num_processes == 1:
+            reason, cause = "FSDP2 trains in a process group", "ACCELERATE_USE_FSDP"
+        fix = f"start with accelerate launch or torchrun, which set it, or unset {cause}"
+        expected = f"a value, because {reason}"
+        yield Problem(name, launch.source, "no such variable", expected, fix)
+    machines = launch.machines
+    if machines == 1:
+        return
+    if launch.num_processes % machines:
+        each = launch.num_processes // machines
+        expected = f"a multiple of {machines} (num_machines): accelerate starts {each} on each"
+        fix = "give each machine the same number, or use experiments/several_machines.sh"
+        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+    if launch.machine_rank not in range(machines):
+        expected = f"0 to {machines - 1} (num_machines - 1), another one on each machine"
+        fix = "machine_rank: 0 on the first machine, 1 on the next, …"
+        yield Problem("machine_rank", launch.source, show(launch.machine_rank), expected, fix)
+    if not launch.main_process_ip:
+        expected = "the address of machine 0, the same on all machines"
+        fix = "main_process_ip: ADDRESS"
+        yield Problem("main_process_ip", launch.source, show(launch.main_process_ip), expected, fix)
+    if not launch.main_process_port:
+        expected = "one free port of machine 0, the same on all machines"
+        found, fix = show(launch.main_process_port), "main_process_port: 29500"
+        yield Problem("main_process_port", launch.source, found, expected, fix)
+
+
+def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+    if launch.gpus == 0 and config.mixed_precision == "fp16":
+        yield Problem(
+            key="mixed_precision",
+            file=HYDRA,
+            found='"fp16"',
+            expected='"no" or "bf16": there is no GPU, and fp16 does not train on a CPU',
+            fix="mixed_precision=bf16 or mixed_precision=no",
+        )
+    if launch.gpus == 0 and launch.wants_gpus:
+        yield Problem(
+            key="GPUs",
+            file="this machine",
+            found="0",
+            expected="one GPU per process, as the launch file requests",
+            fix="see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch "
+            "with experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml",
+        )
+    if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
+        expected = f"at most {launch.gpus}, the GPUs of this machine"
+        fix = f"accelerate launch --num_processes {launch.gpus} …"
+        yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
+
+
+def _precision(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+    stated = launch.mixed_precision
+    if stated in PRECISIONS and stated != config.mixed_precision:
+        expected = f"nothing, or {show(config.mixed_precision)} as mixed_precision of Hydra says"
+        fix = f"leave mixed_precision out of {launch.source}, or pass mixed_precision={stated}"
+        yield Problem("mixed_precision", launch.source, show(stated), expected, fix)
+
+
+def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
+    """Yields a problem if the launch states another number than Hydra."""
+    stated, wanted = getattr(launch, key), getattr(config, key)
+    if stated is not None and not same(stated, wanted):
+        expected = f"nothing, or {wanted} as {key} of Hydra says"
+        fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
+        yield Problem(key, launch.source, show(stated), expected, fix)
+
+
+def _deepspeed(launch: Launch) -> Iterator[Problem]:
+    key = "deepspeed_config.deepspeed_config_file"
+    if launch.deepspeed_config_file is None:
+        expected = "the DeepSpeed JSON; all DeepSpeed settings belong in one file"
+        fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
+        yield Problem(key, launch.source, show(None), expected, fix)
+    elif not launch.deepspeed_config_file.is_file():
+        known = sorted(path.name for path in (ROOT / "deepspeed_configs").glob("*.json"))
+        expected = f"a file{nearest(launch.deepspeed_config_file.name, known)}, relative to the "
+        expected += "working folder or to the repository"
+        fix = f"one of deepspeed_configs/{{{','.join(known)}}}, or a path of your own"
+        yield Problem(key, launch.source, str(launch.deepspeed_config_file), expected, fix)
+    for name in launch.misplaced:
+        expected = "nothing: beside a DeepSpeed JSON, accelerate refuses it"
+        fix = f"delete {name} there; Hydra owns the value, the JSON says it or auto"
+        yield Problem(f"deepspeed_config.{name}", launch.source, "a value", expected, fix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullyShard:
+    """What a launch file decides about FSDP2.
+
+    Attributes:
+        reshard_after_forward: Whether a layer's weights are freed after the forward pass and
+            gathered again for the backward pass.
+    """
+
+    reshard_after_forward: bool = True
+
+
+def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterator[Problem]:
+    """Yields every field of `fsdp_config` and key of Hydra that does not work under FSDP2."""
+    if launch.fsdp is None:
+        return
+    if not entry.fully_shards:
+        expected = f"a launch without FSDP: task={config.task} does not train under FSDP2"
+        fix = "another file of experiments/accelerate/, such as ddp.yaml"
+        yield Problem("distributed_type", launch.source, "FSDP", expected, fix)
+    yield from _fields(launch.fsdp, launch.source)
+    if config.mixed_precision == "fp16":
+        expected = '"bf16" or "no": fp16 is not supported under FSDP2'
+        fix = "mixed_precision=bf16, or a launch file without FSDP"
+        yield Problem("mixed_precision", HYDRA, show("fp16"), expected, fix)
+    optimizer = OPTIMIZERS.get(config.optimizer_type)
+    if optimizer is not None and not optimizer.takes_shards:
+        expected = f"one of {UNDER_FSDP2} under FSDP2, which shards the parameters by rows"
+        fix = f"optimizer_type={ADAMW}, or a launch file without FSDP"
+        yield Problem("optimizer_type", HYDRA, show(config.optimizer_type), expected, fix)
+
+
+def fully_shard_of(launch: Launch) -> FullyShard | None:
+    """The settings of an FSDP2 launch that has passed the checks; None for any other."""
+    if launch.fsdp is None:
+        return None
+    return FullyShard(reshard_after_forward=launch.fsdp["fsdp_reshard_after_forward"] == "true")
+
+
+def _fields(fields: Mapping[str, str], source: str) -> Iterator[Problem]:
+    for name, (variable, default) in FSDP_FIELDS.items():
+        found = fields[name]
+        if name == "fsdp_reshard_after_forward":
+            is_valid, expected = found in ("true", "false"), "true or false"
+            fix = f"{name}: true below fsdp_config"
+        elif name in _FIXED:
+            value, reason = _FIXED[name]
+            is_valid = found in (value.lower(), "")  # "": the trainer's own value
+            expected, fix = f"{value}: {reason}", f"{name}: {value} below fsdp_config"
+        else:
+            is_valid, expected = found == default, "no such key: FSDP2 or the trainer ignores it"
+            fix = f"delete it below fsdp_config, or unset {variable}"
+        if not is_valid:
+            yield Problem(f"fsdp_config.{name}", source, found, expected, fix)
