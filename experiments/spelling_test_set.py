@@ -13,7 +13,6 @@ import argparse
 from pathlib import Path
 
 from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
-from bsmeta.tasks.spelling.noise import word_labels
 from bsmeta.tasks.spelling.samples import make_noise, samples_of
 
 
@@ -39,7 +38,8 @@ def main() -> None:
         corrupt(text, seed=arguments.seed, epoch=0, sample=number)
         for number, text in enumerate(right)
     ]
-    labels = [word_labels(*pair) for pair in zip(wrong, right, strict=True)]
+    pairs = (zip(a.split(), b.split(), strict=True) for a, b in zip(wrong, right, strict=True))
+    labels = [[int(word != other) for word, other in pair] for pair in pairs]
     answers = {
         "sed_words": [" ".join(map(str, flags)) for flags in labels],
         "sed_sequence": [str(int(any(flags))) for flags in labels],

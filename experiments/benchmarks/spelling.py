@@ -17,13 +17,12 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 from bsmeta.data.text.sentences import cut
-from bsmeta.tasks.spelling.config import CODESPELL
+from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
+from bsmeta.tasks.spelling.corrections import correction_counts
 from bsmeta.tasks.spelling.evaluate import Dictionary
-from bsmeta.tasks.spelling.metrics import correction_counts
-from bsmeta.tasks.spelling.noise import CharacterNoise, Method, Noise, load_misspellings
+from bsmeta.tasks.spelling.noise import Noise, load_misspellings
 
 ALIGNED_LINES = 300
 CHUNK = 512
@@ -48,10 +47,9 @@ def measure(lines: list[str], misspellings: str, rounds: int) -> dict[str, int]:
     """The rates of all parts."""
     words, characters = sum(len(line.split()) for line in lines), sum(map(len, lines))
     known = load_misspellings(misspellings)
-    learned = CharacterNoise.estimate(known)
     found = {}
-    for method in get_args(Method):
-        noise = Noise(method, known, learned)
+    for method in ("artificial", "realistic", "mixed"):
+        noise = Noise(NoiseConfig(method=method), known)
         found[f"noise_{method}_words"] = rate(words, lambda: corrupted(lines, noise), rounds)  # noqa: B023
     wrong = corrupted(lines, noise)[:ALIGNED_LINES]
     right = lines[:ALIGNED_LINES]

@@ -23,12 +23,12 @@ import torch
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig, SmallModelConfig, SpellingConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
-from bsmeta.tasks.spelling.task import Detection, WordDetection
+from bsmeta.tasks.spelling.task import WordDetection
 
 ONE_BUCKET = 1_000_000
 
 
-def task_of(config: SpellingConfig) -> Detection | CandidateCorrection:
+def task_of(config: SpellingConfig) -> WordDetection | CandidateCorrection:
     """The task of a configuration."""
     if isinstance(config, SedWordsConfig):
         return WordDetection(config)
@@ -66,7 +66,7 @@ def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:
 
 
 def train(
-    task: Detection | CandidateCorrection,
+    task: WordDetection | CandidateCorrection,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: MicroBatch,

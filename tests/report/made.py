@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
@@ -33,11 +34,12 @@ from bsmeta.tasks.causal_lm.results import (
     slice_rows_of,
 )
 from bsmeta.tasks.classification import report as classification
-from bsmeta.tasks.classification.predictions import by_label, compare
-from bsmeta.tasks.classification.results import Results
+from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.results import Results, TestSet, compare
 from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.spelling import evaluate as spelling
-from bsmeta.tasks.spelling.evaluate import TestSet, judge_test_sets
+from bsmeta.tasks.spelling.config import SecConfig
+from bsmeta.training.task import EvaluationContext
 from tests.annotate.helpers import RAWPAGES, annotate
 from tests.studies.simulated import measurement
 from tests.tasks.disambiguation.test_results import scored
@@ -177,19 +179,15 @@ def classification_page(folder: Path) -> Path:
                               "model, first chunk only": 0.78}.items()
     }  # fmt: skip
     systems = compare(truth, predicted, truth, len(names), resamples=200, seed=1)
-    columns = by_label(systems[0].confusion)
-    per_label = {
-        name: {score: float(values[place]) for score, values in columns.items()}
-        for place, name in enumerate(names)
-    }
     counts = dict(zip(names, np.bincount(truth).tolist(), strict=True))
-    results = Results(
-        source="leanings.csv, test split", labels=tuple(names), systems=systems,
-        units=(count, "distinct texts"), per_label=per_label,
-        scores={"accuracy": systems[0].values["accuracy"]}, folded=40, chunks=450,
+    test = TestSet(
+        "leanings.csv, test split", tuple(names), [Chunk([], 0, 1, 0, "")] * 450,
+        [str(row) for row in range(count)], "distinct texts",
         distribution=dict.fromkeys(("train", "dev", "test"), counts),
         notes=["1 of 400 rows repeats the text of an earlier row"],
     )  # fmt: skip
+    scores = {"accuracy": systems[0].scores["accuracy"].value}
+    results = Results(test, systems, scores, folded=40)
     epochs = [
         {"epoch": float(n), "step": 50 * n, "training_loss": 2 / n,
          "training_accuracy": 1 - 0.5 / n, "validation_loss": 1.8 / n + n / 20,
@@ -207,17 +205,16 @@ def spelling_page(folder: Path) -> Path:
     right = [f"we received some mail on day {number}" for number in range(40)]
     wrong = [line.replace("received", "recieved") for line in right]
     sets = [
-        TestSet(f"webdocs/{split}", wrong, right, right, [False] * len(right))
+        spelling.TestSet(f"webdocs/{split}", wrong, right, right, [False] * len(right))
         for split in ("dev", "test_of_a_longer_name")
     ]
 
     def judge(lines: list[str]) -> list[str]:
         return [line.replace("recieved", "received") for line in lines[:30]] + lines[30:]
 
-    results = judge_test_sets(
-        "sec", sets, judge, spelling.EvaluationContext.alone(spelling.torch.device("cpu")),
-        word_list=None, resamples=200, seed=1,
-    )  # fmt: skip
+    config = SecConfig(bootstrap_resamples=200, seed=1)
+    context = EvaluationContext.alone(torch.device("cpu"))
+    results = spelling.score_test_sets(config, sets, judge, context)
     facts = {"checkpoint": CHECKPOINT, "test sets": "data/spelling", "intervals": INTERVALS}
     spelling.report("sec", results, facts, folder)
     return folder / "report.html"

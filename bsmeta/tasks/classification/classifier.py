@@ -15,51 +15,35 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.layers import encoder_layers
-from bsmeta.models.pretrained import check_files, load_exported
 from bsmeta.tasks.classification.config import POOLINGS
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
 
 ENTRY = "text_classifier"
 """Of `config.json` in an exported folder: what is not in the encoder's own configuration."""
 CONFIG, WEIGHTS, NGRAMS = "config.json", "classifier.safetensors", "ngrams.json"
 ENCODER = "encoder."
 """Prefix of the encoder's weights among those of a classifier."""
-
-HEAD_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
-HEAD_STD = 0.02
-
 DECISIONS_AT_ONCE = 1 << 22  # of word features, in memory at one time
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The entry `text_classifier` of `config.json`.
+    """The entry `text_classifier` of `config.json`."""
 
-    Attributes:
-        method: How the classifier was made: a value of the key `method`, except auto.
-        labels: The labels, in the order of the logits.
-        pooling: How the vectors of a chunk's tokens become one; None: there is no encoder.
-        has_words: Whether there are word features.
-    """
-
-    method: str
-    labels: list[str]
-    pooling: str | None
-    has_words: bool
+    method: str  # how the classifier was made: a value of the key `method`, except auto
+    labels: list[str]  # in the order of the logits
+    pooling: str | None  # how the vectors of a chunk's tokens become one; None: no encoder
+    has_words: bool  # whether there are word features
 
     def __post_init__(self) -> None:
         if self.pooling not in (None, *POOLINGS):
@@ -94,18 +78,15 @@ class Words(nn.Module):
         found = np.tile(bias, (len(texts), 1))
         if not self.ngrams:
             return found
-        features, weight = self._features(texts), self.weight.detach().cpu().double().numpy().T
+        if self._vectorizer is None:
+            self._vectorizer = word_features(vocabulary=self.ngrams)
+            self._vectorizer.idf_ = self.idf.cpu().numpy()
+        features = self._vectorizer.transform(texts)
+        weight = self.weight.detach().cpu().double().numpy().T
         at_once = max(DECISIONS_AT_ONCE // len(bias), 1)
         for start in range(0, len(texts), at_once):
             found[start : start + at_once] += features[start : start + at_once] @ weight
         return found
-
-    def _features(self, texts: Sequence[str]) -> csr_matrix:
-        if self._vectorizer is None:
-            vectorizer = word_features(vocabulary=self.ngrams)
-            vectorizer.idf_ = self.idf.cpu().numpy()
-            self._vectorizer = vectorizer
-        return self._vectorizer.transform(texts)
 
 
 def word_features(**settings: Any) -> Any:
@@ -122,21 +103,15 @@ class Classifier(nn.Module):
     """An encoder with a linear head, linear word features, or both.
 
     Args:
-        description: Its labels and parts.
-        encoder: The encoder, without a pooler of its own; without it, only the words are used.
+        encoder: Without a pooler of its own; None: only the words are used.
         head: From the pooled vectors to the logits.
-        words: The word features, or None.
         dropout: Of the pooled vectors, in training.
     """
 
     def __init__(
-        self,
-        description: Description,
-        encoder: PreTrainedModel | None = None,
-        head: nn.Linear | None = None,
-        words: Words | None = None,
-        dropout: float = 0.0,
-    ) -> None:
+        self, description: Description, encoder: PreTrainedModel | None = None,
+        head: nn.Linear | None = None, words: Words | None = None, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.description = description
         self.encoder = encoder
@@ -150,15 +125,10 @@ class Classifier(nn.Module):
         return None if self.encoder is None else self.encoder.config
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
-        """The logits of chunks by the encoder alone: `logits`, float [chunks, labels].
-
-        Args:
-            input_ids, attention_mask: int64 [chunks, tokens].
-        """
+        """The logits of chunks by the encoder alone: `logits`, float [chunks, labels]."""
         assert self.head is not None
-        return SimpleNamespace(
-            logits=self.head(self.dropout(self.vectors(input_ids, attention_mask)))
-        )
+        vectors = self.dropout(self.vectors(input_ids, attention_mask))
+        return SimpleNamespace(logits=self.head(vectors))
 
     def vectors(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The pooled vectors of chunks, float [chunks, hidden size]."""
@@ -167,27 +137,16 @@ class Classifier(nn.Module):
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
         return pool(hidden.last_hidden_state, attention_mask, self.description.pooling)
 
-    def copy_head(self, other: Classifier) -> None:
-        """Takes over the head of another classifier."""
-        assert self.head is not None
-        assert other.head is not None
-        self.head.load_state_dict(other.head.state_dict())
-
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Writes the folder that `load` reads; the tokenizer is not part of it.
+        """Writes the folder, without the tokenizer.
 
         Args:
-            folder: Is created.
             weights: The state dict to write instead of the current one.
         """
         weights = self.state_dict() if weights is None else weights
         folder.mkdir(parents=True, exist_ok=True)
         if self.encoder is not None:
-            own = {
-                name.removeprefix(ENCODER): value
-                for name, value in weights.items()
-                if name.startswith(ENCODER)
-            }
+            own = {n.removeprefix(ENCODER): w for n, w in weights.items() if n.startswith(ENCODER)}
             self.encoder.save_pretrained(folder, state_dict=own)
         self.save_linear(folder, weights)
 
@@ -198,14 +157,8 @@ class Classifier(nn.Module):
         config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         config[ENTRY] = msgspec.to_builtins(self.description)
         file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        save_file(
-            {
-                name: value.detach().cpu().contiguous()
-                for name, value in weights.items()
-                if not name.startswith(ENCODER)
-            },
-            folder / WEIGHTS,
-        )
+        linear = {n: w.detach().cpu() for n, w in weights.items() if not n.startswith(ENCODER)}
+        save_file({name: w.contiguous() for name, w in linear.items()}, folder / WEIGHTS)
         if self.words is not None:
             ngrams = json.dumps(self.words.ngrams, ensure_ascii=False)
             (folder / NGRAMS).write_text(ngrams, encoding="utf-8")
@@ -217,7 +170,6 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor
     Args:
         hidden: float [chunks, tokens, size].
         mask: int64 [chunks, tokens], 0 at the padding, which may be on either side.
-        pooling: A value of the key `pooling`, except head.
     """
     if pooling == "mean":
         shares = mask / mask.sum(1, keepdim=True)
@@ -229,30 +181,29 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor
     return hidden[torch.arange(len(hidden), device=hidden.device), place]
 
 
-def random_head(size: int, labels: int) -> nn.Linear:
-    """A head to be trained, as transformers begins one."""
-    head = nn.Linear(size, labels)
-    nn.init.normal_(head.weight, std=HEAD_STD)
-    nn.init.zeros_(head.bias)
-    return head
+def depth_of(encoder: nn.Module) -> dict[str, int]:
+    """How many layers are above each parameter's own; the embeddings count as the lowest layer.
 
-
-def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """The encoder, without the pooler that some encoders have in addition to token vectors."""
-    if isinstance(getattr(encoder, "pooler", None), nn.Module):
-        encoder.pooler = None
-    return encoder
+    Parameters after the layers, such as a last norm, belong to the highest one.
+    """
+    layers = encoder_layers(encoder)
+    prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
+    names = [prefixes[id(layer)] for layer in layers]
+    depths: dict[str, int] = {}
+    other = len(layers)  # of the next parameter outside of the layers
+    for name, _ in encoder.named_parameters():
+        own = next((n for n, prefix in enumerate(names) if name.startswith(prefix)), None)
+        if own is not None:
+            other = 0
+        depths[name] = other if own is None else len(layers) - 1 - own
+    return depths
 
 
 def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
-    """Leaves only the last layers to be trained, and what follows them.
-
-    Args:
-        encoder: The encoder.
-        train_layers: How many; None: all, with the embeddings.
+    """Leaves only the last layers (None: all, and the embeddings) to be trained, and what follows.
 
     Raises:
-        ConfigurationError: If it has fewer layers.
+        ConfigurationError: If the encoder has fewer layers.
     """
     if train_layers is None:
         return
@@ -268,58 +219,13 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
         parameter.requires_grad_(train_layers > 0 and depths[name] < train_layers)
 
 
-def depth_of(encoder: nn.Module) -> dict[str, int]:
-    """How many layers are above each parameter's own; the embeddings count as the lowest layer.
-
-    Parameters after the layers, such as a last norm, belong to the highest one.
-    """
-    layers = encoder_layers(encoder)
-    prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
-    names = [prefixes[id(layer)] for layer in layers]
-    depths: dict[str, int] = {}
-    seen = False
-    for name, _ in encoder.named_parameters():
-        own = next((n for n, prefix in enumerate(names) if name.startswith(prefix)), None)
-        seen = seen or own is not None
-        if own is not None:
-            depths[name] = len(layers) - 1 - own
-        else:
-            depths[name] = 0 if seen else len(layers)
-    return depths
-
-
-def is_classifier(folder: Path) -> bool:
-    """Whether an exported folder holds a `Classifier`, not a model of transformers."""
-    try:
-        return ENTRY in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-def load(folder: Path) -> Classifier:
-    """The classifier of an exported folder, in evaluation mode.
+def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
+    """The classifier of a folder on an encoder that the caller has loaded, in evaluation mode.
 
     Raises:
         DataError: If it is damaged or incomplete.
     """
-    check_files(str(folder), f"{folder}")
-    description = _description(folder)
-    encoder = None
-    if description.pooling is not None:
-        tasks = "task=classification"
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()  # the weights of the pooler are missing
-        try:
-            loaded = load_exported(AutoModel, folder, "encoder", tasks, optional=".pooler.")
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-        encoder = without_pooler(loaded)
-    return load_linear(folder, encoder)
-
-
-def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
-    """The classifier of a folder on an encoder that the caller has loaded; see `load`."""
-    description = _description(folder)
+    description = read_description(folder)
     try:
         weights = load_file(folder / WEIGHTS)
         words = _words(folder, weights) if description.has_words else None
@@ -340,7 +246,20 @@ def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
     return model.eval()
 
 
-def _description(folder: Path) -> Description:
+def is_classifier(folder: Path) -> bool:
+    """Whether an exported folder holds a `Classifier`, not a model of transformers."""
+    try:
+        return ENTRY in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def read_description(folder: Path) -> Description:
+    """The description of an exported folder.
+
+    Raises:
+        DataError: If there is none.
+    """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return msgspec.convert(config[ENTRY], Description)

@@ -2,8 +2,12 @@
 
 After the last step, beside the CSV file or in `results_dir`: `NAME_testset_predictions.csv`,
 `NAME_train_test_stats.json`, `NAME_trained_model.sav`. In `evaluation/` of the run folder: the
-report. The baselines learn from the training split in the run's database; where `evaluate.py` does
-not find it, the model is scored alone.
+report.
+
+The baselines learn from the training split in the run's database; where `evaluate.py` does not find
+it, the model is scored alone. They are the most frequent label, and a linear SVM on TF-IDF features
+with fixed settings (words and pairs of words, sublinear term frequency, C = 1, as in Wang and
+Manning 2012); it sees the whole text and takes seconds. It is the system of `method=linear`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,38 +24,40 @@ import msgspec
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
+from bsmeta.core.progress import opaque_work
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import JSON_LINES, flattened, read_records
 from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.checkpoints import Location, check_keys, report_folder, training_run
 from bsmeta.tasks.classification.classifier import Classifier
-from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
-from bsmeta.tasks.classification.examples import Chunk, Examples, Folding
-from bsmeta.tasks.classification.model import labels_of, listed, load_model
-from bsmeta.tasks.classification.predictions import Scored, predictions, score
-from bsmeta.tasks.classification.report import report
-from bsmeta.tasks.classification.results import (
-    Choice,
-    Results,
-    results_of,
-    test_results,
-    training_texts,
-    unit_of,
+from bsmeta.tasks.classification.config import LINEAR, ClassificationConfig
+from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
+from bsmeta.tasks.classification.model import (
+    Scored,
+    Scorer,
+    joined_texts,
+    label_weights,
+    labels_of,
+    listed,
+    load_model,
+    predictions,
 )
-from bsmeta.tasks.classification.splits import text_key
-from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.report import NAMES, report
+from bsmeta.tasks.classification.results import Choice, Results, TestSet, results_of, scores_of
+from bsmeta.tasks.classification.store import SPLITS, text_key
+from bsmeta.tasks.classification.systems import fit_words
 from bsmeta.training.run_folder import steps_and_evaluations
 from bsmeta.training.task import EvaluationContext, FinishContext
 
 logger = logging.getLogger(__name__)
 
 PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"
+MAJORITY = "most frequent label"
 
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
@@ -66,95 +71,75 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
     for location in locations:
         results = _evaluate(config, location, context)
         if context.is_main:
-            report(
-                results, [], report_folder(config, location, has_other_data=other),
-                {"checkpoint": location.name},
-            )  # fmt: skip
+            folder = report_folder(config, location, has_other_data=other)
+            report(results, [], folder, {"checkpoint": location.name})
 
 
 def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationContext) -> Results:
     train = training_run(config, location, ClassificationConfig)
+    own_table, data = train.data_config, train.data_config
+    if config.validation_file is not None:
+        # Overrides say how that file is read, and of the training table only where it is now.
+        as_saved = dataclasses.replace(config, overrides={})
+        saved = training_run(as_saved, location, ClassificationConfig).data_config
+        own_table = dataclasses.replace(saved, csv=data.csv, database=data.database)
     model = load_model(Path(location.model)).to(context.device)
-    tokenizer = padded_tokenizer_of(location.model)
-    labels = labels_of(model)
+    tokenizer, labels = padded_tokenizer_of(location.model), labels_of(model)
     examples: Examples | None = None
-    training_data = _training_data(config, location, train)
     try:
-        examples = open_examples(training_data, tokenizer)
+        examples = open_examples(own_table, tokenizer)
     except UserError as error:
         if config.validation_file is None:
             raise
         logger.warning("no baselines, because the training data cannot be read: %s", error)
-    batch_size = config.per_device_eval_batch_size or train.data_config.per_device_eval_batch_size
     if config.validation_file is None:
         assert examples is not None
-        chunks = examples.read(examples.chunks("test"))
-        if not chunks:
+        test = test_split(train, examples)
+        if not test.chunks:
             raise DataError(
                 f"checkpoint={location.name}: its table has no test split; name another CSV file: "
                 "validation_file=FILE"
             )
-        scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
-        return test_results(train, examples, scored, _plain_scores(scored, labels), {}, None)
-    other = Path(config.validation_file)
-    data = train.data_config
-    if other.name.endswith(JSON_LINES) and data.csv_encoding == training_data.csv_encoding:
-        data = dataclasses.replace(data, csv_encoding=AUTO)  # the training table's says nothing
-    folding = Folding(tokenizer, data.fold_by, data.max_length)
-    own = dataclasses.replace(train, data_config=data)
-    texts, groups, chunks, notes = read_table(other, own, folding, labels)
-    training = None if examples is None else training_texts(train, examples)
-    known = set() if training is None else {text_key(text) for text in training.texts}
-    seen = sum(text_key(text) in known for text in texts)
-    if seen:
-        notes.append(f"{seen:,} of {len(texts):,} texts are in the training split, too")
-        logger.warning("%s: %s", other, notes[-1])
-    scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
+    else:
+        other = Path(config.validation_file)
+        if other.name.endswith(JSON_LINES) and data.csv_encoding == own_table.csv_encoding:
+            data.csv_encoding = AUTO  # the training table's says nothing
+        folding = Folding(tokenizer, data.fold_by, data.max_length)
+        test = read_table(other, train, folding, labels)
+    batch_size = config.per_device_eval_batch_size or data.per_device_eval_batch_size
+    scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)
+    others: dict[str, np.ndarray] = {}
+    if examples is not None:
+        _, texts, truth = zip(*examples.texts("train"), strict=True)
+        if config.validation_file is not None:
+            _note_training_texts(test, texts)
+        counts = examples.label_counts("train")
+        weights = label_weights(train.class_weights, examples.labels, counts)
+        others, notes = baselines(test, texts, np.array(truth), weights)
+        test.notes.extend(notes)
+    scores = scores_of(scored, [1.0] * len(labels))  # with a loss without class weights
     return results_of(
-        scored,
-        texts,
-        training,
-        source=other.name,
-        labels=labels,
-        groups=(np.array(groups), unit_of(train)),
-        model_scores=_plain_scores(scored, labels),
-        distribution={other.name: dict(zip(labels, np.bincount(
-            scored.labels, minlength=len(labels)
-        ).tolist(), strict=True))},
-        notes=notes,
-        resamples=train.bootstrap_resamples,
-        seed=train.seed,
-    )  # fmt: skip
-
-
-def _training_data(
-    config: EvaluateConfig, location: Location, train: ClassificationConfig
-) -> ClassificationDataConfig:
-    """How the run's own table was read: overrides say how `validation_file` is read, if it is set.
-
-    Those of the places of the table apply in any case, since it may have been moved.
-    """
-    if config.validation_file is None:
-        return train.data_config
-    saved = training_run(dataclasses.replace(config, overrides={}), location, ClassificationConfig)
-    return dataclasses.replace(
-        saved.data_config, csv=train.data_config.csv, database=train.data_config.database
+        test, scored, scores, others, resamples=train.bootstrap_resamples, seed=train.seed
     )
 
 
-def _plain_scores(scored: Scored, labels: Sequence[str]) -> dict[str, float]:
-    """The scores, with a loss without class weights."""
-    return scored.scores([1.0] * len(labels))
+def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
+    """The test split of a table."""
+    return TestSet(
+        source=f"{Path(str(config.data_config.csv)).name}, test split",
+        labels=examples.labels,
+        chunks=examples.read(examples.chunks("test")),
+        groups=examples.groups("test"),
+        unit=_unit_of(config),
+        distribution={split: examples.label_counts(split) for split in SPLITS},
+        notes=[*examples.facts["warnings"]],
+    )
 
 
 def read_table(
-    path: Path, config: ClassificationConfig, folding: Folding, labels: Sequence[str]
-) -> tuple[list[str], list[str], list[Chunk], list[str]]:
+    path: Path, config: ClassificationConfig, folding: Folding, labels: tuple[str, ...]
+) -> TestSet:
     """Reads another CSV file (or JSON lines) with the columns of the training table.
-
-    Returns:
-        The texts, the group of each (a hash of the text without `split_by`), the chunks of all, and
-        notes on the rows that were left out.
 
     Raises:
         DataError: If the file cannot be read, is empty, or has a label that the model lacks.
@@ -164,108 +149,122 @@ def read_table(
     wanted = [data.text_column, data.label_column]
     wanted += [] if data.split_by is None else [data.split_by]
     bad = BadRows(path, data.on_bad_row, "+overrides.data_config.on_bad_row")
+    groups: list[str] = []
+    chunks: list[Chunk] = []
+    counts, without_tokens = dict.fromkeys(labels, 0), 0
     numbers = {label: number for number, label in enumerate(labels)}
-    texts, groups, chunks, without_tokens = [], [], [], 0
     records = read_records(
         path, wanted, bad, separator=data.csv_separator, encoding=data.csv_encoding
     )
     for good, record in enumerate(records, start=1):
         row = good + bad.count
-        label = record[data.label_column].strip()
-        if label not in numbers:
+        label, text = record[data.label_column].strip(), record[data.text_column]
+        if label not in counts:
             raise DataError(
                 f"{path}: row {row:,} has the label {label!r}, which the model does not know"
                 f"{nearest(label, labels)}; its labels are {listed(labels)}"
             )
-        text = record[data.text_column]
-        folds = folding.fold([text])[0]
+        (folds,) = folding.fold([text])
         if not folds:
             without_tokens += 1
             continue
-        texts.append(text)
+        counts[label] += 1
         groups.append(
             str(text_key(text)) if data.split_by is None else record[data.split_by].strip()
         )
-        chunks += [
-            Chunk(fold.ids, numbers[label], row, number, fold.text)
-            for number, fold in enumerate(folds)
-        ]
+        chunks += chunks_of(folds, numbers[label], row)
     bad.close()
-    if not texts:
+    if not chunks:
         raise DataError(f"{path} has no texts")
     notes = bad.notes()
     if without_tokens:
         rows = "1 row was" if without_tokens == 1 else f"{without_tokens:,} rows were"
         notes.append(f"{rows} left out: no token in column {data.text_column!r}")
         logger.warning("%s: %s", path, notes[-1])
-    return texts, groups, chunks, notes
+    return TestSet(path.name, labels, chunks, groups, _unit_of(config), {path.name: counts}, notes)
 
 
-@dataclass(frozen=True)
-class Competition:
-    """The systems of `method=auto`.
+def _unit_of(config: ClassificationConfig) -> str:
+    """The unit that is resampled for intervals, in words."""
+    group = config.data_config.split_by
+    return "distinct texts" if group is None else f"values of {group}"
 
-    Attributes:
-        systems: The models by method.
-        choice: How one of them was chosen.
-        notes: Which systems are missing, and why.
+
+def _note_training_texts(test: TestSet, training: Sequence[str]) -> None:
+    known = set(map(text_key, training))
+    seen = sum(text_key(text) in known for text in joined_texts(test.chunks))
+    if seen:
+        count = len(test.groups)
+        test.notes.append(f"{seen:,} of {count:,} texts are in the training split, too")
+        logger.warning("%s: %s", test.source, test.notes[-1])
+
+
+def baselines(
+    test: TestSet, texts: Sequence[str], truth: np.ndarray, weights: Sequence[float],
+    others: Mapping[str, np.ndarray] | None = None,
+) -> tuple[dict[str, np.ndarray], list[str]]:  # fmt: skip
+    """What the baselines, and the other systems, predict for a test set, int64 [texts] by name; and
+    which baselines are missing, and why.
+
+    Args:
+        texts: The training texts.
+        truth: int64 [training texts], their labels.
+        weights: The weight of each label in training.
     """
-
-    systems: dict[str, nn.Module]
-    choice: Choice
-    notes: list[str]
+    others = others or {}
+    notes: list[str] = []
+    found = {MAJORITY: np.full(len(test.groups), np.bincount(truth).argmax())}
+    if NAMES[LINEAR] not in others:
+        with opaque_work():
+            words, notes = fit_words(test.labels, weights, truth, texts)
+            if words is not None:
+                found[NAMES[LINEAR]] = words.logits(joined_texts(test.chunks)).argmax(1)
+    return {**found, **others}, notes
 
 
 def finish(
-    config: ClassificationConfig,
-    model: nn.Module,
-    competition: Competition | None,
-    examples: Examples,
-    tokenizer: PreTrainedTokenizerBase,
-    weights: Sequence[float],
-    steps_per_epoch: int,
-    context: FinishContext,
-) -> dict[str, float]:
+    config: ClassificationConfig, model: nn.Module, others: Mapping[str, nn.Module],
+    choice: Choice | None, examples: Examples, scorer: Scorer, weights: Sequence[float],
+    steps_per_epoch: int, context: FinishContext,
+) -> dict[str, float]:  # fmt: skip
     """Scores the test split and writes the results (rank 0).
 
     The model and its predictions come first: they are kept if the baselines or the report fail.
     Every rank calls it and gets the same scores; {} if the split is empty.
+
+    Args:
+        model: The exported model.
+        others: By method, the other systems of `method=auto`, among which it was chosen.
     """
-    chunks = examples.read(examples.chunks("test"))
-    scored, scores = None, {}
-    others: dict[str, np.ndarray] = {}
-
-    def scored_by(system: nn.Module) -> Scored:
-        return score(
-            system, chunks, len(examples.labels), tokenizer,
-            config.data_config.per_device_eval_batch_size, context, config.label_smoothing,
-        )  # fmt: skip
-
-    if chunks:
-        scored = scored_by(model)
-        scores = scored.scores(weights)
-        if competition is not None:
-            others = {
-                name: scored_by(system).predicted
-                for name, system in competition.systems.items()
-                if system is not model
-            }
+    test = test_split(config, examples)
+    scored, scores, predicted = None, {}, {}
+    if test.chunks:
+        scored = scorer.score(model, test.chunks)
+        scores = scores_of(scored, weights)
+        predicted = {
+            NAMES[name]: scorer.score(system, test.chunks).predicted
+            for name, system in others.items()
+        }
     if context.rank != 0:
         return scores
     epochs = epochs_of(context.folder / "metrics.jsonl", steps_per_epoch)
     files = [result_file(config, name) for name in (STATS, MODEL)]
+    stats = {"epochs": epochs, "test": {"scores": scores} if scores else None}
     save_model(files[1], model, config)
-    write_stats(files[0], {"epochs": epochs, "test": {"scores": scores} if scores else None})
+    write_stats(files[0], stats)
+    results = None
     if scored is not None:
         files.append(result_file(config, PREDICTIONS))
         write_predictions(files[-1], scored, examples.labels)
-    results = None
-    if scored is not None:
-        choice = None if competition is None else competition.choice
-        results = test_results(config, examples, scored, scores, others, choice)
-        results.notes.extend([] if competition is None else competition.notes)
-    stats = {"epochs": epochs, "test": None if results is None else results.as_dict()}
-    write_stats(files[0], stats)
+        _, texts, truth = zip(*examples.texts("train"), strict=True)
+        predicted, notes = baselines(test, texts, np.array(truth), weights, predicted)
+        test.notes.extend([*notes, *([] if choice is None else choice.notes)])
+        results = results_of(
+            test, scored, scores, predicted, resamples=config.bootstrap_resamples,
+            seed=config.seed, choice=choice,
+        )  # fmt: skip
+        stats["test"] = results.as_dict()
+        write_stats(files[0], stats)
     examples.save_results(str(context.folder.resolve()), stats)
     if results is not None:
         facts = {"checkpoint": str(context.exported)}
@@ -276,14 +275,11 @@ def finish(
 def write_stats(file: Path, stats: Mapping[str, Any]) -> None:
     """Writes losses and scores as JSON."""
     text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
-    replace(file, lambda part: part.write_text(text, encoding="utf-8"))
+    _replace(file, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def result_file(config: ClassificationConfig, ending: str) -> Path:
-    """A result file: `leanings_ENDING` for `leanings.csv`, `leanings.csv.gz` or `leanings.sqlite`.
-
-    It is in `results_dir`; by default in the folder of the CSV file.
-    """
+    """A result file: `leanings_ENDING` for leanings.csv, leanings.csv.gz or leanings.sqlite."""
     table = Path(str(config.data_config.csv))
     name = table.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".sqlite")
     folder = table.parent if config.results_dir is None else Path(config.results_dir)
@@ -291,9 +287,8 @@ def result_file(config: ClassificationConfig, ending: str) -> Path:
 
 
 def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
-    """Losses and accuracies up to each evaluation (each epoch without any), from `metrics.jsonl`.
-
-    There are none in a run without steps.
+    """Losses and accuracies up to each evaluation (each epoch without any), from `metrics.jsonl`;
+    none in a run without steps.
 
     Those of the training are means over the logged steps since the evaluation before, each weighted
     with the chunks since the line before it, with dropout and while the weights changed; those of
@@ -345,7 +340,7 @@ def write_predictions(file: Path, scored: Scored, labels: Sequence[str]) -> None
                     writer.writerow(row)
                 writer.writerow(f"{v:.6f}" if isinstance(v, float) else v for v in row.values())
 
-    replace(file, write)
+    _replace(file, write)
 
 
 def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:
@@ -361,15 +356,11 @@ def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> No
     if isinstance(model, Classifier):
         content["classifier"] = msgspec.to_builtins(model.description)
         content["ngrams"] = [] if model.words is None else model.words.ngrams
-    replace(file, lambda part: torch.save(content, part))
+    _replace(file, lambda part: torch.save(content, part))
 
 
-def replace(file: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file under another name and renames it, so that it is never partial.
-
-    Raises:
-        ConfigurationError: If it cannot be written.
-    """
+def _replace(file: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file under another name and renames it, so that it is never partial."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as part:

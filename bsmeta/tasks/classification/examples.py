@@ -1,4 +1,7 @@
-"""The examples of a database: texts in chunks, read by their ids, in any process.
+"""The examples of a table: texts in chunks, read by their ids from its database, in any process.
+
+The database is built once (`store`), by one process of a machine while the others wait, and refused
+for other settings. `prep_only=true` builds it, shows what is in it, and stops.
 
 A text that exceeds the sequence length is folded: it continues in further chunks, and nothing is
 truncated. The tokens of a text's chunks, joined without their special tokens, are the tokens of the
@@ -7,6 +10,7 @@ text; their texts, joined, are the text.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -16,40 +20,47 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.text.tokenizer import special_tokens, tokens_with_places
-from bsmeta.tasks.classification.splits import SPLITS
+from bsmeta.core.errors import ConfigurationError, DataError, differing, refuse
+from bsmeta.core.files import file_hash
+from bsmeta.core.process import log_once, rank, release_signals
+from bsmeta.core.progress import exclusively, opaque_work
+from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
+from bsmeta.data.table.text_file import is_sqlite, open_bytes
+from bsmeta.data.text.tokenizer import special_tokens, tokenizer_of, tokens_with_places
+from bsmeta.tasks.classification import store
+from bsmeta.tasks.classification.config import (
+    ClassificationConfig,
+    ClassificationDataConfig,
+    fraction_problems,
+)
+from bsmeta.tasks.classification.store import CONTENT, IDS, SPLITS, Fold
 
+FORMAT = 2
+_SHAPES_ROWS = (
+    "text_column", "label_column", "csv_separator", "csv_encoding", "on_bad_row", "fold_by",
+    "max_length", "split_by", "split_column", "split_fractions", "split_seed",
+)  # fmt: skip
+"""Keys of `data_config` that determine the content of the database."""
 TOKENS_WITHOUT_LIMIT = 512
 """Tokens of a chunk of words, at most, if the tokenizer does not state the limit of its model."""
 
 _STATES_NO_LIMIT = 10**6  # transformers gives such tokenizers a model_max_length of 1e30
 _WORD = re.compile(r"\S+")
-log = logging.getLogger(__name__)
-IDS = np.dtype("<i4")
-"""How the ids of a chunk are stored."""
-_ROWS_PER_QUERY = 1000
 _TIMEOUT_S = 60  # for the write of another process
+_LISTED_LABELS = 20
 
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """One chunk of a text.
-
-    Attributes:
-        ids: Its tokens, with the special tokens of the model.
-        text: Its part of the text.
-    """
-
-    ids: list[int]
-    text: str
+log = logging.getLogger(__name__)
 
 
 class Folding:
@@ -59,8 +70,8 @@ class Folding:
         tokenizer: A fast tokenizer; its special tokens surround each chunk.
         fold_by: `tokens`: a chunk has at most `max_length` tokens, special tokens included, and
             may end within a word. `words`: a chunk has at most `max_length` words (separated by
-            white space), as in seed document 004, and not more tokens than the tokenizer states
-            for its model; only a word that exceeds this is cut.
+            white space), and not more tokens than the tokenizer states for its model; only a word
+            that exceeds this is cut.
         max_length: See `fold_by`.
 
     Raises:
@@ -90,11 +101,12 @@ class Folding:
         """The chunks of each text, in their order; none for a text without tokens."""
         encoded = tokens_with_places(self._tokenizer, texts)
         return [
-            self._chunks(text, ids, _starts(places)) if ids else []
+            self._chunks(text, ids, places) if ids else []
             for text, (ids, places) in zip(texts, encoded, strict=True)
         ]
 
-    def _chunks(self, text: str, ids: list[int], starts: np.ndarray) -> list[Fold]:
+    def _chunks(self, text: str, ids: list[int], spans: np.ndarray) -> list[Fold]:
+        starts = np.maximum.accumulate(spans[:, 0])  # never before the token that precedes
         cuts = self._cuts(text, starts)
         places = [0, *(int(starts[cut]) for cut in cuts[1:-1]), len(text)]
         return [
@@ -104,31 +116,22 @@ class Folding:
 
     def _cuts(self, text: str, starts: np.ndarray) -> list[int]:
         """Where chunks begin, in tokens, and the number of tokens."""
-        total = len(starts)
+        total, most = len(starts), self._max_tokens
         if self._max_words is None:
-            return [*range(0, total, self._max_tokens), total]
+            return [*range(0, total, most), total]
         ends = np.array([match.end() for match in _WORD.finditer(text)], np.int64)
         # White space between words counts to the next one, and after the last word to that.
         words = np.searchsorted(ends[:-1], starts, side="right")
         cuts = [0]
         while cuts[-1] < total:
             first = cuts[-1]
-            end = int(np.searchsorted(words, words[first] + self._max_words))
-            if end - first > self._max_tokens:
-                end = _word_end(words, first, first + self._max_tokens)
-            cuts.append(end)
+            end, limit = np.searchsorted(words, words[first] + self._max_words), first + most
+            if end > limit:
+                # The last end of a word before that; within a first word that is longer, there.
+                begin = np.searchsorted(words, words[limit])
+                end = begin if begin > first else limit
+            cuts.append(int(end))
         return cuts
-
-
-def _starts(places: np.ndarray) -> np.ndarray:
-    """Where each token begins in its text, int64[tokens]; never before the token that precedes."""
-    return np.maximum.accumulate(places[:, 0])
-
-
-def _word_end(words: np.ndarray, first: int, limit: int) -> int:
-    """The last end of a word at or before the token `limit`; `limit` within a first long word."""
-    begin = int(np.searchsorted(words, words[limit]))  # where the word of the next token begins
-    return begin if begin > first else limit
 
 
 def words_limit(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -139,21 +142,119 @@ def words_limit(tokenizer: PreTrainedTokenizerBase) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a source text that fits into the model, and the label of the text.
+    """A part of a source text that fits into the model, and the label of the text."""
 
-    Attributes:
-        ids: Its tokens, with the special tokens of the model.
-        label: The number of its label in `Examples.labels`.
-        source: The number of its source row in the CSV file, from 1.
-        number: Its position in the text, from 0.
-        text: Its part of the text.
-    """
-
-    ids: list[int]
-    label: int
-    source: int
-    number: int
+    ids: list[int]  # with the special tokens of the model
+    label: int  # its number in `Examples.labels`
+    source: int  # the number of the source row in the CSV file, from 1
+    number: int  # its position in the text, from 0
     text: str
+
+
+def chunks_of(folds: Sequence[Fold], label: int, source: int) -> list[Chunk]:
+    """The chunks of a text."""
+    return [Chunk(fold.ids, label, source, n, fold.text) for n, fold in enumerate(folds)]
+
+
+def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase) -> Examples:
+    """The examples of a table; its database is built first if there is none.
+
+    Every process of a run calls it: one process per machine builds while the others wait.
+
+    Raises:
+        ConfigurationError: If the database was built from another CSV file or with other settings,
+            or a column is missing.
+        DataError: If the CSV file cannot be used, or the database is damaged.
+    """
+    if config.csv is None:
+        raise ConfigurationError(
+            "data_config.csv is not set; expected a CSV file with a text and a label column",
+            ["data_config.csv"],
+        )
+    csv = Path(config.csv)
+    refuse(fraction_problems(config.split_fractions))
+    # Folding encodes a text, which switches truncation off; truncation is part of the tokenizer's
+    # fingerprint.
+    folding = Folding(tokenizer, config.fold_by, config.max_length)
+    values = dataclasses.asdict(config)
+    key = {
+        "format": FORMAT,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        **{f"data_config.{name}": values[name] for name in _SHAPES_ROWS},
+    }
+    if is_sqlite(csv):
+        return _checked(Examples(csv), key, "")
+    name = csv.name.removesuffix(".gz").removesuffix(".csv")
+    database = Path(config.database or csv.with_name(f"{name}.sqlite"))
+    if not csv.exists() and database.exists():
+        raise DataError(
+            f"{csv}: there is no such file; data_config.csv={database} uses the database that was "
+            "built from it"
+        )
+    open_bytes(csv)[1].close()  # says what is wrong with it
+    key = {CONTENT: file_hash(csv), **key}
+    if not database.exists():
+        try:
+            database.parent.mkdir(parents=True, exist_ok=True)
+            with exclusively(f"{database}.lock", f"the table {database}"), opaque_work():
+                if not database.exists():
+                    store.build(csv, database, config, folding.fold, key)
+        except (OSError, sqlite3.Error) as error:
+            raise DataError(
+                f"{database} cannot be written: {error}; data_config.database=FILE names another "
+                "place"
+            ) from error
+    return _checked(Examples(database), key, f" from {csv}")
+
+
+def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
+    saved = {name: examples.key.get(name, "absent") for name in key}
+    differences = "\n".join(differing(saved, key, "in the database"))
+    if differences:
+        raise ConfigurationError(
+            f"{examples.database} was built with other settings or from another file; restore "
+            f"them, name another database (data_config.database=FILE), or delete it to build it "
+            f"again{source}:\n{differences}"
+        )
+    if rank() == 0:
+        for warning in examples.facts["warnings"]:
+            log_once(log, logging.WARNING, f"{examples.facts['csv']}: {warning}")
+    return examples
+
+
+def prepare(config: ClassificationConfig) -> None:
+    """Builds the database, or opens it, and prints a table of its splits and labels."""
+    release_signals()  # nothing to save: a signal ends the process, and the next build starts over
+    tokenizer = tokenizer_of(config.tokenizer_name or config.model_name)
+    examples = open_examples(config.data_config, tokenizer)
+    if rank() == 0:
+        facts, console = examples.facts, Console()
+        lines = [f"{facts['csv']} -> {examples.database}", *facts["notes"]]
+        lines += [f"{facts['skipped']:,} bad rows left out"] if facts["skipped"] else []
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        console.print(_split_table(examples))
+
+
+def _split_table(examples: Examples) -> Table:
+    """Source rows and chunks of each split, and the source rows of each label."""
+    table = Table(title=f"{len(examples.labels):,} labels")
+    for heading in ("", *SPLITS):
+        table.add_column(heading, justify="right" if heading else "left")
+    sizes = {
+        "source rows": [len(examples.sources(split)) for split in SPLITS],
+        "chunks": [len(examples.chunks(split)) for split in SPLITS],
+    }
+    if examples.key["data_config.split_by"] is not None:
+        sizes["groups"] = [len({*examples.groups(split)}) for split in SPLITS]
+    for name, values in sizes.items():
+        table.add_row(name, *(f"{value:,}" for value in values))
+    table.add_section()
+    counts = [examples.label_counts(split) for split in SPLITS]
+    for label in examples.labels[:_LISTED_LABELS]:
+        table.add_row(escape(label), *(f"{count[label]:,}" for count in counts))
+    if len(examples.labels) > _LISTED_LABELS:
+        table.add_row(f"and {len(examples.labels) - _LISTED_LABELS:,} more labels")
+    return table
 
 
 class Examples:
@@ -175,8 +276,7 @@ class Examples:
     def __init__(self, database: Path) -> None:
         self.database = database
         self._connections: dict[int, sqlite3.Connection] = {}
-        _finish_write(database)
-        _check_size(database)
+        _check_file(database)
         facts = {name: json.loads(value) for name, value in self._query("SELECT * FROM facts")}
         self.key: dict[str, Any] = facts.pop("key")
         self.facts: dict[str, Any] = facts
@@ -187,10 +287,6 @@ class Examples:
     def sources(self, split: str) -> np.ndarray:
         """The numbers of a split's source rows, ascending, int64[rows]."""
         return self._column("row", split)
-
-    def source_labels(self, split: str) -> np.ndarray:
-        """The number of the label of each of a split's source rows, int64[rows]."""
-        return self._column("label", split)
 
     def groups(self, split: str) -> list[str]:
         """The group of each of a split's source rows; without groups, the first row of its text."""
@@ -205,22 +301,18 @@ class Examples:
 
     def label_counts(self, split: str) -> dict[str, int]:
         """How many of a split's source rows have each label."""
-        counts = np.bincount(self.source_labels(split), minlength=len(self.labels))
+        counts = np.bincount(self._column("label", split), minlength=len(self.labels))
         return dict(zip(self.labels, counts.tolist(), strict=True))
 
     def read(self, chunk_ids: Sequence[int] | np.ndarray) -> list[Chunk]:
         """The chunks with these ids, in this order."""
         wanted = [int(number) for number in chunk_ids]
-        found: dict[int, Chunk] = {}
-        for first in range(0, len(wanted), _ROWS_PER_QUERY):
-            part = wanted[first : first + _ROWS_PER_QUERY]
-            places = ",".join("?" * len(part))
-            sql = (
-                "SELECT id, ids, sources.label, source, number, text FROM chunks JOIN sources "
-                f"ON sources.row = chunks.source WHERE id IN ({places})"
-            )
-            for number, ids, *rest in self._query(sql, part):
-                found[number] = Chunk(np.frombuffer(ids, IDS).tolist(), *rest)
+        sql = (
+            "SELECT id, ids, sources.label, source, number, text FROM chunks JOIN sources "
+            "ON sources.row = chunks.source WHERE id IN (SELECT value FROM json_each(?))"
+        )
+        rows = self._query(sql, (json.dumps(wanted),))
+        found = {n: Chunk(np.frombuffer(ids, IDS).tolist(), *rest) for n, ids, *rest in rows}
         return [found[number] for number in wanted]
 
     def texts(self, split: str) -> Iterator[tuple[int, str, int]]:
@@ -229,15 +321,9 @@ class Examples:
             "SELECT source, text, sources.label FROM chunks JOIN sources "
             "ON sources.row = chunks.source WHERE sources.split = ? ORDER BY chunks.id"
         )
-        row, label, parts = 0, 0, [""]
-        for source, text, number in self._query(sql, (SPLITS.index(split),)):
-            if source != row:
-                if row:
-                    yield row, "".join(parts), label
-                row, label, parts = source, number, []
-            parts.append(text)
-        if row:
-            yield row, "".join(parts), label
+        rows = self._query(sql, (SPLITS.index(split),))
+        for (source, label), chunks in groupby(rows, itemgetter(0, 2)):
+            yield source, "".join(text for _, text, _ in chunks), label
 
     def save_results(self, run: str, results: dict[str, Any]) -> None:
         """Keeps the results of a run in the database; call it on one process only.
@@ -264,46 +350,38 @@ class Examples:
             process = os.getpid()
             if process not in self._connections:
                 # SQLite forbids to use a connection after a fork; the parent's is not closed here.
-                self._connections[process] = connect(self.database)
+                uri = f"{self.database.resolve().as_uri()}?mode=ro"
+                self._connections[process] = sqlite3.connect(uri, _TIMEOUT_S, uri=True)
             yield from self._connections[process].execute(sql, values)
         except sqlite3.Error as error:
-            raise damaged(self.database, str(error)) from error
+            raise _damaged(self.database, str(error)) from error
 
 
-def connect(database: Path) -> sqlite3.Connection:
-    """A connection that only reads."""
-    return sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", _TIMEOUT_S, uri=True)
-
-
-def damaged(database: Path, reason: str) -> DataError:
-    """The error about a file that cannot be used."""
+def _damaged(database: Path, reason: str) -> DataError:
     return DataError(
         f"{database} is damaged, or no database of this task ({reason}); delete it to build it "
         "again from the CSV file, or name another file with data_config.database"
     )
 
 
-def _finish_write(database: Path) -> None:
-    """Takes back a write that a kill interrupted, which a connection that only reads cannot."""
-    if database.with_name(f"{database.name}-journal").exists():
-        try:
+def _check_file(database: Path) -> None:
+    """Takes back a write that a kill interrupted, which a connection that only reads cannot; finds
+    a file that was cut off, of which SQLite only notices the missing pages it reads.
+    """
+    try:
+        if database.with_name(f"{database.name}-journal").exists():
             with closing(sqlite3.connect(database, _TIMEOUT_S)) as connection:
                 connection.execute("SELECT count(*) FROM results")
-        except sqlite3.Error as error:
-            raise damaged(database, str(error)) from error
-
-
-def _check_size(database: Path) -> None:
-    """Finds a file that was cut off, of which SQLite only notices the missing pages it reads."""
-    try:
         size = database.stat().st_size
         with open(database, "rb") as file:
             head = file.read(100)
+    except sqlite3.Error as error:
+        raise _damaged(database, str(error)) from error
     except OSError as error:
         raise DataError(f"{database} cannot be read: {error.strerror}") from error
     page = int.from_bytes(head[16:18], "big")
     expected = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
     if not head.startswith(b"SQLite format 3\0"):
-        raise damaged(database, "it is not an SQLite file")
+        raise _damaged(database, "it is not an SQLite file")
     if size < expected:
-        raise damaged(database, f"{size:,} bytes instead of {expected:,}")
+        raise _damaged(database, f"{size:,} bytes instead of {expected:,}")

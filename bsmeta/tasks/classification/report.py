@@ -10,7 +10,7 @@ import numpy as np
 
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look
-from bsmeta.report.inference import Estimate, Interval, rough_intervals, value_of
+from bsmeta.report.inference import rough_intervals, value_of
 from bsmeta.report.page import (
     COUNT,
     Cell,
@@ -22,14 +22,20 @@ from bsmeta.report.page import (
     print_report,
     write_report,
 )
-from bsmeta.tasks.classification.predictions import SCORES, Compared
-from bsmeta.tasks.classification.results import FIRST_CHUNK, NAMES, Results
+from bsmeta.tasks.classification.config import COMBINED, FINE_TUNE, FROZEN, LINEAR
+from bsmeta.tasks.classification.results import FIRST_CHUNK, SCORES, Choice, Compared, Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-WORDS = {
+NAMES = {
+    LINEAR: "TF-IDF + linear SVM",
+    FROZEN: "frozen vectors + logistic regression",
+    COMBINED: "TF-IDF and frozen vectors + linear SVM",
+    FINE_TUNE: "fine-tuned encoder",
+}
+"""What reports call each method."""
+SCORE_NAMES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "macro_f1": "macro F1",
@@ -47,12 +53,9 @@ Epoch = Mapping[str, float | None]
 
 
 def report(
-    results: Results,
-    epochs: Sequence[Epoch],
-    folder: Path,
-    facts: Mapping[str, str],
+    results: Results, epochs: Sequence[Epoch], folder: Path, facts: Mapping[str, str],
     files: Sequence[Path] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Writes the report, and prints it with the paths of all files.
 
     Args:
@@ -62,69 +65,66 @@ def report(
         facts: What was scored, beside what the results say.
         files: Further files about the test set.
     """
-    sentences = summary(results)
+    sentences, test = summary(results), results.test
     count, unit = results.units
+    tables = [_systems(results), _differences(results)]
+    tables += [] if results.choice is None else [_choice(results.choice)]
+    by_label = [_per_label(results), _distribution(results)]
+    if len(test.labels) <= MOST_LABELS:
+        by_label.insert(1, _confusion(results))
+    plots = {"confusion": confusion_plot(results), "labels": labels_plot(results)}
     sections = [
-        Section(
-            tables=[_systems(results), _differences(results), *_choice(results)],
-            plots={"systems": systems_plot(results)},
-        ),
-        Section(
-            "By label",
-            tables=_label_tables(results),
-            plots={"confusion": confusion_plot(results), "labels": labels_plot(results)},
-        ),
+        Section(tables=tables, plots={"systems": systems_plot(results)}),
+        Section("By label", tables=by_label, plots=plots),
     ]
     if epochs:
         curves = {"curves": curves_plot(epochs)}
         sections.append(Section("Training", tables=[_epochs(epochs)], plots=curves))
     page = Page(
-        title=f"Classification of {results.source}",
+        title=f"Classification of {test.source}",
         answers=sentences,
         facts={
             **facts,
-            "test set": results.source,
-            "texts": f"{results.systems[0].confusion.texts:,} ({results.chunks:,} chunks)",
-            "labels": f"{len(results.labels):,}",
+            "test set": test.source,
+            "texts": f"{results.texts:,} ({len(test.chunks):,} chunks)",
+            "labels": f"{len(test.labels):,}",
             "intervals": f"bootstrap over {count:,} {unit}",
         },
         sections=sections,
         commands=own_command(),
     )
     written = write_report(page, results.as_dict(), folder)
-    tables = [table for section in sections[:2] for table in section.tables if table.rows]
-    print_report(tables, sentences, [*files, *written])
+    print_report([t for t in (*tables, *by_label) if t.rows], sentences, [*files, *written])
 
 
 def summary(results: Results) -> list[str]:
     """The result in sentences: the model beside the linear baseline, and what folding is worth."""
     model, *others = results.systems
-    texts = model.confusion.texts
+    texts, (count, unit) = results.texts, results.units
+    right = model.scores["accuracy"]
     sentences = [
-        f"The model predicts {model.values['accuracy']:.1%} of {texts:,} texts right "
-        f"(95% interval {_percent(model.intervals['accuracy'])}, over {results.units[0]:,} "
-        f"resampled {results.units[1]})."
+        f"The model predicts {right.value:.1%} of {texts:,} texts right (95% interval "
+        f"{right.low:.1%} to {right.high:.1%}, over {count:,} resampled {unit})."
     ]
     if results.choice is not None:
-        count = len(results.choice.systems)
         sentences.append(
-            f"It is the {NAMES[results.choice.chosen]}, the simplest of {count} systems that is "
-            f"within one standard error of the best on the validation split."
+            f"It is the {NAMES[results.choice.chosen]}, the simplest of "
+            f"{len(results.choice.systems)} systems that is within one standard error of the best "
+            "on the validation split."
         )
-    sentences += rough_intervals(*results.units)
+    sentences += rough_intervals(count, unit)
     for other in others:
+        share = f"{other.scores['accuracy'].value:.1%}"
         if other.name in NAMES.values():
-            sentences.append(
-                f"{other.name[0].upper()}{other.name[1:]}: {other.values['accuracy']:.1%} right, "
-                f"{_compared(other)}."
-            )
+            name = f"{other.name[0].upper()}{other.name[1:]}"
+            sentences.append(f"{name}: {share} right, {_compared(other)}.")
         elif other.name == FIRST_CHUNK:
             sentences.append(
                 f"{results.folded:,} of {texts:,} texts {'is' if results.folded == 1 else 'are'} "
-                "longer than a chunk. Truncated to the first one, "
-                f"{other.values['accuracy']:.1%} of all would be right: {_compared(other)}."
+                f"longer than a chunk. Truncated to the first one, {share} of all would be right: "
+                f"{_compared(other)}."
             )
-    return [*sentences, *(f"{note[0].upper()}{note[1:]}." for note in results.notes)]
+    return [*sentences, *(f"{note[0].upper()}{note[1:]}." for note in results.test.notes)]
 
 
 def _compared(other: Compared) -> str:
@@ -136,97 +136,83 @@ def _compared(other: Compared) -> str:
     )
 
 
-def _label_tables(results: Results) -> list[Table]:
-    tables = [_per_label(results)]
-    if len(results.labels) <= MOST_LABELS:
-        tables.append(_confusion(results))
-    return [*tables, _distribution(results)]
-
-
 def shown_labels(results: Results) -> list[int]:
     """The labels of tables and plots: all, or the most frequent and the worst by F1, in order."""
-    every = range(len(results.labels))
+    every = range(len(results.test.labels))
     if len(every) <= MOST_LABELS:
         return [*every]
-    values = [results.per_label[label] for label in results.labels]
+    values = [*results.per_label.values()]
     half = MOST_LABELS // 2
     frequent = sorted(every, key=lambda label: -values[label]["texts"])[:half]
-    rest = {*every} - {*frequent}
-    tested = [label for label in sorted(rest) if values[label]["texts"]]
+    tested = [label for label in every if label not in frequent and values[label]["texts"]]
     worst = sorted(tested, key=lambda label: (values[label]["f1"], -values[label]["texts"]))[:half]
     return sorted([*frequent, *worst])
 
 
 def _selection(results: Results) -> str:
     """Which labels a table shows, as a part of its note."""
-    if len(results.labels) <= MOST_LABELS:
+    labels, half = results.test.labels, MOST_LABELS // 2
+    if len(labels) <= MOST_LABELS:
         return ""
-    half = MOST_LABELS // 2
     return (
-        f" The {half} most frequent of {len(results.labels):,} labels, and the {half} with the "
+        f" The {half} most frequent of {len(labels):,} labels, and the {half} with the "
         "lowest F1 among the others; evaluation.json has all."
     )
 
 
+def _score_columns(form: str) -> list[Column]:
+    return [Column(SCORE_NAMES[name], form.format) for name in SCORES]
+
+
 def _systems(results: Results) -> Table:
-    rows: list[list[Cell]] = [
-        [system.name,
-         *(Estimate(system.values[name], system.intervals[name]) for name in SCORES)]
-        for system in results.systems
-    ]  # fmt: skip
-    texts, (count, unit) = results.systems[0].confusion.texts, results.units
+    rows: list[list[Cell]] = [[system.name, *system.scores.values()] for system in results.systems]
+    count, unit = results.units
     note = (
-        f"Over {texts:,} source texts ({results.chunks:,} chunks; the logits of a text are the "
-        f"mean over its chunks). In brackets: 95% intervals, bootstrap over {count:,} {unit}."
+        f"Over {results.texts:,} source texts ({len(results.test.chunks):,} chunks; the logits of "
+        "a text are the mean over its chunks). In brackets: 95% intervals, bootstrap over "
+        f"{count:,} {unit}."
     )
-    columns = [Column("system"), *(Column(WORDS[name], "{:.3f}".format) for name in SCORES)]
-    return Table(f"Scores on {results.source}", note, columns, rows)
+    columns = [Column("system"), *_score_columns("{:.3f}")]
+    return Table(f"Scores on {results.test.source}", note, columns, rows)
 
 
 def _differences(results: Results) -> Table:
     rows: list[list[Cell]] = [
-        [system.name, *(system.differences[name] for name in SCORES)]
-        for system in results.systems[1:]
+        [system.name, *system.differences.values()] for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    columns = [Column("system"), *(Column(WORDS[name], "{:+.3f}".format) for name in SCORES)]
+    columns = [Column("system"), *_score_columns("{:+.3f}")]
     table = Table("Difference from the model", note, columns, rows)
-    return table.sorted_by(WORDS["accuracy"])
+    return table.sorted_by(SCORE_NAMES["accuracy"])
 
 
-def _choice(results: Results) -> list[Table]:
-    """How the model was chosen; empty if there was no choice."""
-    choice = results.choice
-    if choice is None:
-        return []
+def _choice(choice: Choice) -> Table:
+    """How the model was chosen."""
     rows: list[list[Cell]] = [
         [
             f"{NAMES[system.name]}{' (model)' if system.name == choice.chosen else ''}",
-            *(system.values[name] for name in SCORES),
+            *(score.value for score in system.scores.values()),
             system.differences.get(choice.metric),
-            ", ".join(
-                f"{key}={value:g}" for key, value in choice.settings.get(system.name, {}).items()
-            ),
+            ", ".join(f"{k}={v:g}" for k, v in choice.settings.get(system.name, {}).items()),
         ]
         for system in choice.systems
     ]
     columns = [
-        Column("system"), *(Column(WORDS[name], "{:.3f}".format) for name in SCORES),
-        Column("minus the best", "{:+.3f}".format),
+        Column("system"), *_score_columns("{:.3f}"), Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
     ]  # fmt: skip
     note = (
         "The model is the simplest system within one standard error of the best one by "
-        f"{WORDS[choice.metric]}; a 95% interval of the difference is about four errors wide."
+        f"{SCORE_NAMES[choice.metric]}; a 95% interval of the difference is about four errors wide."
     )
-    return [Table("Systems on the validation split", note, columns, rows)]
+    return Table("Systems on the validation split", note, columns, rows)
 
 
 def _per_label(results: Results) -> Table:
-    names = ("precision", "recall", "f1", "texts")
+    every = [*results.per_label.items()]
     rows: list[list[Cell]] = [
-        [label, *(results.per_label[label][name] for name in names)]
-        for label in (results.labels[number] for number in shown_labels(results))
+        [label, *values.values()]
+        for label, values in (every[number] for number in shown_labels(results))
     ]
     columns = [
         Column("label"), *(Column(name, "{:.3f}".format) for name in ("precision", "recall", "F1")),
@@ -237,13 +223,13 @@ def _per_label(results: Results) -> Table:
 
 
 def _confusion(results: Results) -> Table:
-    matrix, shares, _ = _shown_matrix(results)
+    matrix, shares, labels = _shown_matrix(results)
     rows: list[list[Cell]] = [
         [label, *(f"{n:,} ({s:.0%})" for n, s in zip(counts, share, strict=True))]
-        for label, counts, share in zip(results.labels, matrix, shares, strict=True)
+        for label, counts, share in zip(labels, matrix, shares, strict=True)
     ]
     note = "Rows: true labels; columns: predictions of the model; in brackets, shares of the row."
-    columns = [Column("true"), *(Column(label, str) for label in results.labels)]
+    columns = [Column("true"), *(Column(label, str) for label in labels)]
     return Table("Confusion matrix", note, columns, rows)
 
 
@@ -251,8 +237,8 @@ def _shown_matrix(results: Results) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """The confusion matrix of the shown labels (and all others), shares of its rows, its labels."""
     shown = shown_labels(results)
     matrix = results.systems[0].confusion.matrix(shown)
-    names = [results.labels[number] for number in shown]
-    if len(shown) == len(results.labels):
+    names = [results.test.labels[number] for number in shown]
+    if len(shown) == len(results.test.labels):
         matrix = matrix[:-1, :-1]
     else:
         names.append(OTHERS)
@@ -260,18 +246,18 @@ def _shown_matrix(results: Results) -> tuple[np.ndarray, np.ndarray, list[str]]:
 
 
 def _distribution(results: Results) -> Table:
-    splits = list(results.distribution)
-    totals = {split: sum(results.distribution[split].values()) for split in splits}
+    splits = results.test.distribution
+    totals = {split: sum(counts.values()) for split, counts in splits.items()}
 
     def cell(split: str, label: str) -> str:
-        count = results.distribution[split].get(label, 0)
+        count = splits[split].get(label, 0)
         return f"{count:,} ({count / max(totals[split], 1):.1%})"
 
-    labels = [results.labels[number] for number in shown_labels(results)]
+    labels = [results.test.labels[number] for number in shown_labels(results)]
     rows: list[list[Cell]] = [
         [label, *(cell(split, label) for split in splits)] for label in labels
     ]
-    rows.append(["all", *(f"{totals[split]:,}" for split in splits)])
+    rows.append(["all", *(f"{total:,}" for total in totals.values())])
     note = f"Source texts, and shares of the split.{_selection(results)}"
     return Table("Labels", note, [Column("label"), *(Column(name, str) for name in splits)], rows)
 
@@ -283,7 +269,7 @@ def _epochs(epochs: Sequence[Epoch]) -> Table:
         "training_loss": Column("training loss", "{:.4f}".format),
         "training_accuracy": Column("accuracy", "{:.3f}".format),
         "validation_loss": Column("validation loss", "{:.4f}".format),
-        **{f"validation_{name}": Column(WORDS[name], "{:.3f}".format) for name in SCORES},
+        **{f"validation_{name}": Column(SCORE_NAMES[name], "{:.3f}".format) for name in SCORES},
     }
     note = (
         "Training: over chunks, with dropout, while the weights change. Validation: the loss over "
@@ -293,25 +279,21 @@ def _epochs(epochs: Sequence[Epoch]) -> Table:
     return Table("Losses and scores", note, [*columns.values()], rows)
 
 
-def _percent(interval: Interval) -> str:
-    return f"{interval.low:.1%} to {interval.high:.1%}"
-
-
 @figures.styled
 def systems_plot(results: Results) -> Figure:
     """Accuracy and MCC of each system with its 95% interval."""
     figure, panels = figures.canvas(1.2 + 0.45 * len(results.systems), panels=2)
     for axes, name in zip(panels, ("accuracy", "mcc"), strict=True):
         for place, system in enumerate(results.systems):
-            estimate = Estimate(system.values[name], system.intervals[name])
-            figures.draw_interval(axes, place, estimate, Look(MUTED if place else GOOD))
+            score = system.scores[name]
+            figures.draw_interval(axes, place, score, Look(MUTED if place else GOOD))
             axes.annotate(
-                f"{estimate.value:.3f}", (estimate.value, place), (0, 6),
+                f"{score.value:.3f}", (score.value, place), (0, 6),
                 textcoords="offset points", ha="center", fontsize=SMALL,
             )  # fmt: skip
         figures.name_rows(axes, [system.name for system in results.systems])
         axes.set_ylim(len(results.systems) - 0.5, -0.8)
-        axes.set_xlabel(f"{WORDS[name]}, 95% interval")
+        axes.set_xlabel(f"{SCORE_NAMES[name]}, 95% interval")
     panels[1].tick_params(labelleft=False)
     return figure
 
@@ -348,15 +330,14 @@ def confusion_plot(results: Results) -> Figure:
 @figures.styled
 def labels_plot(results: Results) -> Figure:
     """The share of each shown label by split."""
-    splits = list(results.distribution)
-    labels = [results.labels[number] for number in shown_labels(results)]
+    splits = results.test.distribution
+    labels = [results.test.labels[number] for number in shown_labels(results)]
     figure, (axes,) = figures.canvas(1.2 + (0.15 + 0.13 * len(splits)) * len(labels))
     height = 0.8 / len(splits)
-    for number, split in enumerate(splits):
-        counts = [results.distribution[split].get(label, 0) for label in labels]
-        total = sum(results.distribution[split].values())
-        places = np.arange(len(counts)) + (number - (len(splits) - 1) / 2) * height
-        shares = 100 * np.array(counts) / max(total, 1)
+    for number, (split, counts) in enumerate(splits.items()):
+        total = sum(counts.values())
+        places = np.arange(len(labels)) + (number - (len(splits) - 1) / 2) * height
+        shares = [100 * counts.get(label, 0) / max(total, 1) for label in labels]
         axes.barh(places, shares, height, color=SERIES[number + 1], label=f"{split} ({total:,})")
     figures.name_rows(axes, [_short(label) for label in labels])
     axes.set_xlabel("% of the source texts of a split")

@@ -1,94 +1,219 @@
-"""The result on the test set: the scores of the model and of its baselines, with intervals.
+"""The scores of the model and of other systems on a test set, with intervals.
 
-The baselines are the most frequent label, and a linear SVM on TF-IDF features with fixed settings
-(words and pairs of words, sublinear term frequency, C = 1, as in Wang and Manning 2012); it sees
-the whole text and takes seconds. It is the system of `method=linear`. A run of `method=auto` adds
-its other systems.
+Scores follow from the number of texts of each label (true, predicted, and both), so that thousands
+of labels need no matrix of labels x labels.
+
+The resampled units are source texts, or the groups that no split divides: texts of one author are
+not independent. All systems are scored on the same resamples, so differences are paired.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
 
-from bsmeta.core.progress import opaque_work
-from bsmeta.tasks.classification.config import (
-    COMBINED,
-    FINE_TUNE,
-    FROZEN,
-    LINEAR,
-    ClassificationConfig,
-)
-from bsmeta.tasks.classification.examples import Examples
-from bsmeta.tasks.classification.model import label_weights
-from bsmeta.tasks.classification.predictions import (
-    SCORES,
-    Compared,
-    Confusion,
-    Scored,
-    by_label,
-    compare,
-)
-from bsmeta.tasks.classification.splits import SPLITS
-from bsmeta.tasks.classification.systems import fit_words
+from bsmeta.report.inference import Estimate, central, draws
+from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.model import Scored
 
-MAJORITY = "most frequent label"
-WORDS = "TF-IDF + linear SVM"
-NAMES = {
-    LINEAR: WORDS,
-    FROZEN: "frozen vectors + logistic regression",
-    COMBINED: "TF-IDF and frozen vectors + linear SVM",
-    FINE_TUNE: "fine-tuned encoder",
-}
-"""What reports call each method."""
-MODEL = "model"
-FIRST_CHUNK = "model, first chunk only"
-
-
-def majority(labels: np.ndarray, count: int) -> np.ndarray:
-    """The most frequent of the training labels (on a tie the first), for `count` texts."""
-    return np.full(count, np.bincount(labels).argmax())
+SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
+MODEL, FIRST_CHUNK = "model", "model, first chunk only"
+_COUNTS_AT_ONCE = 1 << 22  # of labels in resamples, in memory at one time
 
 
 @dataclass(frozen=True)
-class TrainingTexts:
-    """What the baselines learn from.
+class Confusion:
+    """The cells of a confusion matrix that are not 0, by true and then by predicted label."""
 
-    Attributes:
-        texts: The training texts.
-        labels: int64 [texts].
-        weights: The weight of each label in training.
+    true: np.ndarray  # int64 [cells], the labels
+    predicted: np.ndarray  # int64 [cells]
+    counts: np.ndarray  # int64 [cells], the number of texts
+    labels: int  # their number
+
+    @classmethod
+    def of(cls, truth: np.ndarray, predicted: np.ndarray, labels: int) -> Confusion:
+        """Counts the texts with each pair of labels: int [texts], both."""
+        cells, counts = np.unique(truth * labels + predicted, return_counts=True)
+        return cls(cells // labels, cells % labels, counts, labels)
+
+    @property
+    def texts(self) -> int:
+        """The number of texts."""
+        return int(self.counts.sum())
+
+    def totals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Texts of each label that have it, are predicted to, and both: float64 [labels] each."""
+        right = self.true == self.predicted
+        return (
+            np.bincount(self.true, self.counts, self.labels),
+            np.bincount(self.predicted, self.counts, self.labels),
+            np.bincount(self.true[right], self.counts[right], self.labels),
+        )
+
+    def scores(self) -> dict[str, float]:
+        """Each of `SCORES`."""
+        return {name: float(value) for name, value in _scores(*self.totals()).items()}
+
+    def by_label(self) -> dict[str, np.ndarray]:
+        """Precision, recall, F1 and number of texts of each label, float64 [labels] each."""
+        true, predicted, right = self.totals()
+        return {
+            "precision": _ratio(right, predicted),
+            "recall": _ratio(right, true),
+            "f1": _ratio(2 * right, true + predicted),
+            "texts": true,
+        }
+
+    def matrix(self, shown: Sequence[int]) -> np.ndarray:
+        """The matrix of some labels, int64 [shown + 1, shown + 1]; the last ones are all others."""
+        places = np.full(self.labels, len(shown))
+        places[list(shown)] = np.arange(len(shown))
+        found = np.zeros((len(shown) + 1, len(shown) + 1), np.int64)
+        np.add.at(found, (places[self.true], places[self.predicted]), self.counts)
+        return found
+
+
+def _scores(true: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> dict[str, np.ndarray]:
+    """`SCORES` as scikit-learn defines them, float64 [...], from `totals`, float64 [..., labels].
+
+    Labels that do not occur are left out of the means: of balanced accuracy those without a text,
+    of macro F1 those without a text and a prediction. MCC (Gorodkin 2004) is 0 where it is
+    undefined: with one label only.
     """
+    recall = _ratio(right, true)
+    f1 = _ratio(2 * right, true + predicted)
+    total = true.sum(-1)
+    covariance = right.sum(-1) * total - (true * predicted).sum(-1)
+    spread = (total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
+    return {
+        "accuracy": _ratio(right.sum(-1), total),
+        "balanced_accuracy": _ratio(recall.sum(-1), (true > 0).sum(-1)),
+        "macro_f1": _ratio(f1.sum(-1), (true + predicted > 0).sum(-1)),
+        "mcc": _ratio(covariance, np.sqrt(np.maximum(spread, 0.0))),
+    }
 
-    texts: Sequence[str]
-    labels: np.ndarray
-    weights: Sequence[float]
+
+def scores_of(scored: Scored, weights: Sequence[float]) -> dict[str, float]:
+    """The loss over the chunks, weighted by label as in training; the scores of the texts."""
+    own = np.asarray(weights)[scored.chunk_labels]
+    return {
+        "loss": float((scored.chunk_losses * own).sum() / own.sum()),
+        **Confusion.of(scored.labels, scored.predicted, len(weights)).scores(),
+        "chunk_accuracy": float(np.mean(scored.chunk_labels == scored.chunk_predicted)),
+    }
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    zeros = np.zeros(np.broadcast_shapes(np.shape(top), np.shape(bottom)))
+    return np.divide(top, bottom, out=zeros, where=np.asarray(bottom) > 0)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A system among others that are scored on the same texts."""
+
+    name: str
+    confusion: Confusion
+    scores: dict[str, Estimate]  # each of `SCORES`, with its 95% bootstrap interval
+    differences: dict[str, Estimate]  # minus the first system, with paired intervals; {} for that
+
+
+def compare(
+    truth: np.ndarray, predicted: Mapping[str, np.ndarray], units: np.ndarray, labels: int,
+    *, resamples: int, seed: int,
+) -> list[Compared]:  # fmt: skip
+    """Scores several systems on the same texts.
+
+    Args:
+        truth: int [texts], the true labels.
+        predicted: The labels that each system predicts; the others are compared with the first.
+        units: [texts], the resampled unit that each text belongs to.
+        labels: Number of labels.
+    """
+    found: list[Compared] = []
+    first_draws: dict[str, np.ndarray] = {}
+    for name, guesses in predicted.items():
+        confusion, differences = Confusion.of(truth, guesses, labels), {}
+        own = _resampled_scores(truth, guesses, units, resamples=resamples, seed=seed)
+        scores = {
+            score: Estimate(value, central(own[score]))
+            for score, value in confusion.scores().items()
+        }
+        if found:
+            differences = {
+                score: Estimate(
+                    estimate.value - found[0].scores[score].value,
+                    central(own[score] - first_draws[score]),
+                )
+                for score, estimate in scores.items()
+            }
+        found.append(Compared(name, confusion, scores, differences))
+        first_draws = first_draws or own
+    return found
+
+
+def _resampled_scores(
+    truth: np.ndarray, predicted: np.ndarray, units: np.ndarray, *, resamples: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Each of `SCORES` for each resample of the units, float64 [resamples].
+
+    The memory grows with the texts, never with the number of labels of the table.
+    """
+    names, columns = np.unique(np.concatenate([truth, predicted]), return_inverse=True)
+    true, guessed = np.split(columns, 2)
+    _, place = np.unique(units, return_inverse=True)
+    shape = (int(place.max()) + 1, len(names))
+    counts = [
+        csr_array((np.ones(len(rows)), (rows, labels)), shape)
+        for rows, labels in (
+            (place, true), (place, guessed), (place[true == guessed], true[true == guessed]),
+        )
+    ]  # fmt: skip
+    at_once = max(_COUNTS_AT_ONCE // len(names), 1)
+    parts = [
+        _scores(*(times[start : start + at_once] @ count for count in counts))
+        for times in draws(shape[0], resamples=resamples, seed=seed)
+        for start in range(0, len(times), at_once)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in SCORES}
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Labeled texts on which a model is scored."""
+
+    __test__ = False  # no test of pytest's
+
+    source: str  # their file, and the split
+    labels: tuple[str, ...]  # in the order of their numbers
+    chunks: list[Chunk]  # text by text, in the order of the source rows
+    groups: list[str]  # what each text belongs to: what is resampled for intervals
+    unit: str  # what the groups are
+    distribution: dict[str, dict[str, int]]  # number of source texts of each label by split
+    notes: list[str]  # what qualifies the scores, such as repeated texts
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `method=auto` has compared on the validation split.
+    """What `method=auto` has compared on the validation split."""
 
-    Attributes:
-        metric: The score that it chose by.
-        chosen: The method whose model is exported.
-        systems: Their scores; the name of each is its method, and the best one is the first.
-        settings: What was chosen within each fitted method.
-    """
-
-    metric: str
-    chosen: str
-    systems: list[Compared]
-    settings: dict[str, dict[str, float]]
+    metric: str  # the score that it chose by
+    chosen: str  # the method whose model is exported
+    systems: list[Compared]  # by method; the best one is the first
+    settings: dict[str, dict[str, float]]  # what was chosen within each fitted method
+    notes: list[str]  # which systems were left out, and why
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         systems = {
-            system.name: {**system.values, **self.settings.get(system.name, {})}
+            system.name: {
+                **{name: score.value for name, score in system.scores.items()},
+                **self.settings.get(system.name, {}),
+            }
             for system in self.systems
         }
         return {"metric": self.metric, "chosen": self.chosen, "systems": systems}
@@ -98,185 +223,87 @@ class Choice:
 class Results:
     """The scores on a test set.
 
-    Attributes:
-        source: The file of the texts, and the split.
-        labels: The labels.
-        systems: The model first; then the model on the first chunk only, if any text has several;
-            then the baselines, if there are training texts.
-        units: Number of resampled units, and what they are.
-        per_label: Precision, recall, F1 and number of texts of each label, of the model.
-        scores: The loss and the scores of the model that `metrics.jsonl` has.
-        folded: Texts with more than one chunk.
-        chunks: Chunks of all texts.
-        distribution: Number of source texts of each label by split.
-        notes: What qualifies the scores, such as repeated texts.
-        choice: How the model was chosen; None if there was no choice.
+    The systems are the model; then the model on the first chunk only, if any text has several; then
+    the others.
     """
 
-    source: str
-    labels: tuple[str, ...]
+    test: TestSet
     systems: list[Compared]
-    units: tuple[int, str]
-    per_label: dict[str, dict[str, float]]
-    scores: dict[str, float]
-    folded: int
-    chunks: int
-    distribution: dict[str, dict[str, int]]
-    notes: list[str]
-    choice: Choice | None = None
+    scores: dict[str, float]  # the loss and the scores of the model that `metrics.jsonl` has
+    folded: int  # texts with more than one chunk
+    choice: Choice | None = None  # how the model was chosen
+
+    @property
+    def texts(self) -> int:
+        """The number of texts."""
+        return self.systems[0].confusion.texts
+
+    @property
+    def units(self) -> tuple[int, str]:
+        """The number of resampled units, and what they are."""
+        return len({*self.test.groups}), self.test.unit
+
+    @property
+    def per_label(self) -> dict[str, dict[str, float]]:
+        """Precision, recall, F1 and number of texts of each label, of the model."""
+        columns = self.systems[0].confusion.by_label()
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return {
+            label: dict(zip(columns, row, strict=True))
+            for label, row in zip(self.test.labels, rows, strict=True)
+        }
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        systems = {
-            system.name: {
-                name: {
-                    "value": system.values[name],
-                    "interval": astuple(system.intervals[name]),
-                    **_difference(system, name),
-                }
-                for name in SCORES
-            }
-            | {"confusion": _cells(system.confusion)}
-            for system in self.systems
-        }
+        """Plain values for JSON; of a confusion matrix, the cells that are not 0, as true label,
+        predicted label and number of texts.
+        """
+        count, unit = self.units
         return {
-            "source": self.source,
-            "labels": list(self.labels),
-            "texts": self.systems[0].confusion.texts,
+            "source": self.test.source,
+            "labels": list(self.test.labels),
+            "texts": self.texts,
             "folded_texts": self.folded,
-            "chunks": self.chunks,
-            "resampled": {"units": self.units[0], "of": self.units[1]},
+            "chunks": len(self.test.chunks),
+            "resampled": {"units": count, "of": unit},
             "scores": self.scores,
-            "systems": systems,
+            "systems": {system.name: _as_dict(system) for system in self.systems},
             "per_label": self.per_label,
-            "distribution": self.distribution,
-            "notes": self.notes,
+            "distribution": self.test.distribution,
+            "notes": self.test.notes,
             **({} if self.choice is None else {"choice": self.choice.as_dict()}),
         }
 
 
-def _cells(confusion: Confusion) -> list[list[int]]:
-    """True label, predicted label and number of texts of each cell that is not 0."""
-    return np.stack([confusion.true, confusion.predicted, confusion.counts], 1).tolist()
-
-
-def _difference(system: Compared, name: str) -> dict[str, Any]:
-    if name not in system.differences:
-        return {}
-    difference = system.differences[name]
-    return {
-        "minus_model": difference.value,
-        "minus_model_interval": astuple(difference.interval),
-    }
+def _as_dict(system: Compared) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, score in system.scores.items():
+        found[name] = {"value": score.value, "interval": astuple(score.interval)}
+        if name in system.differences:
+            difference = system.differences[name]
+            found[name]["minus_model"] = difference.value
+            found[name]["minus_model_interval"] = astuple(difference.interval)
+    cells = system.confusion
+    found["confusion"] = np.stack([cells.true, cells.predicted, cells.counts], 1).tolist()
+    return found
 
 
 def results_of(
-    scored: Scored,
-    texts: Sequence[str],
-    training: TrainingTexts | None,
-    *,
-    source: str,
-    labels: tuple[str, ...],
-    groups: tuple[np.ndarray, str],
-    model_scores: dict[str, float],
-    distribution: Mapping[str, Mapping[str, int]],
-    notes: Sequence[str],
-    resamples: int,
-    seed: int,
-    others: Mapping[str, np.ndarray] | None = None,
-    choice: Choice | None = None,
-) -> Results:
-    """Scores the model and the baselines on the same texts.
+    test: TestSet, scored: Scored, scores: dict[str, float], others: Mapping[str, np.ndarray],
+    *, resamples: int, seed: int, choice: Choice | None = None,
+) -> Results:  # fmt: skip
+    """Scores the model and other systems on the same texts.
 
     Args:
-        scored: The model's logits.
-        texts: The texts, in the order of `scored.sources`.
-        training: What the baselines learn from; None: no baselines.
-        source: The file of the texts, and the split.
-        labels: The labels.
-        groups: int [texts], the group of each text, and what the groups are.
-        model_scores: The loss and the scores of the model.
-        distribution: Number of texts of each label by split.
-        notes: What qualifies the scores.
-        resamples: Number of bootstrap resamples.
-        seed: Their seed.
-        others: What further systems predict, int64 [texts] by method.
-        choice: How the model was chosen among them.
+        scored: What the model predicts.
+        scores: The loss and the scores of the model.
+        others: What the other systems predict, int64 [texts] by their names.
     """
-    predicted, notes = {MODEL: scored.predicted}, [*notes]
-    others = {} if others is None else {NAMES[name]: labels for name, labels in others.items()}
-    if scored.chunks.max() > 1:
+    folded = int((scored.chunks > 1).sum())
+    predicted = {MODEL: scored.predicted}
+    if folded:
         predicted[FIRST_CHUNK] = scored.first_predicted
-    if training is not None:
-        predicted[MAJORITY] = majority(training.labels, len(texts))
-        if WORDS not in others:
-            with opaque_work():
-                baseline, reasons = fit_words(
-                    labels, training.weights, training.labels, training.texts
-                )
-                if baseline is not None:
-                    predicted[WORDS] = baseline.logits(texts).argmax(1)
-            notes += reasons
-    predicted.update(others)
-    units, unit = groups
-    systems = compare(scored.labels, predicted, units, len(labels), resamples=resamples, seed=seed)
-    columns = {name: column.tolist() for name, column in by_label(systems[0].confusion).items()}
-    return Results(
-        source=source,
-        labels=labels,
-        systems=systems,
-        units=(len(np.unique(units)), unit),
-        per_label={
-            label: {name: column[number] for name, column in columns.items()}
-            for number, label in enumerate(labels)
-        },
-        scores=model_scores,
-        folded=int((scored.chunks > 1).sum()),
-        chunks=int(scored.chunks.sum()),
-        distribution={split: dict(counts) for split, counts in distribution.items()},
-        notes=notes,
-        choice=choice,
-    )
-
-
-def test_results(
-    config: ClassificationConfig,
-    examples: Examples,
-    scored: Scored,
-    scores: dict[str, float],
-    others: Mapping[str, np.ndarray],
-    choice: Choice | None,
-) -> Results:
-    """The scores of the model on the test split, and of baselines fitted on the training split."""
-    return results_of(
-        scored,
-        [text for _, text, _ in examples.texts("test")],
-        training_texts(config, examples),
-        source=f"{Path(str(config.data_config.csv)).name}, test split",
-        labels=examples.labels,
-        groups=(np.array(examples.groups("test")), unit_of(config)),
-        model_scores=scores,
-        distribution={split: examples.label_counts(split) for split in SPLITS},
-        notes=examples.facts["warnings"],
-        resamples=config.bootstrap_resamples,
-        seed=config.seed,
-        others=others,
-        choice=choice,
-    )
-
-
-def training_texts(config: ClassificationConfig, examples: Examples) -> TrainingTexts:
-    """What the baselines learn from: the training split."""
-    return TrainingTexts(
-        texts=[text for _, text, _ in examples.texts("train")],
-        labels=examples.source_labels("train"),
-        weights=label_weights(
-            config.class_weights, examples.labels, examples.label_counts("train")
-        ),
-    )
-
-
-def unit_of(config: ClassificationConfig) -> str:
-    """The unit that is resampled for intervals, in words."""
-    group = config.data_config.split_by
-    return "distinct texts" if group is None else f"values of {group}"
+    systems = compare(
+        scored.labels, {**predicted, **others}, np.array(test.groups), len(test.labels),
+        resamples=resamples, seed=seed,
+    )  # fmt: skip
+    return Results(test, systems, scores, folded, choice)

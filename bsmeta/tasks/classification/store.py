@@ -1,69 +1,66 @@
-"""The SQLite database of a table: its texts in chunks, with labels and splits; built once.
+"""Builds the SQLite database of a table: its texts in chunks, with labels and splits.
 
-    CSV -> rows (bsmeta.data.table.csv_file) -> chunks (folding) -> splits -> database -> Examples
+    CSV -> rows (bsmeta.data.table.csv_file) -> chunks (folding) -> splits -> database
 
-It is built row by row in bounded memory, by one process of a machine while the others wait; written
-to a temporary file, and renamed. It holds everything that determines its content, and is refused
-for other settings. `prep_only=true` builds it, shows what is in it, and stops.
+It is built row by row in bounded memory, written to a temporary file, and renamed. It holds
+everything that determines its content.
+
+The rows are divided among training, validation and test: whole texts (equal texts of several rows
+together), or whole groups of rows, so that neither a text nor a group is in two splits; stratified
+by label; determined by the seed. The database keeps the result, so that it never changes with the
+version of scikit-learn. Texts are equal if they differ in white space only. A text in two splits
+would be trained on and then counted as a success of the model; a text with two labels cannot be
+right both times. Both are described, as are labels that are nearly equal. The rows, texts and
+groups of a table have numbers from 0 without gaps, equal texts the same.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import logging
+import math
 import sqlite3
+import unicodedata
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.errors import ConfigurationError, DataError, differing, nearest, refuse
+from bsmeta.core.errors import DataError, nearest
 from bsmeta.core.files import building, file_hash, sync
-from bsmeta.core.process import log_once, rank, release_signals
-from bsmeta.core.progress import exclusively, file_bar, opaque_work
-from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
+from bsmeta.core.progress import file_bar
+from bsmeta.data.seeds import derive
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
-from bsmeta.data.table.text_file import is_sqlite, open_bytes
-from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.tasks.classification.config import (
-    ClassificationConfig,
-    ClassificationDataConfig,
-    fraction_problems,
-)
-from bsmeta.tasks.classification.examples import IDS, Examples, Folding
-from bsmeta.tasks.classification.splits import (
-    LEFT_OUT,
-    NAMES,
-    SPLITS,
-    TRAIN,
-    first_rows,
-    leaks,
-    repeats,
-    similar_labels,
-    split_rows,
-    text_key,
-)
+from bsmeta.tasks.classification.config import ClassificationDataConfig
 
-log = logging.getLogger(__name__)
-
+SPLITS = ("train", "validation", "test")
+TRAIN, VALIDATION, TEST = range(3)
+LEFT_OUT = 3
+"""Instead of a split: the row's text is in a later split, too, in another group."""
+NAMES = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
+"""The values of a split column, in lower case."""
 CONTENT = "content of the CSV file"
 """The setting of a database that is the hash of its CSV file."""
-
+IDS = np.dtype("<i4")
+"""How the ids of a chunk are stored."""
 BATCH_ROWS, BATCH_CHARACTERS = 1000, 2_000_000  # that are encoded and written at one time
 _LONGEST_LABEL = 200  # characters
-_LISTED = 5
-_LISTED_LABELS = 20
+_MOST_FOLDS = 100
+_MANY_GROUPS = 2000  # scikit-learn takes about a millisecond for each
+_LISTED, _SHOWN = 10, 5
 
 _SCHEMA = """
+PRAGMA journal_mode=OFF;
+PRAGMA synchronous=OFF;
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE labels (number INTEGER PRIMARY KEY, name TEXT NOT NULL);
 CREATE TABLE sources (
@@ -77,201 +74,34 @@ CREATE TABLE chunks (
 CREATE TABLE results (
     number INTEGER PRIMARY KEY, run TEXT NOT NULL, time TEXT NOT NULL, results TEXT NOT NULL
 );
-CREATE TEMP TABLE group_names (row INTEGER PRIMARY KEY, name TEXT NOT NULL);
 """
 
-FORMAT = 2
-_SHAPES_ROWS = (
-    "text_column",
-    "label_column",
-    "csv_separator",
-    "csv_encoding",
-    "on_bad_row",
-    "fold_by",
-    "max_length",
-    "split_by",
-    "split_column",
-    "split_fractions",
-    "split_seed",
-)
-"""Keys of `data_config` that determine the content of the database."""
+
+class Fold(NamedTuple):
+    """One chunk of a text."""
+
+    ids: list[int]  # with the special tokens of the model
+    text: str
 
 
-def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase) -> Examples:
-    """The examples of a table; its database is built first if there is none.
-
-    Every process of a run calls it: one process per machine builds while the others wait.
-
-    Raises:
-        ConfigurationError: If the database was built from another CSV file or with other settings,
-            or a column is missing.
-        DataError: If the CSV file cannot be used, or the database is damaged.
-    """
-    csv = _path_of(config)
-    refuse(fraction_problems(config.split_fractions))
-    if is_sqlite(csv):
-        return _checked(Examples(csv), _settings(config, tokenizer), "")
-    database = database_of(config)
-    if not csv.exists() and database.exists():
-        raise DataError(
-            f"{csv}: there is no such file; data_config.csv={database} uses the database that was "
-            "built from it"
-        )
-    open_bytes(csv)[1].close()  # says what is wrong with it
-    key = {CONTENT: file_hash(csv), **_settings(config, tokenizer)}
-    if not database.exists():
-        _build_once(csv, database, config, tokenizer, key)
-    return _checked(Examples(database), key, f" from {csv}")
-
-
-def database_of(config: ClassificationDataConfig) -> Path:
-    """Where the database of a table is, or will be.
-
-    Raises:
-        ConfigurationError: If no table is named.
-    """
-    csv = _path_of(config)
-    if config.database is not None:
-        return Path(config.database)
-    if is_sqlite(csv):
-        return csv
-    name = csv.name.removesuffix(".gz").removesuffix(".csv")
-    return csv.with_name(f"{name}.sqlite")
-
-
-def _path_of(config: ClassificationDataConfig) -> Path:
-    if config.csv is None:
-        raise ConfigurationError(
-            "data_config.csv is not set; expected a CSV file with a text and a label column",
-            ["data_config.csv"],
-        )
-    return Path(config.csv)
-
-
-def _settings(
-    config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, Any]:
-    values = dataclasses.asdict(config)
-    # Folding encodes a text, which switches truncation off; truncation is part of the tokenizer's
-    # fingerprint.
-    Folding(tokenizer, config.fold_by, config.max_length)
-    return {
-        "format": FORMAT,
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        **{f"data_config.{name}": values[name] for name in _SHAPES_ROWS},
-    }
-
-
-def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
-    saved = {name: examples.key.get(name, "absent") for name in key}
-    differences = "\n".join(differing(saved, key, "in the database"))
-    if differences:
-        raise ConfigurationError(
-            f"{examples.database} was built with other settings or from another file; restore "
-            f"them, name another database (data_config.database=FILE), or delete it to build it "
-            f"again{source}:\n{differences}"
-        )
-    if rank() == 0:
-        for warning in examples.facts["warnings"]:
-            log_once(log, logging.WARNING, f"{examples.facts['csv']}: {warning}")
-    return examples
-
-
-def _build_once(
-    csv: Path,
-    database: Path,
-    config: ClassificationDataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    key: dict[str, Any],
-) -> None:
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{database}.lock", f"the table {database}"), opaque_work():
-            if not database.exists():
-                build(csv, database, config, tokenizer, key)
-    except (OSError, sqlite3.Error) as error:
-        raise DataError(
-            f"{database} cannot be written: {error}; data_config.database=FILE names another place"
-        ) from error
-
-
-def prepare(config: ClassificationConfig) -> None:
-    """Builds the database, or opens it, and prints a table of its splits and labels.
-
-    Raises:
-        UserError: See `open_examples`.
-    """
-    release_signals()  # nothing to save: a signal ends the process, and the next build starts over
-    tokenizer = tokenizer_of(config.tokenizer_name or config.model_name)
-    examples = open_examples(config.data_config, tokenizer)
-    if rank() == 0:
-        console = Console()
-        for line in facts(examples):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        console.print(split_table(examples))
-
-
-def facts(examples: Examples) -> list[str]:
-    """What there is to know about a database, beside its splits."""
-    skipped = examples.facts["skipped"]
-    return [
-        f"{examples.facts['csv']} -> {examples.database}",
-        *examples.facts["notes"],
-        *([f"{skipped:,} bad rows left out"] if skipped else []),
-    ]
-
-
-def split_table(examples: Examples) -> Table:
-    """Source rows and chunks of each split, and the source rows of each label."""
-    table = Table(title=f"{len(examples.labels):,} labels")
-    for heading in ("", *SPLITS):
-        table.add_column(heading, justify="right" if heading else "left")
-    sizes = {
-        "source rows": [len(examples.sources(split)) for split in SPLITS],
-        "chunks": [len(examples.chunks(split)) for split in SPLITS],
-    }
-    if examples.key["data_config.split_by"] is not None:
-        sizes["groups"] = [len({*examples.groups(split)}) for split in SPLITS]
-    for name, values in sizes.items():
-        table.add_row(name, *(f"{value:,}" for value in values))
-    table.add_section()
-    counts = [examples.label_counts(split) for split in SPLITS]
-    for label in examples.labels[:_LISTED_LABELS]:
-        table.add_row(escape(label), *(f"{count[label]:,}" for count in counts))
-    if len(examples.labels) > _LISTED_LABELS:
-        table.add_row(f"and {len(examples.labels) - _LISTED_LABELS:,} more labels")
-    return table
+FoldTexts = Callable[[Sequence[str]], list[list[Fold]]]
+"""Texts → the chunks of each; none for a text without tokens."""
 
 
 def build(
-    csv: Path,
-    database: Path,
-    config: ClassificationDataConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    csv: Path, database: Path, config: ClassificationDataConfig, fold: FoldTexts,
     key: dict[str, Any],
-) -> None:
-    """Builds the database of a CSV file; it appears only when it is complete.
-
-    Args:
-        csv: The CSV file.
-        database: The file to write.
-        config: How the table is read, folded and split.
-        tokenizer: The tokenizer.
-        key: What determines the content; stored with it.
-
-    Raises:
-        DataError: If the CSV file cannot be used.
-        ConfigurationError: If a column is missing.
+) -> None:  # fmt: skip
+    """Builds the database of a CSV file, with the key that determines its content; it appears only
+    when it is complete.
     """
-    columns = [config.text_column, config.label_column]
-    columns += [name for name in (config.split_by, config.split_column) if name is not None]
-    form = find_format(csv, columns, separator=config.csv_separator, encoding=config.csv_encoding)
+    columns = [config.text_column, config.label_column, config.split_by, config.split_column]
+    wanted = [name for name in columns if name is not None]
+    form = find_format(csv, wanted, separator=config.csv_separator, encoding=config.csv_encoding)
     with building(database) as part:
         with closing(sqlite3.connect(part)) as connection, connection:
-            connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + _SCHEMA)
-            table = _Table(connection, csv, form, config, Folding(
-                tokenizer, config.fold_by, config.max_length
-            ))  # fmt: skip
+            connection.executescript(_SCHEMA)
+            table = _Table(connection, csv, form, config, fold)
             table.read()
             table.finish(key)
             if file_hash(csv) != key[CONTENT]:
@@ -283,36 +113,25 @@ class _Table:
     """A table that is being read into a database."""
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        csv: Path,
-        form: CSVFormat,
-        config: ClassificationDataConfig,
-        folding: Folding,
-    ) -> None:
+        self, connection: sqlite3.Connection, csv: Path, form: CSVFormat,
+        config: ClassificationDataConfig, fold: FoldTexts,
+    ) -> None:  # fmt: skip
         self._connection = connection
         self._csv = csv
         self._form = form
         self._config = config
-        self._folding = folding
+        self._fold = fold
         self._bad = BadRows(csv, config.on_bad_row, "data_config.on_bad_row")
-        self._text, self._label = map(form.columns.index, (config.text_column, config.label_column))
-        self._group = None if config.split_by is None else form.columns.index(config.split_by)
-        self._split = (
-            None if config.split_column is None else form.columns.index(config.split_column)
-        )
         self._labels: dict[str, int] = {}  # in the order of their appearance
-        self._groups, self._texts = array("Q"), array("Q")
-        # Of each source row: number, label, declared split, first chunk, number of chunks.
-        self._columns: tuple[array[int], ...] = tuple(array(code) for code in "qibqi")
+        # Of each source row: its number, label, declared split, and hashes of its text and group.
+        self._columns: tuple[array[int], ...] = tuple(array(code) for code in "qibQQ")
         self._next_chunk = 0
 
-    def read(self) -> None:
-        """Reads all rows and writes their chunks.
+    def _cell(self, row: Row, column: str | None) -> str:
+        return "" if column is None else row.cells[self._form.columns.index(column)]
 
-        Raises:
-            DataError: About bad rows, or if there are none at all.
-        """
+    def read(self) -> None:
+        """Reads all rows and writes their chunks."""
         batch: list[Row] = []
         characters = 0
         with file_bar(self._csv, f"reading {self._csv.name}") as advance:
@@ -322,7 +141,7 @@ class _Table:
                     self._bad.add(row, problem)
                     continue
                 batch.append(row)
-                characters += len(row.cells[self._text])
+                characters += len(self._cell(row, self._config.text_column))
                 if len(batch) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
                     self._write(batch)
                     batch, characters = [], 0
@@ -333,64 +152,53 @@ class _Table:
             raise DataError(f"{self._csv} has a header and no rows{skipped}")
 
     def _problem(self, row: Row) -> str | None:
-        wanted = {
-            self._config.text_column: row.cells[self._text],
-            self._config.label_column: row.cells[self._label],
-        }
-        if self._group is not None:
-            wanted[self._config.split_by or ""] = row.cells[self._group]
-        missing = [name for name, cell in wanted.items() if not cell.strip()]
+        config = self._config
+        wanted = [config.text_column, config.label_column, config.split_by]
+        missing = [name for name in wanted if name and not self._cell(row, name).strip()]
         if missing:
             return f"nothing in column {' and '.join(map(repr, missing))}"
-        if len(row.cells[self._label]) > _LONGEST_LABEL:
+        if len(self._cell(row, config.label_column)) > _LONGEST_LABEL:
             return f"a label of more than {_LONGEST_LABEL} characters"
-        if self._split is not None:
-            split = row.cells[self._split].strip().lower()
-            if split not in NAMES:
-                return (
-                    f"{split!r} in column {self._config.split_column!r}; expected train, "
-                    f"validation or test{nearest(split, NAMES)}"
-                )
+        split = self._cell(row, config.split_column).strip().lower()
+        if config.split_column is not None and split not in NAMES:
+            return (
+                f"{split!r} in column {config.split_column!r}; expected train, validation or test"
+                f"{nearest(split, NAMES)}"
+            )
         return None
 
     def _write(self, rows: list[Row]) -> None:
-        numbers, labels, splits, first_chunks, counts = self._columns
-        written: list[tuple[Any, ...]] = []
-        names: list[tuple[int, str]] = []
-        folded = self._folding.fold([row.cells[self._text] for row in rows])
-        for row, folds in zip(rows, folded, strict=True):
+        config = self._config
+        sources: list[tuple[Any, ...]] = []
+        chunks: list[tuple[Any, ...]] = []
+        texts = [self._cell(row, config.text_column) for row in rows]
+        for row, text, folds in zip(rows, texts, self._fold(texts), strict=True):
             if not folds:
-                self._bad.add(row, f"no token in column {self._config.text_column!r}")
+                self._bad.add(row, f"no token in column {config.text_column!r}")
                 continue
-            first = self._next_chunk
+            label = self._cell(row, config.label_column).strip()
+            split = self._cell(row, config.split_column).strip().lower()
+            group = self._cell(row, config.split_by).strip()
+            values = (
+                row.number,
+                self._labels.setdefault(label, len(self._labels)),
+                NAMES.get(split, TRAIN),
+                text_key(text),
+                xxhash.xxh3_64_intdigest(group.encode()),
+            )
+            for column, value in zip(self._columns, values, strict=True):
+                column.append(value)
+            sources.append((*values[:3], self._next_chunk, len(folds), group or None))
+            for number, fold in enumerate(folds):
+                ids = np.array(fold.ids, IDS).tobytes()
+                chunks.append((self._next_chunk + number, row.number, number, ids, fold.text))
             self._next_chunk += len(folds)
-            label = row.cells[self._label].strip()
-            numbers.append(row.number)
-            labels.append(self._labels.setdefault(label, len(self._labels)))
-            first_chunks.append(first)
-            counts.append(len(folds))
-            self._texts.append(text_key(row.cells[self._text]))
-            splits.append(
-                TRAIN if self._split is None else NAMES[row.cells[self._split].strip().lower()]
-            )
-            if self._group is not None:
-                group = row.cells[self._group].strip()
-                self._groups.append(xxhash.xxh3_64_intdigest(group.encode()))
-                names.append((row.number, group))
-            written += (
-                (first + n, row.number, n, np.array(fold.ids, IDS).tobytes(), fold.text)
-                for n, fold in enumerate(folds)
-            )
         insert = self._connection.executemany
-        insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", written)
-        insert("INSERT INTO group_names VALUES (?, ?)", names)
+        insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", sources)
+        insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", chunks)
 
     def finish(self, key: dict[str, Any]) -> None:
-        """Numbers the labels, divides the rows, and writes what is known about them.
-
-        Raises:
-            DataError: If the labels cannot be learned, or the rows not divided.
-        """
+        """Numbers the labels, divides the rows, and writes what is known about them."""
         names = sorted(self._labels, key=_order_of_labels)
         if len(names) < 2:
             raise DataError(
@@ -399,47 +207,37 @@ class _Table:
             )
         renumbered = np.empty(len(names), np.int64)
         renumbered[[self._labels[name] for name in names]] = np.arange(len(names))
-        numbers, labels, splits, first_chunks, counts = map(np.asarray, self._columns)
+        numbers, labels, declared, texts, groups = map(np.asarray, self._columns)
         labels = renumbered[labels]
-        texts = np.unique(np.asarray(self._texts), return_inverse=True)[1]
-        splits, warnings = self._divide(numbers, labels, splits, texts, names)
-        insert = self._connection.executemany
-        rows = (numbers, labels, splits, first_chunks, counts)
-        insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, NULL)", _tuples(rows))
-        if self._group is None:
-            shared = first_rows(texts)
-            pairs = ((int(numbers[row]), str(numbers[first])) for row, first in shared.items())
-            insert("INSERT INTO group_names VALUES (?, ?)", pairs)
-        self._connection.execute(
-            "UPDATE sources SET group_name = group_names.name FROM group_names "
-            "WHERE group_names.row = sources.row"
+        texts, groups = (np.unique(own, return_inverse=True)[1] for own in (texts, groups))
+        has_groups = self._config.split_by is not None
+        splits, warnings = self._divide(
+            numbers, labels, declared, texts, groups if has_groups else None, names
         )
-        insert("INSERT INTO labels VALUES (?, ?)", enumerate(names))
+        write = self._connection.executemany
+        rows = zip(map(int, labels), map(int, splits), map(int, numbers), strict=True)
+        write("UPDATE sources SET label = ?, split = ? WHERE row = ?", rows)
+        if not has_groups:
+            shared = first_rows(texts)
+            pairs = ((str(numbers[first]), int(numbers[row])) for row, first in shared.items())
+            write("UPDATE sources SET group_name = ? WHERE row = ?", pairs)
+        write("INSERT INTO labels VALUES (?, ?)", enumerate(names))
+        warnings = [*similar_labels(names), *repeats(numbers, texts, labels, names), *warnings]
         facts = {
             "key": key,
             "csv": str(self._csv),
             "notes": self._form.notes,
             "skipped": self._bad.count,
-            "warnings": [
-                *similar_labels(names), *repeats(numbers, texts, labels, names), *warnings,
-            ],
-        }  # fmt: skip
-        insert("INSERT INTO facts VALUES (?, ?)", ((n, json.dumps(v)) for n, v in facts.items()))
-        self._connection.execute("DROP TABLE group_names")
+            "warnings": warnings,
+        }
+        write("INSERT INTO facts VALUES (?, ?)", ((n, json.dumps(v)) for n, v in facts.items()))
 
     def _divide(
-        self,
-        numbers: np.ndarray,
-        labels: np.ndarray,
-        declared: np.ndarray,
-        texts: np.ndarray,
-        names: list[str],
-    ) -> tuple[np.ndarray, list[str]]:
+        self, numbers: np.ndarray, labels: np.ndarray, declared: np.ndarray, texts: np.ndarray,
+        groups: np.ndarray | None, names: list[str],
+    ) -> tuple[np.ndarray, list[str]]:  # fmt: skip
         """The split of each row, and what the user must know about texts of several splits."""
-        groups = None
-        if self._group is not None:
-            groups = np.unique(np.asarray(self._groups), return_inverse=True)[1]
-        if self._split is not None:
+        if self._config.split_column is not None:
             self._check_declared(numbers, labels, declared, groups, names)
             return declared, leaks(declared, texts)
         fractions, seed = self._config.split_fractions, self._config.split_seed
@@ -453,13 +251,9 @@ class _Table:
         ]
 
     def _check_declared(
-        self,
-        numbers: np.ndarray,
-        labels: np.ndarray,
-        splits: np.ndarray,
-        groups: np.ndarray | None,
-        names: list[str],
-    ) -> None:
+        self, numbers: np.ndarray, labels: np.ndarray, splits: np.ndarray,
+        groups: np.ndarray | None, names: list[str],
+    ) -> None:  # fmt: skip
         """Refuses a split column that divides a group, or leaves a label out of the training."""
         where = f"{self._csv}: column {self._config.split_column!r}"
         if groups is not None:
@@ -478,18 +272,256 @@ class _Table:
         if unseen:
             raise DataError(
                 f"{where} leaves no row for training with the label "
-                f"{', '.join(map(repr, unseen[:_LISTED]))}"
+                f"{', '.join(map(repr, unseen[:_SHOWN]))}"
             )
-
-
-def _tuples(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
-    """The rows of some columns, a part at a time."""
-    for first in range(0, len(columns[0]), BATCH_ROWS):
-        part = (column[first : first + BATCH_ROWS].tolist() for column in columns)
-        yield from zip(*part, strict=True)
 
 
 def _order_of_labels(name: str) -> tuple[bool, float, str]:
     """Numbers by their value, before all else by its letters."""
     is_number = name.removeprefix("-").isdecimal() and name.isascii()
     return (not is_number, int(name) if is_number else 0, name)
+
+
+def split_rows(
+    labels: np.ndarray, groups: np.ndarray | None, texts: np.ndarray, fractions: Sequence[float],
+    names: Sequence[str], seed: int,
+) -> np.ndarray:  # fmt: skip
+    """The split of each source row, int8[rows]: TRAIN, VALIDATION or TEST; LEFT_OUT for a row whose
+    text is in a later split, in another group.
+
+    Args:
+        labels, groups, texts: int[rows]; without groups, no split divides a text.
+        fractions: The shares of training, validation and test.
+        names: The labels.
+
+    Raises:
+        DataError: If a label has fewer texts (or groups) than there are splits.
+    """
+    wanted = [split for split in range(3) if fractions[split] > 0]
+    unit = "text" if groups is None else "group"
+    _check_counts(labels, texts if groups is None else groups, unit, len(wanted), names)
+    if len(wanted) == 1:
+        return np.zeros(len(labels), np.int8)
+    state = derive(seed, "splits") % 2**32
+    if groups is not None:
+        divide = _by_group if groups.max() < _MANY_GROUPS else _by_many_groups
+        found = left_out(divide(labels, groups, fractions, state), texts)
+    elif texts.max() + 1 < len(texts):
+        found = _by_many_groups(labels, texts, fractions, state)
+    else:
+        found = _by_row(labels, fractions, state)
+    missing = [SPLITS[split] for split in wanted if not (found == split).any()]
+    if missing:
+        raise _too_few(labels, fractions, f"no row for {' and '.join(missing)}")
+    return found
+
+
+def _by_row(labels: np.ndarray, fractions: Sequence[float], state: int) -> np.ndarray:
+    # Imported here because scikit-learn takes seconds, and only a new database needs it.
+    from sklearn.model_selection import StratifiedShuffleSplit
+
+    found = np.zeros(len(labels), np.int8)
+    rest = np.arange(len(labels))
+    for split in (TEST, VALIDATION):
+        if fractions[split] == 0:
+            continue
+        # At least one row per label, so that no label of a small table need be absent.
+        size = max(math.floor(fractions[split] * len(labels) + 0.5), len(np.unique(labels)))
+        splitter = StratifiedShuffleSplit(1, test_size=size, random_state=state)
+        try:
+            keep, taken = next(splitter.split(rest, labels[rest]))
+        except ValueError as error:
+            raise _too_few(labels, fractions, str(error)) from error
+        found[rest[taken]] = split
+        rest = np.sort(rest[keep])
+    return found
+
+
+def _by_group(
+    labels: np.ndarray, groups: np.ndarray, fractions: Sequence[float], state: int
+) -> np.ndarray:
+    """Makes folds of whole groups with about the same labels, and deals out the folds."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    number_of_groups = len(np.unique(groups))
+    exact = math.lcm(
+        *(Fraction(fraction).limit_denominator(_MOST_FOLDS).denominator for fraction in fractions)
+    )
+    folds = min(exact, _MOST_FOLDS, number_of_groups, int(np.bincount(labels).min()))
+    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=state)
+    order = splitter.split(np.zeros(len(labels)), labels, groups)
+    found = np.zeros(len(labels), np.int8)
+    for split in (TEST, VALIDATION):
+        number = max(1, round(fractions[split] * folds)) if fractions[split] > 0 else 0
+        for _ in range(number):
+            _, taken = next(order)
+            found[taken] = split
+    return found
+
+
+def _by_many_groups(
+    labels: np.ndarray, groups: np.ndarray, fractions: Sequence[float], state: int
+) -> np.ndarray:
+    """Deals out whole groups, the largest first, each to the split that most lacks its label.
+
+    The label of a group is that of most of its rows. A group that is larger than what any split
+    lacks goes where most rows are lacking, which is usually the training. The last groups of a
+    label go to the splits that have none.
+    """
+    label_of = _commonest(labels, groups)
+    sizes = np.bincount(groups)
+    order = np.random.default_rng(state).permutation(len(sizes))
+    order = order[np.argsort(-sizes[order], kind="stable")]
+    remaining = np.bincount(label_of, minlength=labels.max() + 1).tolist()  # groups of each label
+    wanted = [
+        {split: max(round(share * rows), 1) for split, share in enumerate(fractions) if share > 0}
+        for rows in np.bincount(label_of, sizes, minlength=len(remaining)).tolist()
+    ]
+    lacking = [{**rows} for rows in wanted]
+    found = np.zeros(len(sizes), np.int8)
+    for group in order.tolist():
+        label, size = int(label_of[group]), int(sizes[group])
+        split = _neediest(lacking[label], wanted[label], size, remaining[label])
+        found[group] = split
+        lacking[label][split] -= size
+        remaining[label] -= 1
+    return found[groups]
+
+
+def _neediest(
+    lacking: Mapping[int, int], wanted: Mapping[int, int], size: int, remaining: int
+) -> int:
+    """The split of the next group of a label, of `size` rows.
+
+    Args:
+        lacking: Rows that each split still lacks.
+        wanted: Rows that it shall have.
+        remaining: The number of groups of the label that have no split yet, with this one.
+    """
+    empty = [split for split in lacking if lacking[split] == wanted[split]]
+    if remaining <= len(empty):
+        return max(empty, key=lacking.__getitem__)
+    fitting = [split for split in lacking if lacking[split] >= size]
+    if fitting:
+        return max(fitting, key=lambda split: lacking[split] / wanted[split])
+    return max(lacking, key=lacking.__getitem__)
+
+
+def _commonest(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The label that most rows of each group have (on a tie the first), int64[groups]."""
+    size = int(labels.max()) + 1
+    cells, counts = np.unique(groups * size + labels, return_counts=True)
+    owners = cells // size
+    order = np.lexsort((-(cells % size), counts, owners))
+    last = np.append(np.flatnonzero(np.diff(owners[order])), len(order) - 1)
+    commonest: np.ndarray = cells[order[last]] % size
+    return commonest
+
+
+def left_out(splits: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """The splits, but LEFT_OUT for each row whose text is also in a later split.
+
+    The order is training, validation, test, so the test split is always complete.
+    """
+    latest = np.zeros(texts.max() + 1, np.int8)
+    np.maximum.at(latest, texts, splits)
+    return np.where(splits < latest[texts], LEFT_OUT, splits).astype(np.int8)
+
+
+def _too_few(labels: np.ndarray, fractions: Sequence[float], reason: str) -> DataError:
+    return DataError(
+        f"{len(labels):,} rows are too few to divide into data_config.split_fractions="
+        f"{list(fractions)}: {reason}. Choose larger fractions, set a fraction to 0, or divide the "
+        "rows yourself: data_config.split_column"
+    )
+
+
+def _check_counts(
+    labels: np.ndarray, groups: np.ndarray, unit: str, splits: int, names: Sequence[str]
+) -> None:
+    """Refuses labels with fewer texts or groups than splits: some split could not have them."""
+    pairs = np.unique(groups * len(names) + labels)
+    counts = np.bincount(pairs % len(names), minlength=len(names))
+    few = [f"{names[n]} ({counts[n]})" for n in np.flatnonzero(counts < splits).tolist()]
+    if few:
+        more = f" and {len(few) - _LISTED:,} more" if len(few) > _LISTED else ""
+        raise DataError(
+            f"{len(few)} of {len(names)} labels have fewer {unit}s than there are splits "
+            f"({splits}): {', '.join(few[:_LISTED])}{more}. Is data_config.label_column the column "
+            "of the labels? Merge or remove rare labels, set a fraction of "
+            "data_config.split_fractions to 0, or divide the rows yourself: "
+            "data_config.split_column"
+        )
+
+
+def text_key(text: str) -> int:
+    """A hash of 64 bits that is equal for texts that differ in white space only."""
+    return xxhash.xxh3_64_intdigest(" ".join(text.split()).encode())
+
+
+def first_rows(texts: np.ndarray) -> dict[int, int]:
+    """For each row that shares its text with others, the first of them, by position."""
+    _, first = np.unique(texts, return_index=True)
+    shared = np.flatnonzero(np.bincount(texts)[texts] > 1)
+    return dict(zip(shared.tolist(), first[texts[shared]].tolist(), strict=True))
+
+
+def repeats(
+    rows: np.ndarray, texts: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> list[str]:
+    """Describes repeated texts, and those with several labels; [] if there are none.
+
+    Args:
+        rows: int[rows], their numbers in the file.
+    """
+    distinct = int(texts.max()) + 1
+    if distinct == len(texts):
+        return []
+    notes = [
+        f"{len(texts) - distinct:,} of {len(texts):,} rows repeat the text of an earlier row "
+        "(compared without differences in white space)"
+    ]
+    cells, first = np.unique(texts * len(names) + labels, return_index=True)
+    owners = cells // len(names)
+    ambiguous = np.flatnonzero(np.bincount(owners) > 1)
+    if len(ambiguous):
+        shown = [
+            " and ".join(
+                f"row {rows[row]:,} ({names[labels[row]]})"
+                for row in np.sort(first[owners == text])[:2]
+            )
+            for text in ambiguous[:_SHOWN]
+        ]
+        more = f"; and {len(ambiguous) - _SHOWN:,} more" if len(ambiguous) > _SHOWN else ""
+        verb = "text has" if len(ambiguous) == 1 else "texts have"
+        notes.append(f"{len(ambiguous):,} {verb} more than one label: {'; '.join(shown)}{more}")
+    return notes
+
+
+def leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
+    """Describes how much of each held-out split is also in the training split."""
+    notes = []
+    for split in range(TRAIN + 1, len(SPLITS)):
+        own = texts[splits == split]
+        seen = int(np.isin(own, texts[splits == TRAIN]).sum())
+        if seen:
+            notes.append(
+                f"{seen:,} of {len(own):,} rows of the {SPLITS[split]} split have a text that is "
+                "also in the training split: scores on them are too high"
+            )
+    return notes
+
+
+def similar_labels(names: Sequence[str]) -> list[str]:
+    """Describes labels that differ only in case, white space or the form of their characters."""
+    plain = {
+        name: " ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names
+    }
+    pairs = [
+        f"{first!r} and {second!r}"
+        for first, second in pairwise(sorted(names, key=lambda name: (plain[name], name)))
+        if plain[first] == plain[second]
+    ]
+    more = f", and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else ""
+    found = f"labels that may be meant as one: {', '.join(pairs[:_SHOWN])}{more}"
+    return [found] if pairs else []

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.steps import BatchPlan
@@ -37,12 +38,9 @@ from bsmeta.tasks.classification.config import (
     LINEAR,
     ClassificationConfig,
 )
-from bsmeta.tasks.classification.evaluate import Competition, finish
-from bsmeta.tasks.classification.examples import Chunk, Examples, Folding
-from bsmeta.tasks.classification.model import cross_entropies, label_weights, labels_of
-from bsmeta.tasks.classification.predictions import Scored, named_probabilities, predictions, score
-from bsmeta.tasks.classification.results import Choice
-from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.evaluate import finish
+from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
+from bsmeta.tasks.classification.results import Choice, scores_of
 from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Shape, batched
 
@@ -71,7 +69,7 @@ class TextClassifier:
     @cached_property
     def _weights(self) -> list[float]:
         examples = self.examples
-        return label_weights(
+        return models.label_weights(
             self._config.class_weights, examples.labels, examples.label_counts("train")
         )
 
@@ -81,13 +79,9 @@ class TextClassifier:
         method = self._config.method
         methods = FITTED if method == AUTO else (FROZEN if method == FINE_TUNE else method,)
         return open_systems(
-            self._config,
-            methods,
-            self.examples,
-            self.tokenizer,
-            self._weights,
+            self._config, methods, self.examples, self.tokenizer, self._weights,
             self.untouched_encoder,
-        )
+        )  # fmt: skip
 
     def untouched_encoder(self) -> PreTrainedModel:
         """The encoder before it is trained."""
@@ -95,7 +89,7 @@ class TextClassifier:
 
     def _fitted(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
         """A fitted system, on the untouched encoder if it needs one."""
-        if method not in self.systems.facts:
+        if method not in self.systems.predicted:
             raise ConfigurationError(
                 f"method={method}: {'; '.join(self.systems.notes)}; expected method=fine_tune "
                 "head_start=random"
@@ -113,22 +107,22 @@ class TextClassifier:
             return model
         if config.pooling == HEAD:
             return models.build_with_head(config, self.tokenizer, self.examples.labels)
-        is_real = torch.get_default_device().type != "meta"
-        if is_real and not config.estimate and (config.method == AUTO or self._starts_linear):
+        starts_linear = config.head_start == "linear"
+        is_trained = torch.get_default_device().type != "meta" and not config.estimate
+        if is_trained and (config.method == AUTO or starts_linear):
             self.systems  # noqa: B018 (fitted before the weights of this model take memory)
         model = models.build_classifier(config, self.tokenizer, self.examples.labels)
         assert model.encoder is not None
+        assert model.head is not None
         self._depths = depth_of(model.encoder)
-        if is_real and not config.estimate and self._starts_linear:
-            if FROZEN in self.systems.facts:
-                model.copy_head(self.systems.load(FROZEN, None))
+        if is_trained and starts_linear:
+            if FROZEN in self.systems.predicted:
+                fitted = self.systems.load(FROZEN, None).head
+                assert fitted is not None
+                model.head.load_state_dict(fitted.state_dict())
             else:
                 logger.warning("head_start=linear: random, because %s", self.systems.notes)
         return model
-
-    @property
-    def _starts_linear(self) -> bool:
-        return self._config.head_start == "linear"
 
     def rate_scale(self, name: str) -> float:
         depth = self._depths.get(name.removeprefix(ENCODER), 0) if name.startswith(ENCODER) else 0
@@ -141,13 +135,9 @@ class TextClassifier:
         body = model.base_model if self._config.pooling == HEAD else model.encoder
         assert isinstance(body, nn.Module)
         return Shape(
-            model,
-            body,
-            layers_of(body),
-            rows=data.per_device_train_batch_size,
-            length=data.max_length,
-            outputs=len(self.examples.labels),
-        )
+            model, body, layers_of(body), rows=data.per_device_train_batch_size,
+            length=data.max_length, outputs=len(self.examples.labels),
+        )  # fmt: skip
 
     def steps_per_epoch(self, world_size: int) -> int:
         if self._config.method in FITTED:
@@ -165,16 +155,12 @@ class TextClassifier:
         )
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the weighted loss of the chunks, and the share of them that is predicted right.
-
-        Args:
-            model: The wrapped model.
-            batch: `input_ids`, `attention_mask` (int64 [chunks, tokens]), `labels` (int64 [chunks])
-                and `weights` (float [chunks]).
-        """
+        """Computes the weighted loss of the chunks, and the share that is predicted right."""
         labels = batch["labels"]
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        losses = cross_entropies(logits.float(), labels, self._config.label_smoothing)
+        losses = functional.cross_entropy(
+            logits.float(), labels, reduction="none", label_smoothing=self._config.label_smoothing
+        )
         right = (logits.detach().argmax(1) == labels).float()
         return Loss(
             (losses * batch["weights"]).sum(),
@@ -187,17 +173,13 @@ class TextClassifier:
             self._validation = self.examples.read(self.examples.chunks("validation"))
         if not self._validation:
             return []
-        scored = self._scored(model, self._validation, context)
-        return metrics(scored.scores(self._weights), "validation")
+        scored = self._scorer(context).score(model, self._validation)
+        return metrics(scores_of(scored, self._weights), "validation")
 
-    def _scored(
-        self, model: nn.Module, chunks: Sequence[Chunk], context: EvaluationContext
-    ) -> Scored:
-        batch_size = self._config.data_config.per_device_eval_batch_size
-        return score(
-            model, chunks, len(self.examples.labels), self.tokenizer, batch_size, context,
-            self._config.label_smoothing,
-        )  # fmt: skip
+    def _scorer(self, context: EvaluationContext) -> models.Scorer:
+        config = self._config
+        batch_size, count = config.data_config.per_device_eval_batch_size, len(self.examples.labels)
+        return models.Scorer(count, self.tokenizer, batch_size, context, config.label_smoothing)
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split, once, with the exported model; writes results and report.
@@ -205,46 +187,36 @@ class TextClassifier:
         Under `method=auto`, first finds the system that is exported, on the validation split.
         """
         exported = models.load_model(context.exported / "model").to(context.device)
-        competition = None
+        others: dict[str, nn.Module] = {}
+        choice = None
         if self._config.method == AUTO:
-            competition = self._compete(exported, context)
-            exported = competition.systems[competition.choice.chosen]
+            choice = self._choose(exported, context)
+            encoder = self.untouched_encoder()
+            others = {
+                name: self._fitted(name, encoder).to(context.device)
+                for name in self.systems.predicted
+            }
+            others[FINE_TUNE] = exported
+            exported = others.pop(choice.chosen)
         found = finish(
-            self._config,
-            exported,
-            competition,
-            self.examples,
-            self.tokenizer,
-            self._weights,
-            self.steps_per_epoch(context.world_size),
-            context,
-        )
+            self._config, exported, others, choice, self.examples, self._scorer(context),
+            self._weights, self.steps_per_epoch(context.world_size), context,
+        )  # fmt: skip
         return metrics(found, "test")
 
-    def _compete(self, trained: nn.Module, context: FinishContext) -> Competition:
-        """All systems, the scores of each on the validation split, and the best by them."""
-        examples, fitted = self.examples, self.systems.facts
+    def _choose(self, trained: nn.Module, context: FinishContext) -> Choice:
+        """The scores of all systems on the validation split, and the best by them."""
+        config, examples, fitted = self._config, self.examples, self.systems
         chunks = examples.read(examples.chunks("validation"))
-        scored = self._scored(trained, chunks, context)
-        predicted = {name: np.array(facts.predicted) for name, facts in fitted.items()}
-        metric = score_to_choose(self._config)
+        scored = self._scorer(context).score(trained, chunks)
+        metric = score_to_choose(config)
         chosen, compared = choose(
-            scored.labels, {**predicted, FINE_TUNE: scored.predicted},
+            scored.labels, {**fitted.predicted, FINE_TUNE: scored.predicted},
             np.array(examples.groups("validation")), len(examples.labels), metric,
-            resamples=self._config.bootstrap_resamples, seed=self._config.seed,
+            resamples=config.bootstrap_resamples, seed=config.seed,
         )  # fmt: skip
         self._chosen = None if chosen == FINE_TUNE else chosen
-        encoder = self.untouched_encoder()
-        systems: dict[str, nn.Module] = {
-            name: self._fitted(name, encoder).to(context.device) for name in fitted
-        }
-        return Competition(
-            systems={**systems, FINE_TUNE: trained},
-            choice=Choice(
-                metric, chosen, compared, {name: facts.settings for name, facts in fitted.items()}
-            ),
-            notes=self.systems.notes,
-        )
+        return Choice(metric, chosen, compared, fitted.settings, fitted.notes)
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         if isinstance(model, Classifier):
@@ -279,20 +251,20 @@ class TextClassifier:
         data = self._config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
         context = EvaluationContext.alone(next(model.parameters()).device)
-        labels = labels_of(model)
+        labels, size = models.labels_of(model), data.per_device_eval_batch_size
+        scorer = models.Scorer(len(labels), self.tokenizer, size, context)
         for batch in batched(records, TEXTS_AT_ONCE):
             folded = folding.fold([str(record[data.text_column]) for record in batch])
             chunks = [
-                Chunk(fold.ids, 0, text, number, fold.text)
-                for text, folds in enumerate(folded)
-                for number, fold in enumerate(folds)
+                chunk for text, folds in enumerate(folded) for chunk in chunks_of(folds, 0, text)
             ]
-            size = data.per_device_eval_batch_size
             found: dict[int, dict[str, Any]] = {}
             if chunks:
-                scored = score(model, chunks, len(labels), self.tokenizer, size, context)
-                found = dict(zip(scored.sources.tolist(), predictions(scored, labels), strict=True))
-            nothing = {"prediction": None, **named_probabilities(None, labels), "chunks": 0}
+                scored = scorer.score(model, chunks)
+                found = dict(
+                    zip(scored.sources.tolist(), models.predictions(scored, labels), strict=True)
+                )
+            nothing = {"prediction": None, **models.named_probabilities(None, labels), "chunks": 0}
             yield from (found.get(text, nothing) for text in range(len(batch)))
 
 
@@ -310,8 +282,6 @@ def micro_batch(
     """Builds a micro-batch; the weight of a chunk is that of its label.
 
     Args:
-        chunks: At least one.
-        tokenizer: Pads them.
         weights: The weight of each label.
         name: The file that `log_documents` names, with the source row.
     """
@@ -335,34 +305,20 @@ def micro_batch(
 def order_of(config: ClassificationConfig, examples: Examples, world_size: int) -> FixedSize:
     """The steps of every epoch; the last of an epoch has the remaining chunks.
 
-    Args:
-        config: The run.
-        examples: Its data.
-        world_size: Number of processes; together with the size of a micro-batch and the
-            accumulation it gives the size of a step, on which alone the steps depend.
+    They depend on the size of a step alone: processes x micro-batch x accumulation.
     """
     batch_size = BatchPlan.of(config, world_size).global_batch
     return FixedSize(len(examples.chunks("train")), batch_size, config.seed)
 
 
 def train_stream(
-    config: ClassificationConfig,
-    examples: Examples,
-    collate: Callable[[list[Chunk]], MicroBatch],
-    *,
-    rank: int,
-    world_size: int,
-    state: dict[str, Any] | None,
-) -> TableStream:
-    """This rank's steps, from a saved state or from the beginning.
+    config: ClassificationConfig, examples: Examples, collate: Callable[[list[Chunk]], MicroBatch],
+    *, rank: int, world_size: int, state: dict[str, Any] | None,
+) -> TableStream:  # fmt: skip
+    """This rank's steps, from a saved state or from the beginning (None).
 
     Args:
-        config: The run.
-        examples: Its data.
         collate: Builds a micro-batch; called in the loader workers.
-        rank: This process.
-        world_size: Number of processes.
-        state: As saved with a checkpoint; None starts from the beginning.
     """
     chunks = examples.chunks("train")
 
@@ -370,12 +326,8 @@ def train_stream(
         return collate(examples.read(chunks[rows]))
 
     return TableStream(
-        order_of(config, examples, world_size),
-        read,
-        rank=rank,
-        world_size=world_size,
+        order_of(config, examples, world_size), read, rank=rank, world_size=world_size,
         accumulation=config.gradient_accumulation_steps,
         num_workers=config.data_config.num_workers,
-        fingerprint={**examples.key, "seed": config.seed},
-        state=state,
-    )
+        fingerprint={**examples.key, "seed": config.seed}, state=state,
+    )  # fmt: skip

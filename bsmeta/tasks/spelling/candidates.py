@@ -59,40 +59,30 @@ FORM_FEATURES = 41
 class Form:
     """A form of a word, and its candidates.
 
-    Attributes:
-        texts: How each candidate is written. The first is the word itself, and the second stands
-            for all that are not among the candidates.
-        features: float32 [candidates, FORM_FEATURES + lists].
-        hashes: The hash of each candidate as it is counted, of the first and the last of two words:
-            uint64 [2, candidates].
-        logs: The logarithm of the frequency of each, float32 [candidates].
-        capitals: Whether each begins with a capital, bool [candidates].
+    The first candidate is the word itself, and the second stands for all that are not among them.
     """
 
-    texts: list[str]
-    features: np.ndarray
-    hashes: np.ndarray
-    logs: np.ndarray
-    capitals: np.ndarray
+    texts: list[str]  # how each candidate is written
+    features: np.ndarray  # float32 [candidates, FORM_FEATURES + lists]
+    hashes: np.ndarray  # as they are counted, of the first and the last of two words: [2, ...]
+    logs: np.ndarray  # the logarithm of the frequency of each, float32
+    capitals: np.ndarray  # whether each begins with a capital
 
 
 class _Row(NamedTuple):
-    """A candidate: how it is written, its words as they are counted (of one word, both are the
-    same), where it is from, and its edits.
-    """
+    """A candidate."""
 
-    text: str
-    first: str
+    text: str  # how it is written
+    first: str  # its words as they are counted; of one word, both are the same
     last: str
-    kind: int
-    distance: int = 0
+    kind: int  # where it is from
+    distance: int = 0  # its edits
 
 
 class Candidates:
     """Finds the candidates of words.
 
     Args:
-        lexicon: The known words.
         hidden_misspellings: Share of the known misspellings that are not known as such: in
             training, where the errors are drawn from them.
     """
@@ -114,10 +104,8 @@ class Candidates:
         return FORM_FEATURES + self._listed.shape[1]
 
     def find(self, cores: Sequence[tuple[str, bool]]) -> list[Form]:
-        """The candidates of the spelled parts of words (`spelled_part`).
-
-        Args:
-            cores: Each part, and whether a sentence begins with it.
+        """The candidates of spelled parts of words (`spelled_part`); with each part, whether a
+        sentence begins with it.
         """
         if len(self._forms) > FORMS_IN_MEMORY:
             self._forms.clear()
@@ -151,7 +139,9 @@ class Candidates:
         if not core:
             return self._not_spelled
         key = fold(core)
-        known = self._meant(key)
+        known = self._lexicon.misspellings.get(key, ())
+        if known and xxhash.xxh3_64_intdigest(key.encode()) < self._hidden * 2**64:
+            known = ()
         chosen = self._choose(core, near, known)
         rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
         for other, distance in {key: 0, **chosen}.items():
@@ -184,19 +174,12 @@ class Candidates:
         logs = np.full(2, UNKNOWN, np.float32)
         return Form(["", ""], features, np.zeros((2, 2), np.uint64), logs, np.zeros(2, bool))
 
-    def _meant(self, key: str) -> Sequence[str]:
-        """The words of which a word is a known misspelling."""
-        known = self._lexicon.misspellings.get(key, ())
-        is_hidden = known and xxhash.xxh3_64_intdigest(key.encode()) < self._hidden * 2**64
-        return () if is_hidden else known
-
     def _choose(self, core: str, near: np.ndarray, known: Sequence[str]) -> dict[str, int]:
-        """The near words that are candidates, with their distances, and the known ones.
+        """The words that are candidates of a word, with their distances.
 
         Args:
-            core: The word.
             near: The numbers of the words near it.
-            known: The words of which it is a known misspelling.
+            known: The words of which it is a known misspelling, which are all candidates.
         """
         words, key = self._lexicon.words, fold(core)
         near = near[:LOOKED_AT]
@@ -208,28 +191,23 @@ class Candidates:
         cost = with_case + 0.5 * (self._initials[near] != ord(key[0]))
         scores = self._logs[near] - EDIT_COST * cost
         scores[(distances == 0) | (distances > limit)] = -np.inf
-        best = np.argsort(-scores, kind="stable")[: self._most_near(key)]
+        own, most = self._lexicon.number(key), MOST_NEAR
+        if len(key) <= SHORT:
+            most = MOST_NEAR_OF_SHORT
+        elif own >= 0 and self._lexicon.counts[own, 2:3].sum() > 0:
+            most = MOST_NEAR_OF_KNOWN
+        best = np.argsort(-scores, kind="stable")[:most]
         found = {
             words[near[place]]: int(distances[place]) for place in best if scores[place] > -np.inf
         }
         return found | {word: OSA.distance(word, key) for word in known if word not in found}
 
-    def _most_near(self, key: str) -> int:
-        """How many near words are candidates of a word."""
-        own = self._lexicon.number(key)
-        if len(key) <= SHORT:
-            return MOST_NEAR_OF_SHORT
-        is_listed = own >= 0 and self._lexicon.counts[own, 2:3].sum() > 0
-        return MOST_NEAR_OF_KNOWN if is_listed else MOST_NEAR
-
     def _splits(self, key: str) -> list[tuple[str, str]]:
         """The likeliest two words that are written as one, if they are likelier than the word."""
-        found = []
-        for at in range(1, len(key)):
-            both = self.log(key[:at]) + self.log(key[at:])
-            if both > max(-24.0, self.log(key) - SPLIT_COST):
-                found.append((both, (key[:at], key[at:])))
-        return [pair for _, pair in sorted(found, reverse=True)[:1]]
+        least = max(-24.0, self.log(key) - SPLIT_COST)
+        pairs = [(key[:at], key[at:]) for at in range(1, len(key))]
+        found = [(self.log(first) + self.log(second), (first, second)) for first, second in pairs]
+        return [pair for both, pair in sorted(found, reverse=True)[:1] if both > least]
 
     def _features(
         self, core: str, key: str, row: _Row, *, is_known: bool, others: int
@@ -239,8 +217,7 @@ class Candidates:
         Args:
             core: The word.
             key: The word as it is counted.
-            row: The candidate.
-            is_known: Whether the word is a known misspelling of it.
+            is_known: Whether the word is a known misspelling of the candidate.
             others: How many near words there are.
         """
         text, other, _, kind, distance = row
@@ -301,11 +278,9 @@ class Candidates:
 
 
 def _cased(core: str, key: str, *, with_capital: bool) -> list[str]:
-    """How a candidate may be written in place of a word.
+    """How a candidate, in lower case (`key`), may be written in place of a word.
 
     Args:
-        core: The word.
-        key: The candidate, in lower case.
         with_capital: Whether it may have a capital where the word has none.
     """
     capital = key[:1].upper() + key[1:]

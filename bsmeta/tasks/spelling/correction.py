@@ -1,8 +1,11 @@
-"""The task `sec`: each word is kept, or replaced by one of its candidates (`Ranker`)."""
+"""The task `sec`: what corrects texts; by default, each word is kept, or replaced by one of its
+candidates (`Ranker`).
+"""
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,18 +19,18 @@ from torch import nn
 from bsmeta.core.errors import DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import words
+from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import SecConfig
-from bsmeta.tasks.spelling.corrections import Correction, apply_corrections, word_groups
-from bsmeta.tasks.spelling.detector import (
-    build_detector,
-    build_inputs,
-    load_detector,
-    log_probabilities,
+from bsmeta.tasks.spelling.corrections import (
+    Correction,
+    apply_corrections,
+    correction_counts,
+    joined,
+    word_groups,
 )
-from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, row_tensors
-from bsmeta.tasks.spelling.metrics import correction_counts
+from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Rows, Words, row_tensors
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
-from bsmeta.tasks.spelling.task import Corrector, SpellingTask
+from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.training.task import (
     EvaluationContext,
     FinishContext,
@@ -54,6 +57,70 @@ class Choice(NamedTuple):
     probability: float
 
 
+class Corrector(SpellingTask):
+    """A task that corrects texts; a detector may say which words may be changed."""
+
+    _config: SecConfig
+    forms = ("text", "color", "json", "diff")
+
+    @cached_property
+    def _detector(self) -> tuple[nn.Module, Inputs] | None:
+        """The detector and its inputs."""
+        folder = self._config.detector
+        return None if folder is None else detector.load_detector(Path(folder))
+
+    def flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
+        """Which words may be changed: those that the detector flags, or all."""
+        if self._detector is None:
+            return [[True] * len(text) for text in texts]
+        model, inputs = self._detector
+        budget = self._config.batch_max_length
+        logits = detector.logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        return [(own > 0).tolist() for own in logits]
+
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
+        """The corrections of each text; each of its lines is a text by itself for the model."""
+        context = EvaluationContext.alone(next(model.parameters()).device)
+        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        found = iter(self._line_changes(model, lines, context))
+        return [joined(text.splitlines(keepends=True), found) for text in texts]
+
+    def judge(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[str]:
+        """The correction of each line."""
+        found = self._line_changes(model, lines, context)
+        return [apply_corrections(line, own) for line, own in zip(lines, found, strict=True)]
+
+    def _mean_loss(
+        self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
+    ) -> float:
+        """The loss of a target in nats."""
+
+        def run(batch: np.ndarray) -> list[tuple[float, int]]:
+            return self._losses(model, [pairs[number] for number in batch], context.device)
+
+        batches = batches_within(self._sizes(pairs), self._config.batch_max_length)
+        found = spread(batches, run, context)
+        return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
+
+    @abstractmethod
+    def _sizes(self, pairs: Sequence[Pair]) -> Sequence[int] | np.ndarray:
+        """The tokens of each text."""
+
+    @abstractmethod
+    def _losses(
+        self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
+    ) -> list[tuple[float, int]]:
+        """The sum of the losses of the targets of each text, in nats, and their number."""
+
+    @abstractmethod
+    def _line_changes(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[list[Correction]]:
+        """The corrections of each line, with their places in it."""
+
+
 class CandidateCorrection(Corrector):
     """Corrects words by choosing among candidates."""
 
@@ -63,7 +130,7 @@ class CandidateCorrection(Corrector):
 
     @cached_property
     def _inputs(self) -> CandidateInputs:
-        found = build_inputs(self._config, self.table)
+        found = detector.build_inputs(self._config, self.table)
         assert isinstance(found, CandidateInputs)
         return found
 
@@ -76,7 +143,7 @@ class CandidateCorrection(Corrector):
         return self.table.lengths("words of the longer text", lengths)
 
     def build_model(self) -> nn.Module:
-        return build_detector(self._config, self._inputs)
+        return detector.build_detector(self._config, self._inputs)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return len(words) <= room
@@ -88,7 +155,7 @@ class CandidateCorrection(Corrector):
         sources = [pair.source for pair in pairs]
         rows = self._inputs.rows(sources, [*map(half_corrected, pairs)], trains=True)
         tensors = row_tensors(sources, rows)
-        found = label_rows(pairs, rows.texts, rows.starts)
+        found = label_rows(pairs, rows)
         tensors["labels"] = torch.from_numpy(found[found >= 0])
         tokens = sum(map(len, sources))
         errors = sum(
@@ -106,7 +173,7 @@ class CandidateCorrection(Corrector):
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of the right candidate of each word."""
         scores = model(batch["features"], batch["row_words"], batch["words"])
-        logs = log_probabilities(scores, batch["row_words"])[batch["labels"]]
+        logs = detector.log_probabilities(scores, batch["row_words"])[batch["labels"]]
         likely = (logs.detach() > np.log(0.5)).sum()
         return Loss(-logs.sum(), {"word_accuracy": (likely, likely * 0 + len(logs))})
 
@@ -133,24 +200,17 @@ class CandidateCorrection(Corrector):
             Metric("false_alarms", float(np.mean(changed))),
         ]
 
-    def _mean_loss(
-        self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
-    ) -> float:
-        """The cross-entropy of a word in nats, beside neighbors as in training."""
+    def _sizes(self, pairs: Sequence[Pair]) -> list[int]:
+        return [len(pair.source) for pair in pairs]
 
-        def losses(batch: np.ndarray) -> list[tuple[float, int]]:
-            own = [pairs[number] for number in batch]
-            sources, neighbors = [pair.source for pair in own], [*map(half_corrected, own)]
-            rows, logs = self.score_beside(model, sources, neighbors, context.device)
-            labels = label_rows(own, rows.texts, rows.starts)
-            parts = np.split(labels, np.cumsum([len(pair.source) for pair in own])[:-1])
-            return [(-float(logs[part[part >= 0]].sum()), int((part >= 0).sum())) for part in parts]
-
-        batches = batches_within(
-            [len(pair.source) for pair in pairs], self._config.batch_max_length
-        )
-        found = spread(batches, losses, context)
-        return sum(loss for loss, _ in found) / sum(words for _, words in found)
+    def _losses(
+        self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
+    ) -> list[tuple[float, int]]:
+        """Those of the words, beside neighbors as in training."""
+        neighbors = [*map(half_corrected, pairs)]
+        rows, logs = self.score_beside(model, [pair.source for pair in pairs], neighbors, device)
+        parts = np.split(label_rows(pairs, rows), np.cumsum(self._sizes(pairs))[:-1])
+        return [(-float(logs[part[part >= 0]].sum()), int((part >= 0).sum())) for part in parts]
 
     def score(
         self, model: nn.Module, texts: Sequence[Words], device: torch.device
@@ -160,7 +220,13 @@ class CandidateCorrection(Corrector):
         """
         rows, logs = self.score_beside(model, texts, texts, device)
         found = iter(likeliest(rows, logs))
-        first = [[_replaced(word, next(found)) for word in text] for text in texts]
+
+        def replaced(word: str) -> str:
+            """The likely correction, if it is one word."""
+            text, probability = next(found)
+            return text if probability > LIKELY and " " not in text else word
+
+        first = [[replaced(word) for word in text] for text in texts]
         return self.score_beside(model, texts, first, device)
 
     def score_beside(
@@ -171,29 +237,22 @@ class CandidateCorrection(Corrector):
         rows = self._inputs.rows(texts, neighbors)
         tensors = {name: part.to(device) for name, part in row_tensors(texts, rows).items()}
         with torch.no_grad():
-            logs = log_probabilities(model(**tensors), tensors["row_words"])
+            logs = detector.log_probabilities(model(**tensors), tensors["row_words"])
         return rows, logs.float().cpu().numpy()
 
     def _choices(
         self, model: nn.Module, texts: Sequence[Words], context: EvaluationContext
     ) -> list[list[Choice]]:
         """The likeliest correction of each word of each text."""
-        windows = [(n, part) for n, text in enumerate(texts) for part in self._inputs.windows(text)]
-        parts = [part for _, part in windows]
 
-        def run(batch: np.ndarray) -> list[list[Choice]]:
-            own = [parts[number] for number in batch]
-            best = likeliest(*self.score(model, own, context.device))
-            ends = np.cumsum([len(part) for part in own])
-            return [
-                best[end - len(part) : end] for part, end in zip(own, ends.tolist(), strict=True)
-            ]
+        def run(parts: list[Words]) -> list[list[Choice]]:
+            best = iter(likeliest(*self.score(model, parts, context.device)))
+            return [[next(best) for _ in part] for part in parts]
 
-        batches = batches_within([len(part) for part in parts], self._config.batch_max_length)
-        found: list[list[Choice]] = [[] for _ in texts]
-        for (number, _), choices in zip(windows, spread(batches, run, context), strict=True):
-            found[number] += choices
-        return found
+        found = detector.spread_words(
+            self._inputs, texts, run, self._config.batch_max_length, context
+        )
+        return [[choice for part in own for choice in part] for own in found]
 
     def _corrected(self, text: Words, choices: Sequence[Choice]) -> str:
         return " ".join(
@@ -205,13 +264,6 @@ class CandidateCorrection(Corrector):
     def _least(self) -> float:
         """The probability above which a correction is made."""
         return 0.5 if self._threshold is None else self._threshold
-
-    def judge(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
-    ) -> list[str]:
-        """The correction of each line."""
-        found = self._line_changes(model, lines, context)
-        return [apply_corrections(line, own) for line, own in zip(lines, found, strict=True)]
 
     def _line_changes(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
@@ -242,13 +294,19 @@ class CandidateCorrection(Corrector):
         return super().finish(model, context)
 
     def load(self, folder: Path) -> nn.Module:
-        model, inputs = load_detector(folder)
+        model, inputs = detector.load_detector(folder)
         if not isinstance(inputs, CandidateInputs):
             raise DataError(f"{folder}: not a model that corrects; expected one of task=sec")
         self._inputs = inputs
-        saved = _read_threshold(folder)
-        if saved is not None:  # otherwise, `finish` has chosen it after that checkpoint
-            self._threshold = saved
+        file = folder / THRESHOLD
+        try:
+            threshold = json.loads(file.read_text(encoding="utf-8"))["threshold"]
+            if threshold is not None:  # otherwise, `finish` has chosen it after that checkpoint
+                self._threshold = float(threshold)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{file} cannot be read: {error}; expected model/ of a run of task=sec"
+            ) from error
         return model
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -267,25 +325,8 @@ def make_correction(config: SecConfig) -> SpellingTask:
     return Seq2SeqCorrection(config)
 
 
-def _read_threshold(folder: Path) -> float | None:
-    """The threshold of an exported model; None if no evaluation had chosen one."""
-    try:
-        content = json.loads((folder / THRESHOLD).read_text(encoding="utf-8"))
-        threshold = content["threshold"]
-        return None if threshold is None else float(threshold)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{folder / THRESHOLD} cannot be read: {error}; expected model/ of a run of task=sec"
-        ) from error
-
-
 def likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
-    """The likeliest correction of each word.
-
-    Args:
-        rows: The candidates.
-        logs: The log-probability of each row.
-    """
+    """The likeliest correction of each word, from the log-probability of each row."""
     found = []
     for texts, start, end in zip(rows.texts, rows.starts[:-1], rows.starts[1:], strict=True):
         if end - start < 3:  # the word itself, and the row for none of the candidates
@@ -294,11 +335,6 @@ def likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
         place = 2 + int(logs[start + 2 : end].argmax())
         found.append(Choice(texts[place], float(np.exp(logs[start + place]))))
     return found
-
-
-def _replaced(word: str, choice: Choice) -> str:
-    """The word by which its neighbors are judged: the correction, if it is likely and one word."""
-    return choice.text if choice.probability > LIKELY and " " not in choice.text else word
 
 
 def half_corrected(pair: Pair) -> list[str]:
@@ -319,25 +355,16 @@ def half_corrected(pair: Pair) -> list[str]:
     ]
 
 
-def label_rows(
-    pairs: Sequence[Pair], texts: Sequence[Sequence[str]], starts: np.ndarray
-) -> np.ndarray:
+def label_rows(pairs: Sequence[Pair], rows: Rows) -> np.ndarray:
     """The row of the right candidate of each word, int64 [words]; -1 if the word is part of a
     merged one.
-
-    Args:
-        pairs: The texts.
-        texts: How the candidates of each word are written.
-        starts: The first row of each word.
     """
     right = [word for pair in pairs for word in right_words(pair)]
-    found = np.empty(len(right), np.int64)
-    for number, (word, own) in enumerate(zip(right, texts, strict=True)):
-        place = -1 if word is None else 1
-        if word is not None and word in own:
-            place = own.index(word)
-        found[number] = -1 if place < 0 else starts[number] + place
-    return found
+    found = [
+        -1 if word is None else start + (own.index(word) if word in own else 1)
+        for word, own, start in zip(right, rows.texts, rows.starts.tolist(), strict=False)
+    ]
+    return np.array(found, np.int64)
 
 
 def right_words(pair: Pair) -> list[str | None]:
@@ -359,8 +386,7 @@ def best_threshold(
     of the correct words is changed.
 
     Args:
-        pairs: Texts.
-        found: The choices for their words.
+        found: The choices for the words of the texts.
         clean: The choices for the words of the correct texts.
         most_false_alarms: The share.
     """

@@ -3,22 +3,27 @@
 They are counted as in the published evaluation of NSC (github.com/ad-freiburg/spell_check, after M.
 Hertel, "Neural Language Models for Spelling Correction", master's thesis, Freiburg 2019): texts are
 aligned by characters, where a space is inserted or deleted but never replaced, so that words that a
-system merges or splits are counted.
+system merges or splits are counted. Every metric is a ratio of sums over lines, so the bootstrap of
+`bsmeta.report.inference` applies, and two systems can be compared on the same draws.
 """
 
 from __future__ import annotations
 
 import difflib
+import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
 
+from bsmeta.core.errors import DataError
 from bsmeta.data.text.sentences import Span, words
+from bsmeta.report.inference import Estimate, central, resampled
 
 _SPACE = ord(" ")
 
@@ -31,7 +36,7 @@ MOST_CELLS = 1 << 24
 class _Edit(NamedTuple):
     """An edit of a character: its operation, and the positions in both texts."""
 
-    operation: Literal["insert", "delete", "replace"]
+    operation: str
     source: int
     target: int
 
@@ -62,7 +67,8 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
     errors = _words_edited(_edits(corrupt, correct), corrupt, correct)[1]
     changed = _words_edited(changes, corrupt, predicted)[0]
     in_predicted, in_correct = matching_blocks(predicted.split(), correct.split())
-    right = _words_that_became(in_predicted, changes, corrupt, predicted)
+    groups = _groups(changes, corrupt, predicted)
+    right = {word for old, new in groups if in_predicted.issuperset(new) for word in old}
     return Corrections(
         true_positives=len(errors & in_correct),
         false_positives=len(changed - right),
@@ -120,9 +126,7 @@ def _word_numbers(text: str) -> list[int]:
     return [0, *accumulate(character == " " for character in text)]
 
 
-def _words_edited(
-    edits: Iterator[_Edit] | list[_Edit], source: str, target: str
-) -> tuple[set[int], set[int]]:
+def _words_edited(edits: Iterable[_Edit], source: str, target: str) -> tuple[set[int], set[int]]:
     """The indices of the edited words of the source and of the target.
 
     A deleted space concerns both words around it in the source; an inserted one, in the target.
@@ -145,7 +149,13 @@ def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int],
     Among equally long ones: as in the published code, going backwards, both words are passed before
     one of the correct line alone, and that before one of the predicted line alone.
     """
-    lengths = _common_lengths(predicted, correct)
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(correct))}
+    words = np.array([numbers[word] for word in correct], np.int32)
+    # The lengths of the longest common subsequences of all prefixes.
+    lengths = np.zeros((len(predicted) + 1, len(correct) + 1), np.int32)
+    for i, word in enumerate(predicted, start=1):
+        matched = lengths[i - 1, :-1] + (words == numbers.get(word, -1))
+        np.maximum.accumulate(np.maximum(lengths[i - 1, 1:], matched), out=lengths[i, 1:])
     in_predicted, in_correct = set(), set()
     i, j = len(predicted), len(correct)
     while i and j:
@@ -162,38 +172,16 @@ def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int],
     return in_predicted, in_correct
 
 
-def _common_lengths(predicted: list[str], correct: list[str]) -> np.ndarray:
-    """Lengths of the longest common subsequences of all prefixes: int32 [predicted + 1,
-    correct + 1].
-    """
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(correct))}
-    words = np.array([numbers[word] for word in correct], np.int32)
-    lengths = np.zeros((len(predicted) + 1, len(correct) + 1), np.int32)
-    for i, word in enumerate(predicted, start=1):
-        matched = lengths[i - 1, :-1] + (words == numbers.get(word, -1))
-        np.maximum.accumulate(np.maximum(lengths[i - 1, 1:], matched), out=lengths[i, 1:])
-    return lengths
-
-
-def _words_that_became(
-    matching: set[int], edits: list[_Edit], corrupt: str, predicted: str
-) -> set[int]:
-    """The words of the corrupt line that became, merged or split, only words in `matching`."""
-    groups = _groups(edits, corrupt, predicted)
-    return {word for old, new in groups if matching.issuperset(new) for word in old}
-
-
 def word_groups(source: str, target: str) -> list[tuple[range, range]]:
     """Which words of a text became which of another: one each, unless words are merged or split.
 
     Args:
-        source: Words, separated by one space; at least one.
-        target: The same.
+        source, target: Words, separated by one space; at least one.
     """
-    return [*_groups(list(_edits(source, target)), source, target)]
+    return [*_groups(_edits(source, target), source, target)]
 
 
-def _groups(edits: list[_Edit], source: str, target: str) -> Iterator[tuple[range, range]]:
+def _groups(edits: Iterable[_Edit], source: str, target: str) -> Iterator[tuple[range, range]]:
     numbers = _word_numbers(source)
     merged, splits = set(), [0] * (numbers[-1] + 1)
     for edit in edits:
@@ -214,31 +202,25 @@ def _groups(edits: list[_Edit], source: str, target: str) -> Iterator[tuple[rang
 
 @dataclass(frozen=True)
 class Change:
-    """A part of a text in which something is wrong.
+    """A part of a text in which something is wrong."""
 
-    Attributes:
-        start: Where it begins in the text, in characters.
-        end: Where it ends (exclusive).
-        text: What is there.
-    """
-
-    start: int
-    end: int
-    text: str
+    start: int  # in characters
+    end: int  # exclusive
+    text: str  # what is there
 
 
 @dataclass(frozen=True)
 class Correction(Change):
-    """A changed part of a text; `correction` is what belongs there."""
+    """A changed part of a text."""
 
-    correction: str
+    correction: str  # what belongs there
 
 
 @dataclass(frozen=True)
 class Flag(Change):
-    """A word (or a text) that is flagged as wrong, and the probability that it is."""
+    """A word (or a text) that is flagged as wrong."""
 
-    probability: float
+    probability: float  # that it is
 
 
 def find_corrections(text: str, corrected: str) -> list[Correction]:
@@ -249,20 +231,23 @@ def find_corrections(text: str, corrected: str) -> list[Correction]:
     """
     old, new = words(text), corrected.split()
     blocks = Levenshtein.opcodes([text[start:end] for start, end in old], new)
-    found = []
-    for block in _runs(blocks):
-        spans, replacements = old[block.source], new[block.destination]
-        if not spans:
-            found.append(_inserted(text, old, block.source.start, replacements))
-        else:
+    found: list[Correction] = []
+    for is_equal, run in groupby(blocks, lambda block: block.tag == "equal"):
+        if is_equal:
+            continue
+        edits = [*run]
+        start, spans = edits[0].src_start, old[edits[0].src_start : edits[-1].src_end]
+        replacements = new[edits[0].dest_start : edits[-1].dest_end]
+        if spans:
             found += _replaced(text, spans, replacements)
+        else:
+            found.append(_inserted(text, old, start, replacements))
     return [change for change in found if change.text != change.correction]
 
 
 def _replaced(
     text: str, spans: Sequence[Span], replacements: Sequence[str]
 ) -> Iterator[Correction]:
-    """The corrections of words that others replace."""
     source = " ".join(text[start:end] for start, end in spans)
     target = " ".join(replacements)
     groups = [(range(len(spans)), range(len(replacements)))]
@@ -272,30 +257,6 @@ def _replaced(
         start, end = spans[own.start].start, spans[own.stop - 1].end
         new = " ".join(replacements[became.start : became.stop])
         yield Correction(start, end, text[start:end], new)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Neighboring edits of words: which words of the text, and of its correction."""
-
-    source: slice
-    destination: slice
-
-
-def _runs(blocks: Iterable[Any]) -> Iterator[_Run]:
-    """Joins edits that follow each other without an equal word between them."""
-    run: _Run | None = None
-    for block in blocks:
-        if block.tag == "equal":
-            if run is not None:
-                yield run
-            run = None
-        else:
-            source = block.src_start if run is None else run.source.start
-            destination = block.dest_start if run is None else run.destination.start
-            run = _Run(slice(source, block.src_end), slice(destination, block.dest_end))
-    if run is not None:
-        yield run
 
 
 def _inserted(text: str, old: Sequence[Span], before: int, added: Sequence[str]) -> Correction:
@@ -309,12 +270,7 @@ def _inserted(text: str, old: Sequence[Span], before: int, added: Sequence[str])
 
 
 def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
-    """The corrected text.
-
-    Args:
-        text: The text.
-        corrections: Its corrections, in order.
-    """
+    """The corrected text; the corrections are in order."""
     parts, at = [], 0
     for change in corrections:
         parts += [text[at : change.start], change.correction]
@@ -326,10 +282,7 @@ def joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Corr
     """The corrections of the lines of a text, with their places in the text."""
     at, moved = 0, []
     for line, own in zip(lines, found, strict=False):
-        moved += [
-            Correction(at + change.start, at + change.end, change.text, change.correction)
-            for change in own
-        ]
+        moved += [replace(change, start=at + change.start, end=at + change.end) for change in own]
         at += len(line)
     return moved
 
@@ -337,11 +290,10 @@ def joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Corr
 def restricted(
     text: str, corrections: Iterable[Correction], flags: Sequence[bool] | np.ndarray
 ) -> list[Correction]:
-    """Those of the corrections all of whose words may be changed.
+    """Those of the corrections all of whose words may be changed; an inserted word changes none,
+    and is left out.
 
     Args:
-        text: The text.
-        corrections: Its corrections; an inserted word changes none, and is left out.
         flags: Whether each word of the text may be changed.
     """
     spans = words(text)
@@ -372,12 +324,7 @@ def highlighted(text: str, changes: Iterable[Change]) -> str:
 
 def _styled(text: str, style: str) -> str:
     """Text in a style of terminals (ECMA-48, `SGR`); line ends are outside of it."""
-    lines = text.splitlines(keepends=True)
-    bare = [line.rstrip("\r\n") for line in lines]
-    return "".join(
-        f"\x1b[{style}m{own}\x1b[0m{line[len(own) :]}" if own else line
-        for own, line in zip(bare, lines, strict=True)
-    )
+    return re.sub(r"[^\r\n]+", lambda line: f"\x1b[{style}m{line[0]}\x1b[0m", text)
 
 
 def as_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str, Any]:
@@ -392,7 +339,6 @@ def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects:
     """The changes of a text in one of the forms of `predict.py`.
 
     Args:
-        text: The text.
         changes: Its changes, in order.
         form: One of those of the task (`ChangesText.forms`).
         name: The name of the text.
@@ -409,14 +355,145 @@ def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects:
 
 def unified_diff(text: str, corrected: str, name: str) -> str:
     """The changes as a unified diff of lines, which `patch` applies; empty if there are none."""
-    old, new = (_lines(content) for content in (text, corrected))
+    # A line ends with \n only, as for `patch`.
+    old, new = (io.StringIO(content, newline="\n").readlines() for content in (text, corrected))
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
         for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
     )
 
 
-def _lines(text: str) -> list[str]:
-    """The lines of a text with their ends, which only \\n is, as for `patch`."""
-    lines = text.split("\n")
-    return [f"{line}\n" for line in lines[:-1]] + [lines[-1]] * bool(lines[-1])
+@dataclass(frozen=True)
+class Counts:
+    """What a system got right and wrong in each line; float64 [lines] each."""
+
+    true_positives: np.ndarray  # errors that it found, or corrected
+    false_positives: np.ndarray  # correct units that it flagged; words that it changed wrongly
+    false_negatives: np.ndarray  # errors that it missed
+    flagged: np.ndarray  # units that it flagged; all words that it changed
+    units: np.ndarray  # words, or lines, that it judged
+    distance: np.ndarray  # normalized edit distance to the correct text; 0 for detection
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[float]]) -> Counts:
+        """Counts from one row per line, with the values in the order of the attributes."""
+        return cls(*np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(cls))).T)
+
+    @property
+    def precision(self) -> float:
+        """Share of the flagged units that are errors; 0 if none is flagged."""
+        return _ratio(self.true_positives, self.true_positives + self.false_positives)
+
+    @property
+    def recall(self) -> float:
+        """Share of the errors that are found; 0 if there are none."""
+        return _ratio(self.true_positives, self.true_positives + self.false_negatives)
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall over all units (micro); 0 without any error."""
+        return _ratio(*self.f1_terms)
+
+    @property
+    def f1_terms(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numerator and denominator of F1 per line: float64 [lines] each."""
+        found = 2 * self.true_positives
+        return found, found + self.false_positives + self.false_negatives
+
+    @property
+    def sequence_f1(self) -> float:
+        """Mean of the F1 of each line, as the published evaluation of corrections averages it: 1
+        for a line without errors and changes, 0 for another line without a true positive.
+        """
+        top, bottom = self.f1_terms
+        errors = self.true_positives + self.false_negatives
+        is_untouched = (errors == 0) & (self.flagged == 0)
+        rows = np.where(is_untouched, 1.0, top / np.maximum(bottom, 1))
+        return float(rows.mean()) if len(rows) else 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the units that are judged right, for detection."""
+        return _ratio(self.units - self.false_positives - self.false_negatives, self.units)
+
+    @property
+    def mean_distance(self) -> float:
+        """Mean normalized edit distance of the lines (edit distance / length of the longer)."""
+        return float(self.distance.mean()) if len(self.distance) else 0.0
+
+    @property
+    def flagged_rate(self) -> float:
+        """Share of the units that are flagged: on clean text, the rate of false alarms."""
+        return _ratio(self.flagged, self.units)
+
+
+def detection_counts(
+    predicted: Sequence[Sequence[int]], correct: Sequence[Sequence[int]]
+) -> Counts:
+    """Counts of error detection, from flags and labels (1: an error): per line those of its words,
+    or one for the whole line.
+
+    Raises:
+        DataError: If the number of lines, or of flags in a line, differs.
+    """
+    _check_lines(predicted=len(predicted), correct=len(correct))
+    rows = []
+    for number, (flags, labels) in enumerate(zip(predicted, correct, strict=True), start=1):
+        if len(flags) != len(labels):
+            raise DataError(
+                f"line {number} has {len(flags)} predictions, but {len(labels)} labels; expected "
+                "one label (0 or 1) for each word"
+            )
+        pairs = list(zip(map(bool, flags), map(bool, labels), strict=True))
+        found, alarms = pairs.count((True, True)), pairs.count((True, False))
+        missed = pairs.count((False, True))
+        rows.append((found, alarms, missed, found + alarms, len(pairs), 0))
+    return Counts.from_rows(rows)
+
+
+def correction_counts(
+    corrupt: Sequence[str], predicted: Sequence[str], correct: Sequence[str]
+) -> Counts:
+    """Counts of spelling correction.
+
+    Whitespace at the ends of a line, and its amount between words, does not matter. The units are
+    the words of the corrupt line.
+
+    Raises:
+        DataError: If the number of lines differs.
+    """
+    _check_lines(corrupt=len(corrupt), predicted=len(predicted), correct=len(correct))
+    rows = []
+    for lines in zip(corrupt, predicted, correct, strict=True):
+        wrong, guess, right = (" ".join(line.split()) for line in lines)
+        counts = count_corrections(wrong, guess, right)
+        distance = Levenshtein.normalized_distance(guess, right)
+        rows.append((*counts, len(wrong.split()), distance))
+    return Counts.from_rows(rows)
+
+
+def compare_f1(
+    systems: Sequence[Counts], *, resamples: int, seed: int
+) -> tuple[list[Estimate], list[Estimate]]:
+    """F1 of each system, and that of the first minus its own, on the same lines, with 95% bootstrap
+    intervals over the lines.
+    """
+    tops, bottoms = zip(*(counts.f1_terms for counts in systems), strict=True)
+    draws = resampled(np.stack(tops), np.stack(bottoms), resamples=resamples, seed=seed)
+    columns = [(counts.f1, draws[:, n]) for n, counts in enumerate(systems)]
+    first, first_draws = columns[0]
+    return (
+        [Estimate(f1, central(own)) for f1, own in columns],
+        [Estimate(first - f1, central(first_draws - own)) for f1, own in columns],
+    )
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> float:
+    total = float(bottom.sum())
+    return float(top.sum()) / total if total else 0.0
+
+
+def _check_lines(**lines: int) -> None:
+    if len(set(lines.values())) > 1:
+        found = ", ".join(f"{name}: {count}" for name, count in lines.items())
+        raise DataError(f"the numbers of lines differ ({found}); expected the same number of each")

@@ -9,8 +9,7 @@ so both tasks train and export the same kind of model, and one can start from th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from transformers import (
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.models.pretrained import check_files, load_exported, token_limit
+from bsmeta.models.pretrained import check_files, explained, load_exported, token_limit
 from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
@@ -136,12 +135,8 @@ def _log_sums(scores: torch.Tensor, places: torch.Tensor, size: int) -> torch.Te
 def error_logits(
     scores: torch.Tensor, row_words: torch.Tensor, words: torch.Tensor
 ) -> torch.Tensor:
-    """The logit of an error for each word, [texts, words]; any value for padding.
-
-    Args:
-        scores: Those of a `Ranker`.
-        row_words: As in `Ranker.forward`; the first row of a word is the word itself.
-        words: The same.
+    """The logit of an error for each word, [texts, words], from the scores of a `Ranker`, where the
+    first row of a word is the word itself; any value for padding.
     """
     is_first = functional.pad(row_words[1:] != row_words[:-1], (1, 0), value=True)
     size = int(words.max()) + 1
@@ -183,10 +178,8 @@ class Block(nn.Module):
 
 
 def positions(length: int, like: torch.Tensor) -> torch.Tensor:
-    """Sines and cosines of the positions (Vaswani et al. 2017), a tenth as large.
-
-    Returns:
-        [length, width], in the type and on the device of `like`.
+    """Sines and cosines of the positions (Vaswani et al. 2017), a tenth as large: [length, width],
+    as those of `like`.
     """
     width = like.shape[2]
     place = torch.arange(length, device=like.device, dtype=torch.float32)[:, None]
@@ -213,61 +206,61 @@ def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.
     return (sums / tokens.clamp(min=1))[:, : width - 1]
 
 
+def spread_words(
+    inputs: Inputs, texts: Sequence[Words], run: Callable[[list[Words]], Sequence[Any]],
+    budget: int, context: EvaluationContext,
+) -> list[list[Any]]:  # fmt: skip
+    """What a model computes for texts, in the windows that it can read: a list for each text, of
+    the results for its windows.
+
+    Args:
+        texts: The words of each text; a text may be empty, or longer than the model can read.
+        run: Returns the results for some windows.
+        budget: Padded tokens of a batch.
+    """
+    windows = [(n, part) for n, words in enumerate(texts) for part in inputs.windows(words)]
+    parts = [part for _, part in windows]
+    batches = batches_within(inputs.lengths(parts), budget)
+    results = spread(batches, lambda batch: run([parts[n] for n in batch]), context)
+    found: list[list[Any]] = [[] for _ in texts]
+    for (number, _), result in zip(windows, results, strict=True):
+        found[number].append(result)
+    return found
+
+
 def logits_of_words(
-    model: nn.Module,
-    inputs: Inputs,
-    texts: Sequence[Words],
-    budget: int,
+    model: nn.Module, inputs: Inputs, texts: Sequence[Words], budget: int,
     context: EvaluationContext,
-) -> list[np.ndarray]:
+) -> list[np.ndarray]:  # fmt: skip
     """The logit of an error for each word of each text, float32 [words]; at most `NO_ERROR` for
     numbers, URLs, abbreviations and other words that are never misspelled in training.
 
-    Args:
-        model: The detector, wrapped or not, in evaluation mode.
-        inputs: Its inputs.
-        texts: The words of each text; a text may be empty, or longer than the model can read.
-        budget: Padded tokens of a batch.
-        context: The processes.
+    The model is in evaluation mode; for the rest, see `spread_words`.
     """
-    windows = [
-        (number, part) for number, words in enumerate(texts) for part in inputs.windows(words)
-    ]
-    parts = [part for _, part in windows]
 
-    def run(batch: np.ndarray) -> list[np.ndarray]:
-        chosen = [parts[number] for number in batch]
-        tensors = {
-            name: tensor.to(context.device) for name, tensor in inputs.tensors(chosen).items()
-        }
+    def run(parts: list[Words]) -> list[np.ndarray]:
+        tensors = inputs.tensors(parts)
+        tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
         with torch.no_grad():
             logits = word_logits(model, tensors).float().cpu().numpy()
-        return [row[: len(part)].copy() for row, part in zip(logits, chosen, strict=True)]
+        found = []
+        for part, row in zip(parts, logits, strict=True):
+            own, is_spelled = row[: len(part)], np.array([is_editable(word) for word in part])
+            found.append(np.where(is_spelled, own, np.minimum(own, NO_ERROR)))
+        return found
 
-    scored = spread(batches_within(inputs.lengths(parts), budget), run, context)
-    found: list[list[np.ndarray]] = [[] for _ in texts]
-    for (number, part), logits in zip(windows, scored, strict=True):
-        is_spelled = np.array([is_editable(word) for word in part])
-        found[number].append(np.where(is_spelled, logits, np.minimum(logits, NO_ERROR)))
-    return [np.concatenate(rows) if rows else np.zeros(0, np.float32) for rows in found]
+    rows = spread_words(inputs, texts, run, budget, context)
+    return [np.concatenate(own) if own else np.zeros(0, np.float32) for own in rows]
 
 
 def word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy of each word, in nats; 0 for padding.
-
-    Args:
-        logits: [texts, words].
-        labels: float [texts, words]: 1 for an error, 0 for none, -1 for padding.
+    """The cross-entropy of each word, in nats, [texts, words]; labels are 1 for an error, 0 for
+    none, and -1 for padding, whose loss is 0.
     """
     losses = functional.binary_cross_entropy_with_logits(
         logits, labels.clamp(min=0), reduction="none"
     )
     return losses * (labels >= 0)
-
-
-def correct_log_probability(logits: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
-    """The logarithm of the probability that no word of a text has an error, [texts]."""
-    return -(functional.softplus(logits) * is_word).sum(1)
 
 
 def sequence_logit(logits: np.ndarray) -> np.ndarray:
@@ -279,19 +272,18 @@ def sequence_logit(logits: np.ndarray) -> np.ndarray:
 def sequence_losses(
     logits: torch.Tensor, is_word: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The cross-entropy of each text, in nats.
+    """The cross-entropy of each text, in nats; labels are 1 for a text with an error.
 
     Args:
-        logits: [texts, words].
-        is_word: bool [texts, words]: False for padding.
-        labels: float [texts]: 1 for a text with an error.
+        logits, is_word: [texts, words].
+        labels: float [texts].
     """
-    correct = correct_log_probability(logits, is_word).clamp(max=-TINY)
+    correct = -(functional.softplus(logits) * is_word).sum(1).clamp(min=TINY)  # log p(no error)
     return -torch.where(labels > 0, torch.log(-torch.expm1(correct)), correct)
 
 
 def build_inputs(config: SpellingConfig, table: Table) -> Inputs:
-    """The inputs of the model to train.
+    """The inputs of the model to train; the words that a new small one knows are counted once.
 
     Raises:
         ConfigurationError: If the tokenizer, a list or the model to start from is missing.
@@ -299,19 +291,15 @@ def build_inputs(config: SpellingConfig, table: Table) -> Inputs:
     if not is_small(config):
         tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
         return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
-    is_new = config.model_name is None
-    folder = count_words(config, table) if is_new else Path(str(config.model_name))
+    folder = Path(str(config.model_name))
+    if config.model_name is None:
+        lists, noise = list(config.word_lists), make_noise(config)
+
+        def count(texts: Iterator[str], folder: Path) -> None:
+            build_lexicon(texts, lists, noise.misspellings).write(folder)
+
+        folder = table.counted([lists, noise.misspellings_hash], count)
     return CandidateInputs(Lexicon.read(folder), config.hidden_misspellings)
-
-
-def count_words(config: SpellingConfig, table: Table) -> Path:
-    """The folder of the words that are counted in the texts of a run, which is written once."""
-    lists, noise = list(config.word_lists), make_noise(config)
-
-    def count(texts: Iterator[str], folder: Path) -> None:
-        build_lexicon(texts, lists, noise.misspellings).write(folder)
-
-    return table.counted([lists, noise.misspellings_hash], count)
 
 
 def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
@@ -321,36 +309,26 @@ def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
         ConfigurationError: If it cannot be loaded.
         DataError: If it is damaged.
     """
+    kind, source = AutoModelForTokenClassification, str(config.model_name)
     if is_lexicon(config.model_name):
-        return load_detector(Path(str(config.model_name)))[0].train()
+        return load_detector(Path(source))[0].train()
     if isinstance(inputs, CandidateInputs):
         return Ranker(RankerConfig(features=inputs.features, **vars(config.small_model)))
     shape = _shape(config)
     if config.model_config_file is not None:
-        return AutoModelForTokenClassification.from_config(shape, dtype=torch.float32)
-    check_files(str(config.model_name), f"model_name={config.model_name}")
-    with _explained(str(config.model_name)):
-        return AutoModelForTokenClassification.from_pretrained(
-            config.model_name, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
+        return kind.from_config(shape, dtype=torch.float32)
+    check_files(source, f"model_name={source}")
+    with explained("model_name", source, kind):
+        return kind.from_pretrained(
+            source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
         )
 
 
 def _shape(config: SpellingConfig) -> Any:
-    source = str(config.model_config_file or config.model_name)
-    with _explained(source):
+    key = "model_name" if config.model_config_file is None else "model_config_file"
+    source = str(getattr(config, key))
+    with explained(key, source, AutoModelForTokenClassification):
         return AutoConfig.from_pretrained(source, num_labels=1)
-
-
-@contextmanager
-def _explained(source: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(
-            f"{source} cannot be loaded: {error}. Expected a folder or a name on the Hub that "
-            "AutoModelForTokenClassification knows, or a detector of an earlier run",
-            ["model_name"],
-        ) from error
 
 
 def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:

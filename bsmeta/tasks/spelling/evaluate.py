@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -26,7 +26,7 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.text.sentences import core, words
-from bsmeta.report.inference import Estimate, Interval, rough_intervals
+from bsmeta.report.inference import Estimate, rough_intervals
 from bsmeta.report.page import (
     Cell,
     Column,
@@ -45,12 +45,11 @@ from bsmeta.tasks.spelling.config import (
     SedWordsConfig,
     SpellingConfig,
 )
-from bsmeta.tasks.spelling.metrics import (
+from bsmeta.tasks.spelling.corrections import (
     Counts,
+    compare_f1,
     correction_counts,
     detection_counts,
-    f1_difference,
-    f1_interval,
 )
 from bsmeta.tasks.spelling.noise import is_editable, with_case_of
 from bsmeta.training.task import EvaluationContext, FinishContext, Metric
@@ -102,7 +101,7 @@ class Dictionary:
 
     def flags(self, text: str) -> list[int]:
         """Per word of a text: 1 if it is not in the dictionary, otherwise 0."""
-        return [int(not self.knows(text[start:end])) for start, end in words(text)]
+        return [int(not self.knows(word)) for word in text.split()]
 
     def correct(self, text: str) -> str:
         """The text with every word that is not in the dictionary replaced by the nearest."""
@@ -117,59 +116,23 @@ class Dictionary:
         span = core(word)
         if span is None or not is_editable(word):
             return True
-        return all(map(self._knows_part, self._parts(word[span.start : span.end])))
+        spelled = word[span.start : span.end]
+        parts = _PARTS.split(_POSSESSIVE.sub("", spelled))[::2]
+        return self._has(spelled) or all(map(self._has, parts))
 
-    def _parts(self, word: str) -> list[str]:
-        """The word itself if the dictionary has it, otherwise what its compound consists of."""
-        if self._knows_part(word):
-            return [word]
-        return _PARTS.split(_POSSESSIVE.sub("", word))[::2]
-
-    def _knows_part(self, part: str) -> bool:
-        lower = part.lower().replace("’", "'")
-        return len(part) < 2 or lower in self._speller.words
+    def _has(self, part: str) -> bool:
+        return len(part) < 2 or part.lower().replace("’", "'") in self._speller.words
 
     def _correct_word(self, word: str) -> str:
+        from symspellpy import Verbosity
+
         span = core(word)
         if span is None or self.knows(word):
             return word
-        nearest = self._nearest(word[span.start : span.end])
+        spelled = word[span.start : span.end]
+        found = self._speller.lookup(spelled.lower(), Verbosity.TOP, MOST_EDITS)
+        nearest = with_case_of(spelled, found[0].term) if found else spelled
         return word[: span.start] + nearest + word[span.end :]
-
-    def _nearest(self, word: str) -> str:
-        from symspellpy import Verbosity
-
-        found = self._speller.lookup(word.lower(), Verbosity.TOP, MOST_EDITS)
-        return with_case_of(word, found[0].term) if found else word
-
-
-def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
-    """The baselines of a task, by name.
-
-    Args:
-        task: `sed_words`, `sed_sequence` or `sec`.
-        word_list: The words of the dictionary (see `Dictionary`).
-
-    Raises:
-        ConfigurationError: If symspellpy is not installed, or the file cannot be read.
-    """
-    dictionary = Dictionary(word_list)
-
-    def of_lines(judge_line: Callable[[str], Any]) -> Judge:
-        return lambda lines: list(map(judge_line, reporting(lines)))
-
-    judges: dict[str, dict[str, Callable[[str], Any]]] = {
-        "sed_words": {
-            DICTIONARY: dictionary.flags,
-            CHANGE_NOTHING: lambda line: [0] * len(line.split()),
-        },
-        "sed_sequence": {
-            DICTIONARY: lambda line: [int(any(dictionary.flags(line)))],
-            CHANGE_NOTHING: lambda line: [0],
-        },
-        "sec": {DICTIONARY: dictionary.correct, CHANGE_NOTHING: str},
-    }
-    return {name: of_lines(judge_line) for name, judge_line in judges[task].items()}
 
 
 @cache
@@ -194,25 +157,33 @@ def _load_speller(word_list: str | None) -> SymSpell:
     return speller
 
 
+def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
+    """The baselines of a task, by name; one has the words of a list (see `Dictionary`)."""
+    dictionary = Dictionary(word_list)
+
+    def of_lines(judge_line: Callable[[str], Any]) -> Judge:
+        return lambda lines: list(map(judge_line, reporting(lines)))
+
+    judges: dict[str, tuple[Callable[[str], Any], Callable[[str], Any]]] = {
+        "sed_words": (dictionary.flags, lambda line: [0] * len(line.split())),
+        "sed_sequence": (lambda line: [int(any(dictionary.flags(line)))], lambda line: [0]),
+        "sec": (dictionary.correct, str),
+    }
+    names = (DICTIONARY, CHANGE_NOTHING)
+    return {name: of_lines(judge) for name, judge in zip(names, judges[task], strict=True)}
+
+
 @dataclass(frozen=True)
 class TestSet:
-    """A test set of one task.
-
-    Attributes:
-        name: `GROUP/SPLIT`.
-        corrupt: The lines with errors.
-        correct: Per line the labels, or the correct line.
-        clean: The correct text; empty if it is unknown.
-        is_lower: For correction: whether the prediction for each line is lower-cased.
-    """
+    """A test set of one task."""
 
     __test__ = False  # no test of pytest's
 
-    name: str
-    corrupt: list[str]
-    correct: list[Any]
-    clean: list[str]
-    is_lower: list[bool]
+    name: str  # GROUP/SPLIT
+    corrupt: list[str]  # the lines with errors
+    correct: list[Any]  # per line the labels, or the correct line
+    clean: list[str]  # the correct text; empty if it is unknown
+    is_lower: list[bool]  # for correction: whether the prediction for each line is lower-cased
 
     def cased(self, corrected: Sequence[str]) -> list[str]:
         """The corrected lines as they are scored; of no lines, none."""
@@ -222,44 +193,8 @@ class TestSet:
         ]
 
 
-@dataclass(frozen=True)
-class SystemResult:
-    """What a system reaches on a test set.
-
-    Attributes:
-        system: Its name.
-        counts: Its counts on the corrupt lines.
-        f1: The interval of its F1.
-        difference: F1 of the model minus that of this system; None for the model.
-        false_alarms: Share of the words (lines) of correct text that it flags or changes; None if
-            the correct text is unknown.
-    """
-
-    system: str
-    counts: Counts
-    f1: Interval
-    difference: Estimate | None
-    false_alarms: float | None
-
-
-@dataclass(frozen=True)
-class TestResult:
-    """The results on a test set, the model first."""
-
-    __test__ = False
-
-    name: str
-    lines: int
-    systems: list[SystemResult]
-
-
 def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[TestSet]:
-    """The test sets of a task in a folder.
-
-    Args:
-        folder: Has TASK/GROUP/SPLIT/{corrupt,correct}.txt.
-        task: The task.
-        limit: Number of lines to use of each, from the first.
+    """The test sets of a task in a folder, of each the first lines up to a limit.
 
     Raises:
         DataError: If there is none, or its files do not have the same number of lines.
@@ -267,8 +202,8 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
     found = []
     for corrupt in sorted((folder / task).glob("*/*/corrupt.txt")):
         group, split = corrupt.parts[-3:-1]
-        lines = _lines(corrupt, limit)
-        correct = _lines(corrupt.with_name("correct.txt"), limit)
+        answers = corrupt.with_name("correct.txt")
+        lines, correct = _lines(corrupt, limit), _lines(answers, limit)
         if len(lines) != len(correct):
             raise DataError(
                 f"{corrupt.parent}: {len(lines):,} lines in corrupt.txt, but {len(correct):,} in "
@@ -276,7 +211,7 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
             )
         text = folder / "sec" / group / split / "correct.txt"
         clean = _lines(text, limit) if text.is_file() else []
-        labels = correct if task == "sec" else _labels(corrupt.with_name("correct.txt"), correct)
+        labels = correct if task == "sec" else _labels(answers, correct)
         is_lower = _lower_case(corrupt.parent, len(lines), limit) if task == "sec" else []
         found.append(TestSet(f"{group}/{split}", lines, labels, clean, is_lower))
     if not found:
@@ -311,72 +246,59 @@ def _lines(file: Path, limit: int | None) -> list[str]:
         raise DataError(f"{file} cannot be read: {error}") from error
 
 
-def judge_test_sets(
-    task: str,
-    test_sets: Sequence[TestSet],
-    model: Judge,
-    context: EvaluationContext,
-    *,
-    word_list: str | None,
-    resamples: int,
-    seed: int,
-) -> list[TestResult]:
-    """Scores the model and its baselines on test sets; every rank gets the same results.
+@dataclass(frozen=True)
+class SystemResult:
+    """What a system reaches on a test set."""
 
-    Args:
-        task: The task.
-        test_sets: The test sets.
-        model: Runs the model on all ranks.
-        context: The processes; rank 0 runs the baselines.
-        word_list: The words of the dictionary (see `Dictionary`).
-        resamples: Resamples of the lines for each interval, the same for all systems.
-        seed: Their seed.
+    system: str  # its name
+    counts: Counts  # on the corrupt lines
+    f1: Estimate
+    difference: Estimate | None  # F1 of the model minus that of this system; None for the model
+    false_alarms: float | None  # share of the correct text that it flags or changes, if known
+
+
+Results = dict[str, list[SystemResult]]
+"""The results on test sets by their names, the model first."""
+
+
+def score_test_sets(
+    config: SpellingConfig, test_sets: Sequence[TestSet], judge: Judge, context: EvaluationContext
+) -> Results:
+    """Scores the model, which all ranks run, and its baselines, which rank 0 runs, on test sets;
+    every rank gets the same results.
     """
-    found = []
+    found = {}
     for test_set in test_sets:
-        judged, clean = model(test_set.corrupt), model(test_set.clean)
-        if context.rank != 0:
-            continue
-        systems = {MODEL: (judged, clean)}
-        for name, judge in baselines(task, word_list).items():
-            systems[name] = (judge(test_set.corrupt), judge(test_set.clean))
-        found.append(_result(task, test_set, systems, resamples=resamples, seed=seed))
-    results: list[TestResult] = context.gather(found)[0]
+        judged = {MODEL: (judge(test_set.corrupt), judge(test_set.clean))}
+        if context.rank == 0:
+            for name, baseline in baselines(config.task, config.dictionary).items():
+                judged[name] = (baseline(test_set.corrupt), baseline(test_set.clean))
+            found[test_set.name] = _results(config, test_set, judged)
+    results: Results = context.gather(found)[0]
     return results
 
 
-def _result(
-    task: str,
-    test_set: TestSet,
-    systems: dict[str, tuple[list[Any], list[Any]]],
-    *,
-    resamples: int,
-    seed: int,
-) -> TestResult:
-    """The result from what each system (the model first) makes of the corrupt and clean lines."""
-    found: list[SystemResult] = []
-    for name, (judged, clean) in systems.items():
-        if task == "sec":
-            judged, clean = test_set.cased(judged), test_set.cased(clean)
-        counts = _counts(task, test_set.corrupt, judged, test_set.correct)
-        difference = None
-        if found:
-            difference = f1_difference(found[0].counts, counts, resamples=resamples, seed=seed)
-        interval = f1_interval(counts, resamples=resamples, seed=seed)
-        alarms = None
-        if test_set.clean:
-            labels = test_set.clean if task == "sec" else [[0] * len(flags) for flags in clean]
-            alarms = _counts(task, test_set.clean, clean, labels).flagged_rate
-        found.append(SystemResult(name, counts, interval, difference, alarms))
-    return TestResult(test_set.name, len(test_set.corrupt), found)
-
-
-def _counts(
-    task: str, corrupt: Sequence[str], judged: Sequence[Any], correct: Sequence[Any]
-) -> Counts:
-    if task == "sec":
-        return correction_counts(corrupt, judged, correct)
-    return detection_counts(judged, correct)
+def _results(
+    config: SpellingConfig, test_set: TestSet, judged: dict[str, tuple[list[Any], list[Any]]]
+) -> list[SystemResult]:
+    """The results from what each system (the model first) makes of the corrupt and clean lines."""
+    counts, alarms = [], []
+    for corrupt, clean in judged.values():
+        if config.task == "sec":
+            lines, found = test_set.clean, test_set.cased(clean)
+            own = correction_counts(test_set.corrupt, test_set.cased(corrupt), test_set.correct)
+            on_clean = correction_counts(lines, found, lines)
+        else:
+            own = detection_counts(corrupt, test_set.correct)
+            on_clean = detection_counts(clean, [[0] * len(flags) for flags in clean])
+        counts.append(own)
+        alarms.append(on_clean.flagged_rate if test_set.clean else None)
+    resamples, seed = config.bootstrap_resamples, config.seed
+    f1, differences = compare_f1(counts, resamples=resamples, seed=seed)
+    return [
+        SystemResult(name, counts[n], f1[n], differences[n] if n else None, alarms[n])
+        for n, name in enumerate(judged)
+    ]
 
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
@@ -401,40 +323,28 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
             )
         task = TASKS[train.task].make(train)
         model = task.load(Path(location.model)).to(context.device)
-        _score(
-            train,
-            partial(task.judge, model, context=context),
-            context,
-            location.name,
-            report_folder(config, location, has_other_data=other) if context.is_main else Path(),
-        )
+        judge = partial(task.judge, model, context=context)
+        main = context.is_main
+        folder = report_folder(config, location, has_other_data=other) if main else Path()
+        _score(train, judge, context, location.name, folder)
 
 
 def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:
-    """Scores the test sets of the run with its exported model; rank 0 writes the report.
-
-    Returns:
-        The metrics of the model, the same on every rank.
-    """
+    """Scores the test sets of the run with its exported model; rank 0 writes the report."""
+    results = _score(config, judge, context, str(context.exported), context.folder / "evaluation")
     return [
-        Metric(name, value, better="min" if name in LOWER else "max", split=result.name)
-        for result in _score(
-            config, judge, context, str(context.exported), context.folder / "evaluation"
-        )
-        for name, value in values_of(config.task, result.systems[0]).items()
+        Metric(name, value, better="min" if name in LOWER else "max", split=test_set)
+        for test_set, (model, *_) in results.items()
+        for name, value in values_of(config.task, model).items()
     ]
 
 
 def _score(
     config: SpellingConfig, judge: Judge, context: EvaluationContext, checkpoint: str, folder: Path
-) -> list[TestResult]:
+) -> Results:
     """Scores the test sets of a configuration on all processes; rank 0 writes the report."""
-    task = config.task
-    test_sets = read_test_sets(Path(str(config.benchmarks)), task, config.benchmark_lines)
-    results = judge_test_sets(
-        task, test_sets, judge, context,
-        word_list=config.dictionary, resamples=config.bootstrap_resamples, seed=config.seed,
-    )  # fmt: skip
+    test_sets = read_test_sets(Path(str(config.benchmarks)), config.task, config.benchmark_lines)
+    results = score_test_sets(config, test_sets, judge, context)
     if context.rank == 0:
         facts = {
             "checkpoint": checkpoint,
@@ -443,36 +353,29 @@ def _score(
             "intervals": f"bootstrap over lines, {config.bootstrap_resamples:,} resamples, "
             f"seed {config.seed}",
         }
-        report(task, results, facts, folder)
+        report(config.task, results, facts, folder)
     return results
 
 
-def report(
-    task: str, results: Sequence[TestResult], facts: Mapping[str, str], folder: Path
-) -> None:
-    """Writes the report and prints it.
-
-    Args:
-        task: The task.
-        results: The result on each test set.
-        facts: What was scored.
-        folder: Where the report goes.
-    """
+def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) -> None:
+    """Writes the report on what was scored (`facts`), and prints it."""
     table, sentences = table_of(task, results), summary(results)
-    content = {"task": task, "test_sets": [as_dict(task, result) for result in results]}
+    test_sets = []
+    for name, own in results.items():
+        systems = {system.system: _as_dict(task, system) for system in own}
+        lines = len(own[0].counts.units)
+        test_sets.append({"test_set": name, "lines": lines, "systems": systems})
     page = Page(NAMES[task], sentences, facts, [Section(tables=[table])], own_command())
-    print_report([table], sentences, write_report(page, content, folder))
+    written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
+    print_report([table], sentences, written)
 
 
-def as_dict(task: str, result: TestResult) -> dict[str, Any]:
-    """Plain values for JSON."""
-    systems = {}
-    for system in result.systems:
-        systems[system.system] = values_of(task, system) | {"f1_interval": astuple(system.f1)}
-        if system.difference is not None:
-            systems[system.system]["model_minus_this"] = system.difference.value
-            systems[system.system]["interval"] = astuple(system.difference.interval)
-    return {"test_set": result.name, "lines": result.lines, "systems": systems}
+def _as_dict(task: str, system: SystemResult) -> dict[str, Any]:
+    found = values_of(task, system) | {"f1_interval": astuple(system.f1.interval)}
+    if system.difference is not None:
+        found["model_minus_this"] = system.difference.value
+        found["interval"] = astuple(system.difference.interval)
+    return found
 
 
 def values_of(task: str, system: SystemResult) -> dict[str, Any]:
@@ -480,14 +383,13 @@ def values_of(task: str, system: SystemResult) -> dict[str, Any]:
     counts = system.counts
     values = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
     if task == "sec":
-        values["sequence_f1"] = counts.sequence_f1
-        values["edit_distance"] = counts.mean_distance
+        values |= {"sequence_f1": counts.sequence_f1, "edit_distance": counts.mean_distance}
     else:
         values["accuracy"] = counts.accuracy
     return values if system.false_alarms is None else values | {"false_alarms": system.false_alarms}
 
 
-def table_of(task: str, results: Sequence[TestResult]) -> Table:
+def table_of(task: str, results: Results) -> Table:
     """One table over all test sets."""
     more = [Column("F1 per line", _number), Column("edit distance", "{:.4f}".format)]
     columns = [
@@ -496,11 +398,14 @@ def table_of(task: str, results: Sequence[TestResult]) -> Table:
         Column("false alarms", "{:.2%}".format),
         Column("model's F1 minus", partial(_number, sign="+")),
     ]  # fmt: skip
-    rows = [
-        [result.name if number == 0 else "", *_cells(task, system)]
-        for result in results
-        for number, system in enumerate(result.systems)
-    ]
+    rows: list[list[Cell]] = []
+    for name, systems in results.items():
+        for number, system in enumerate(systems):
+            _, *values = values_of(task, replace(system, false_alarms=None)).values()
+            rows.append([
+                "" if number else name, system.system, system.f1, *values, system.false_alarms,
+                system.difference,
+            ])  # fmt: skip
     units = {"sed_words": "words", "sed_sequence": "lines", "sec": "words"}[task]
     done = "changes" if task == "sec" else "flags"
     note = (
@@ -512,25 +417,15 @@ def table_of(task: str, results: Sequence[TestResult]) -> Table:
     return Table(NAMES[task], note, columns, rows)
 
 
-def _line_counts(results: Sequence[TestResult]) -> str:
-    return ", ".join(f"{result.lines:,}" for result in results)
+def _line_counts(results: Results) -> str:
+    return ", ".join(f"{len(systems[0].counts.units):,}" for systems in results.values())
 
 
-def _cells(task: str, system: SystemResult) -> list[Cell]:
-    values = values_of(task, system)
-    more = ("sequence_f1", "edit_distance") if task == "sec" else ("accuracy",)
-    return [
-        system.system, Estimate(values["f1"], system.f1), values["precision"], values["recall"],
-        *(values[name] for name in more), system.false_alarms, system.difference,
-    ]  # fmt: skip
-
-
-def summary(results: Sequence[TestResult]) -> list[str]:
+def summary(results: Results) -> list[str]:
     """One sentence for each test set: the model beside the best of the others."""
     sentences = []
-    for result in results:
-        model, *others = result.systems
-        sentence = f"{result.name}: the model's F1 is {_number(model.counts.f1)}"
+    for name, (model, *others) in results.items():
+        sentence = f"{name}: the model's F1 is {_number(model.f1.value)}"
         if others:
             best = max(others, key=lambda other: other.counts.f1)
             assert best.difference is not None
@@ -540,7 +435,8 @@ def summary(results: Sequence[TestResult]) -> list[str]:
                 f", {_number(difference, '+')} compared with {best.system} (95% interval "
                 f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{unclear})"
             )
-        sentences.append(" ".join([f"{sentence}.", *rough_intervals(result.lines, "lines")]))
+        rough = rough_intervals(len(model.counts.units), "lines")
+        sentences.append(" ".join([f"{sentence}.", *rough]))
     return sentences
 
 

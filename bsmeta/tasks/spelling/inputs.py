@@ -30,109 +30,101 @@ WORST = -60.0
 """The score of what stands for all other words."""
 WINDOW_WORDS = 256
 """Most words of a text that the small model sees at once."""
+WORDS_IN_MEMORY = 1_000_000
 ROOM = 1.35
 """Tokens of a text with errors, compared with the correct text, for which a batch has room."""
+
 Words = Sequence[str]
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class _Sequence:
-    """The words of texts in a row, with boundaries between sentences and texts.
+class Inputs(Protocol):
+    """Words → the inputs of a detector."""
 
-    Attributes:
-        names: The distinct words, as they are counted.
-        numbers: The number of each word of the sequence, int64.
-        places: Where in it each word of the texts is, int64 [words].
-        starts_sentence: Whether a sentence begins with each word of the texts, bool [words].
-        capitals: Whether each word of the sequence begins with a capital, bool.
-    """
+    @property
+    def measure(self) -> Any:
+        """What determines the lengths of texts; JSON-serializable."""
 
-    names: list[str]
-    numbers: np.ndarray
-    places: np.ndarray
-    starts_sentence: np.ndarray
-    capitals: np.ndarray
+    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
+        """The most tokens that each text may have, int64 [texts]."""
 
-    @classmethod
-    def of(cls, texts: Sequence[Sequence[Parsed]]) -> _Sequence:
-        """The sequence of the words of texts, each with two boundaries before and after it."""
-        vocabulary = {BOUNDARY: 0}
-        numbers, places = [], []
-        for text in texts:
-            numbers += [0, 0]
-            for word in text:
-                places.append(len(numbers))
-                numbers.append(vocabulary.setdefault(word.key, len(vocabulary)))
-                if word.ends_sentence:
-                    numbers.append(0)
-        sequence, at = np.array([*numbers, 0, 0]), np.array(places, np.int64)
-        capitals = np.zeros(len(sequence), bool)
-        capitals[at] = [word.core[:1].isupper() for text in texts for word in text]
-        return cls([*vocabulary], sequence, at, sequence[at - 1] == 0, capitals)
+    def fits(self, words: Words, length: int) -> bool:
+        """Whether a text with errors has at most that number of tokens."""
+
+    def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
+        """The inputs of texts; `trains`: of those that the model is trained on."""
+
+    def windows(self, words: Words) -> list[Words]:
+        """A text in parts that the model can read at once."""
+
+    def write(self, folder: Path) -> None:
+        """Writes what is needed to build the inputs beside a model."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The candidates of the words of some texts, one row each.
+    """The candidates of the words of some texts, one row each."""
 
-    Attributes:
-        features: float32 [rows, features].
-        words: The word of each row: its place among the words of all texts, int64 [rows].
-        starts: The first row of each word, and the number of rows, int64 [words + 1].
-        texts: For each word, how its candidates are written.
-    """
-
-    features: np.ndarray
-    words: np.ndarray
-    starts: np.ndarray
-    texts: list[list[str]]
+    features: np.ndarray  # float32 [rows, features]
+    words: np.ndarray  # int64 [rows], the word of each: its place among the words of all texts
+    starts: np.ndarray  # int64 [words + 1], the first row of each word, and the number of rows
+    texts: list[list[str]]  # for each word, how its candidates are written
 
 
-class RowBuilder:
-    """Builds the rows of texts.
+class CandidateInputs:
+    """The inputs of the small model: the candidates of each word; a token is a word.
 
     Args:
         lexicon: The known words.
-        hidden_misspellings: See `Candidates`.
+        hidden_misspellings: Share of the known misspellings that are hidden in training.
     """
+
+    measure = "words"
 
     def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
         self._lexicon = lexicon
-        self._candidates = Candidates(lexicon, hidden_misspellings)
+        self._candidates = Candidates(lexicon)
+        self._in_training = Candidates(lexicon, hidden_misspellings)
         self._parts: dict[str, tuple[Parsed, Parsed]] = {}
 
     @property
-    def width(self) -> int:
-        """Number of features."""
+    def features(self) -> int:
+        """Number of features of a candidate."""
         return self._candidates.width + CONTEXT_FEATURES
 
-    def parts(self, word: str) -> tuple[Parsed, Parsed]:
-        """A word in its parts, and with only the part that is compared with others."""
-        found = self._parts.get(word)
-        if found is None:
-            if len(self._parts) > 1_000_000:
-                self._parts.clear()
-            found = self._parts[word] = (parse(word), self._candidates.spelled_part(word))
-        return found
+    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
+        return np.array([len(words) for words in texts], np.int64)
+
+    def fits(self, words: Words, length: int) -> bool:
+        return len(words) <= length
+
+    def windows(self, words: Words) -> list[Words]:
+        return [words[i : i + WINDOW_WORDS] for i in range(0, len(words), WINDOW_WORDS)]
+
+    def write(self, folder: Path) -> None:
+        self._lexicon.write(folder)
+
+    def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
+        return row_tensors(texts, self.rows(texts, trains=trains))
 
     def rows(
-        self, texts: Sequence[Sequence[str]], neighbors: Sequence[Sequence[str]] | None = None
-    ) -> Rows:
-        """The rows of the words of texts; of words that are not spelled, only the first two.
+        self, texts: Sequence[Words], neighbors: Sequence[Words] | None = None,
+        *, trains: bool = False,
+    ) -> Rows:  # fmt: skip
+        """The rows of the words of texts, at least one word in all; of words that are not spelled,
+        only the first two.
 
         Args:
-            texts: The words.
-            neighbors: What is assumed to be right in their places when their neighbors are judged;
-                by default the words themselves.
+            neighbors: What is assumed to be right in the places of the words when their neighbors
+                are judged; by default the words themselves.
         """
-        flat = [self.parts(word)[1] for text in texts for word in text]
+        candidates = self._in_training if trains else self._candidates
+        flat = [self._parsed(word)[1] for text in texts for word in text]
         sequence = _Sequence.of(
-            [[self.parts(word)[0] for word in text] for text in neighbors or texts]
+            [[self._parsed(word)[0] for word in text] for text in neighbors or texts]
         )
-        forms = self._candidates.find([
-            (part.core, start) for part, start in zip(flat, sequence.starts_sentence, strict=True)
-        ])  # fmt: skip
+        cores = [part.core for part in flat]
+        forms = candidates.find(list(zip(cores, sequence.starts_sentence, strict=True)))
         sizes = np.array([len(form.texts) for form in forms], np.int64)
         words = np.repeat(np.arange(len(forms)), sizes)
         starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -144,13 +136,21 @@ class RowBuilder:
         ]
         return Rows(np.concatenate([static, context], 1), words, starts, written)
 
+    def _parsed(self, word: str) -> tuple[Parsed, Parsed]:
+        """A word in its parts, and with only the part that is compared with others."""
+        found = self._parts.get(word)
+        if found is None:
+            if len(self._parts) > WORDS_IN_MEMORY:
+                self._parts.clear()
+            found = self._parts[word] = (parse(word), self._candidates.spelled_part(word))
+        return found
+
     def _context(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, first: np.ndarray
     ) -> np.ndarray:
         """The features of each row in its context, float32 [rows, CONTEXT_FEATURES].
 
         Args:
-            sequence: The words of all texts.
             forms: The candidates of each word.
             words: The word of each row.
             first: The first row of each word.
@@ -179,14 +179,11 @@ class RowBuilder:
     def _fit(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
     ) -> list[np.ndarray]:
-        """How well each row fits between its neighbors.
-
-        Returns:
-            The log-probabilities after the word before it, before the word after it, after the two
-            words before it, before the two words after it; the logarithm of how often it occurs
-            between its neighbors.
+        """How well each row fits between its neighbors: the log-probabilities after the word before
+        it, before the word after it, after the two words before it, before the two words after it;
+        the logarithm of how often it occurs between its neighbors.
         """
-        lexicon, frequency = self._lexicon, np.exp(logs)
+        pairs, triples = self._lexicon.pairs.count, self._lexicon.triples.count
         hashes = hash_words(sequence.names)[sequence.numbers]
         known = np.exp([self._candidates.log(name) for name in sequence.names])
         known = np.maximum(known, LEAST_FREQUENCY)[sequence.numbers]
@@ -194,114 +191,51 @@ class RowBuilder:
             hashes[sequence.places + step][words] for step in (-2, -1, 1, 2)
         )
         first, last = (np.concatenate([form.hashes[end] for form in forms]) for end in (0, 1))
-        left = self._conditional(
-            join_hashes(before, first), before, known[sequence.places - 1][words], frequency
-        )
-        right = self._conditional(
-            join_hashes(last, after), after, known[sequence.places + 1][words], frequency
-        )
-        count_pairs, count_triples = lexicon.pairs.count, lexicon.triples.count
-        pair, triple = join_hashes(before2, before), join_hashes(before2, before, first)
-        left2 = (count_triples(triple) + TRIPLE_WEIGHT * left) / (count_pairs(pair) + TRIPLE_WEIGHT)
-        pair, triple = join_hashes(after, after2), join_hashes(last, after, after2)
-        right2 = (count_triples(triple) + TRIPLE_WEIGHT * right) / (
-            count_pairs(pair) + TRIPLE_WEIGHT
-        )
-        between = count_triples(join_hashes(before, first, after)) * (first == last)
+
+        def conditional(pair: np.ndarray, context: np.ndarray, step: int) -> np.ndarray:
+            """The probability of each row next to the word of the context that is a step away."""
+            own = known[sequence.places + step][words]
+            listed = np.minimum(self._lexicon.listed_pairs.count(pair) / own, 1)
+            smooth = 0.5 * listed + 0.5 * np.exp(logs)
+            counts, total = pairs(pair), self._lexicon.singles.count(join_hashes(context))
+            return (counts + PAIR_WEIGHT * smooth) / (np.maximum(total, counts) + PAIR_WEIGHT)
+
+        left = conditional(join_hashes(before, first), before, -1)
+        right = conditional(join_hashes(last, after), after, 1)
+        triple, pair = triples(join_hashes(before2, before, first)), join_hashes(before2, before)
+        left2 = (triple + TRIPLE_WEIGHT * left) / (pairs(pair) + TRIPLE_WEIGHT)
+        triple, pair = triples(join_hashes(last, after, after2)), join_hashes(after, after2)
+        right2 = (triple + TRIPLE_WEIGHT * right) / (pairs(pair) + TRIPLE_WEIGHT)
+        between = triples(join_hashes(before, first, after)) * (first == last)
         return [*map(np.log, (left, right, left2, right2)), np.log1p(between)]
 
-    def _conditional(
-        self, pairs: np.ndarray, context: np.ndarray, own: np.ndarray, frequency: np.ndarray
-    ) -> np.ndarray:
-        """The probability of each row next to a word of the context.
 
-        Args:
-            pairs: Their hashes as a pair.
-            context: The hash of the word of the context.
-            own: Its frequency.
-            frequency: That of the row.
-        """
-        lexicon = self._lexicon
-        listed = np.minimum(lexicon.listed_pairs.count(pairs) / own, 1)
-        smooth = 0.5 * listed + 0.5 * frequency
-        counts = lexicon.pairs.count(pairs)
-        total = lexicon.singles.count(join_hashes(context))
-        return (counts + PAIR_WEIGHT * smooth) / (np.maximum(total, counts) + PAIR_WEIGHT)
+@dataclass(frozen=True)
+class _Sequence:
+    """The words of texts in a row, with boundaries between sentences and texts."""
 
+    names: list[str]  # the distinct words, as they are counted
+    numbers: np.ndarray  # of each word of the sequence, int64
+    places: np.ndarray  # where in it each word of the texts is, int64 [words]
+    starts_sentence: np.ndarray  # whether a sentence begins with each word of the texts
+    capitals: np.ndarray  # whether each word of the sequence begins with a capital
 
-class Inputs(Protocol):
-    """Words → the inputs of a detector."""
-
-    @property
-    def measure(self) -> Any:
-        """What determines the lengths of texts; JSON-serializable."""
-
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
-        """The most tokens that each text may have, int64 [texts]."""
-
-    def fits(self, words: Words, length: int) -> bool:
-        """Whether a text with errors has at most that number of tokens."""
-
-    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
-        """The inputs of texts.
-
-        Args:
-            texts: The words of each text, as read.
-            own: The correct words of each, if the model is trained on the texts.
-        """
-
-    def windows(self, words: Words) -> list[Words]:
-        """A text in parts that the model can read at once."""
-
-    def write(self, folder: Path) -> None:
-        """Writes what is needed to build the inputs beside a model."""
-
-
-class CandidateInputs:
-    """The inputs of the small model: the candidates of each word; a token is a word.
-
-    Args:
-        lexicon: The known words.
-        hidden_misspellings: Share of the known misspellings that are hidden in training.
-    """
-
-    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
-        self._lexicon = lexicon
-        self._builder = RowBuilder(lexicon)
-        self._training = RowBuilder(lexicon, hidden_misspellings)
-
-    @property
-    def features(self) -> int:
-        """Number of features of a candidate."""
-        return self._builder.width
-
-    @property
-    def measure(self) -> Any:
-        return "words"
-
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
-        return np.array([len(words) for words in texts], np.int64)
-
-    def fits(self, words: Words, length: int) -> bool:
-        return len(words) <= length
-
-    def rows(
-        self, texts: Sequence[Words], neighbors: Sequence[Words] | None = None, *,
-        trains: bool = False,
-    ) -> Rows:  # fmt: skip
-        """The candidates of the words of texts, at least one word in all, beside `neighbors`
-        (`RowBuilder.rows`).
-        """
-        return (self._training if trains else self._builder).rows(texts, neighbors)
-
-    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
-        return row_tensors(texts, self.rows(texts, trains=own is not None))
-
-    def windows(self, words: Words) -> list[Words]:
-        return [words[i : i + WINDOW_WORDS] for i in range(0, len(words), WINDOW_WORDS)]
-
-    def write(self, folder: Path) -> None:
-        self._lexicon.write(folder)
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[Parsed]]) -> _Sequence:
+        """The sequence of the words of texts, each with two boundaries before and after it."""
+        vocabulary = {BOUNDARY: 0}
+        numbers, places = [], []
+        for text in texts:
+            numbers += [0, 0]
+            for word in text:
+                places.append(len(numbers))
+                numbers.append(vocabulary.setdefault(word.key, len(vocabulary)))
+                if word.ends_sentence:
+                    numbers.append(0)
+        sequence, at = np.array([*numbers, 0, 0]), np.array(places, np.int64)
+        capitals = np.zeros(len(sequence), bool)
+        capitals[at] = [word.core[:1].isupper() for text in texts for word in text]
+        return cls([*vocabulary], sequence, at, sequence[at - 1] == 0, capitals)
 
 
 def row_tensors(texts: Sequence[Words], rows: Rows) -> Tensors:
@@ -334,7 +268,7 @@ class TokenInputs:
     def fits(self, words: Words, length: int) -> bool:
         return len(self._encode(words)[0]) <= length
 
-    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
+    def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
         encoded = [self._encode(words) for words in texts]
         width, words = max(len(ids) for ids, _ in encoded), max(map(len, texts))
         ids = np.full((len(texts), width), self._tokenizer.pad_token_id, np.int64)
@@ -370,10 +304,8 @@ class TokenInputs:
         return self._longest is not None and len(whole["input_ids"]) > self._longest
 
     def _encode(self, words: Words) -> tuple[list[int], np.ndarray]:
-        """The tokens of a text that the model can read, and the word of each.
-
-        Returns:
-            The token ids, and for each the index of its word; -1 for special tokens.
+        """The tokens of a text that the model can read, and the index of the word of each (-1 for
+        special tokens).
         """
         encoded = self._tokenizer(
             list(words), is_split_into_words=True, truncation=self._longest is not None,

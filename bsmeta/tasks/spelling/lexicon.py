@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -64,30 +65,28 @@ def _read_resource(name: str) -> str:
 
 
 def read_word_list(name: str) -> dict[str, int]:
-    """The words of a list with their counts (`fold`).
-
-    Args:
-        name: A file of lines `word count`; `symspellpy`: the English list of that package;
-            `wordfreq` or `wordfreq:LANGUAGE`: the large list of that package, in words of a
-            billion.
+    """The words of a list with their counts (`fold`): a file of lines `word count`; `symspellpy`,
+    the English list of that package; `wordfreq` or `wordfreq:LANGUAGE`, the large list of that
+    package, in words of a billion.
 
     Raises:
         ConfigurationError: If the file or the package is missing, or a line has no count.
     """
+    package, _, language = name.partition(":")
     try:
-        if name.partition(":")[0] == WORDFREQ:
-            return _read_wordfreq(name.partition(":")[2] or "en")
-        is_package = name == SYMSPELLPY
-        text = _read_resource("frequency_dictionary_en_82_765.txt") if is_package else Path(
-            name
-        ).read_text(encoding="utf-8-sig")  # fmt: skip
+        if package == WORDFREQ:
+            return _read_wordfreq(language or "en")
+        if name == SYMSPELLPY:
+            text = _read_resource("frequency_dictionary_en_82_765.txt")
+        else:
+            text = Path(name).read_text(encoding="utf-8-sig")
     except (OSError, ImportError, LookupError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"word_lists: {name} cannot be read: {error}; expected a file of lines `word count`, "
             "or symspellpy or wordfreq with that package installed (pip install -e .[spelling])",
             ["word_lists"],
         ) from error
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, count = line.strip().rpartition(" ")
         if not line.strip():
@@ -97,7 +96,7 @@ def read_word_list(name: str) -> dict[str, int]:
                 f"word_lists: {name}, line {number:,} is {line!r}; expected a word and its count",
                 ["word_lists"],
             )
-        found[fold(word)] = found.get(fold(word), 0) + int(count)
+        found[fold(word)] += int(count)
     return found
 
 
@@ -148,8 +147,8 @@ def _deletions(words: Sequence[str], most: int) -> Iterator[tuple[np.ndarray, np
 
 
 def _all_deletions(words: Sequence[str], most: int) -> tuple[np.ndarray, np.ndarray]:
-    parts = list(_deletions(words, most))
-    return np.concatenate([keys for keys, _ in parts]), np.concatenate([own for _, own in parts])
+    keys, numbers = zip(*_deletions(words, most), strict=True)
+    return np.concatenate(keys), np.concatenate(numbers)
 
 
 class NearWords:
@@ -174,9 +173,7 @@ class NearWords:
         self._keys, self._numbers = keys[order], numbers[order].astype(np.int32)
 
     def find(self, words: Sequence[str]) -> list[np.ndarray]:
-        """The numbers of the words near each word, int32, ascending; some are farther than two
-        edits.
-        """
+        """The numbers of the words near each word, int32, ascending; some are at three edits."""
         keys, queries = _all_deletions(words, 2)
         starts = np.searchsorted(self._keys, keys, "left")
         ends = np.searchsorted(self._keys, keys, "right")
@@ -215,15 +212,10 @@ def parse(word: str) -> Parsed:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """How often words follow each other.
+    """How often words follow each other."""
 
-    Attributes:
-        keys: The hash of each sequence of words, uint64, ascending.
-        counts: How often it occurs, float32.
-    """
-
-    keys: np.ndarray
-    counts: np.ndarray
+    keys: np.ndarray  # the hash of each sequence of words, uint64, ascending
+    counts: np.ndarray  # how often it occurs, float32
 
     def count(self, keys: np.ndarray) -> np.ndarray:
         """The count of each sequence of words, float32."""
@@ -260,7 +252,7 @@ class Lexicon:
     ) -> None:  # fmt: skip
         self.words = list(words)
         self.counts = counts
-        self.singles, self.pairs, self.triples, self.listed_pairs = ngrams
+        self.singles, self.pairs, self.triples, self.listed_pairs = self._ngrams = tuple(ngrams)
         self.misspellings = misspellings
         self._numbers = {word: number for number, word in enumerate(self.words)}
 
@@ -272,7 +264,7 @@ class Lexicon:
     @cached_property
     def near(self) -> NearWords:
         """The index of words that are candidates."""
-        return NearWords([*self.words], TWO_EDITS)
+        return NearWords(self.words, TWO_EDITS)
 
     def number(self, word: str) -> int:
         """The number of a word (`fold`); -1 if it is unknown."""
@@ -287,10 +279,6 @@ class Lexicon:
         np.savez(folder / ARRAYS_FILE, **arrays)  # type: ignore[arg-type]
         text = json.dumps(self.misspellings, ensure_ascii=False)
         (folder / MISSPELLINGS_FILE).write_text(text, encoding="utf-8")
-
-    @property
-    def _ngrams(self) -> tuple[Ngrams, ...]:
-        return self.singles, self.pairs, self.triples, self.listed_pairs
 
     @classmethod
     def read(cls, folder: Path) -> Lexicon:
@@ -324,24 +312,20 @@ def _frequencies(counts: np.ndarray) -> np.ndarray:
 def build_lexicon(
     texts: Iterable[str], lists: Sequence[str], misspellings: Mapping[str, Sequence[str]]
 ) -> Lexicon:
-    """Counts words and sequences of words.
+    """Counts words and sequences of words in correct texts, and adds lists of words.
 
     Args:
-        texts: Correct texts.
-        lists: Lists of words (`read_word_list`).
         misspellings: Word → its misspellings.
 
     Raises:
-        ConfigurationError: If a list cannot be read.
+        ConfigurationError: If a list cannot be read (`read_word_list`).
     """
     listed = [read_word_list(name) for name in lists]
     numbers: dict[str, int] = {BOUNDARY: 0, NUMBER: 1}
     totals = np.zeros((2, 0), np.int64)
     singles, pairs, triples = _NgramCounter(), _NgramCounter(), _NgramCounter()
     for sequence, has_capital in _blocks(texts, numbers):
-        own = [
-            np.bincount(part, minlength=len(numbers)) for part in (sequence, sequence[has_capital])
-        ]
+        own = [np.bincount(n, minlength=len(numbers)) for n in (sequence, sequence[has_capital])]
         totals = np.pad(totals, ((0, 0), (0, len(numbers) - totals.shape[1]))) + np.stack(own)
         hashes = hash_words([*numbers])[sequence]
         singles.add(join_hashes(hashes))
@@ -353,11 +337,9 @@ def build_lexicon(
         known |= dict.fromkeys(words)
     for marker in (BOUNDARY, NUMBER):
         known.pop(marker, None)
-    names = [*known]
-    table = np.array(
-        [[column.get(word, 0) for column in (counts, capitals, *listed)] for word in names],
-        np.float32,
-    ).reshape(len(names), 2 + len(listed))
+    names, columns = [*known], (counts, capitals, *listed)
+    table = np.array([[own.get(word, 0) for own in columns] for word in names], np.float32)
+    table = table.reshape(len(names), len(columns))
     order = np.argsort(-_frequencies(table), kind="stable")[:MOST_WORDS]
     wrong: dict[str, list[str]] = {}
     for word, written in misspellings.items():
@@ -373,11 +355,7 @@ def _blocks(
     texts: Iterable[str], numbers: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the words of many sentences by their numbers, with a boundary after each sentence, and
-    whether each has a capital that no start of a sentence explains.
-
-    Args:
-        texts: The texts.
-        numbers: The number of each word; new words are added.
+    whether each has a capital that no start of a sentence explains. New words get numbers.
     """
     sequence, has_capital = array("q", [0]), bytearray(1)
     for text in texts:

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import json
 import re
-import string
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -33,31 +31,22 @@ from rapidfuzz.distance import Editop, Levenshtein
 from bsmeta.core.errors import DataError
 from bsmeta.data.seeds import derive
 from bsmeta.data.text.sentences import ABBREVIATIONS, core
-from bsmeta.tasks.spelling.config import CODESPELL
+from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
 
 Misspellings = Mapping[str, tuple[str, ...]]
 
 MOST_EDITS = 4
-
 _ATTEMPTS = 4  # per edit: a character cannot be swapped with none
-
 _BLOCK = 64
-
 _STROKES = str.maketrans("øłđħŧıßæœ", "oldhtisao")  # do not decompose
-
-Method = Literal["artificial", "realistic", "mixed"]
-
 _SPACES = re.compile(r"(\s+)")
-
 # URLs, e-mail addresses, host and file names, identifiers.
 _NAME = re.compile(r"://|^www\.|@|\w\.\w{2,}|[\\/_]")
 
 
 def load_misspellings(source: str) -> Misspellings:
-    """Reads a map from words to their misspellings.
-
-    Args:
-        source: `codespell`, or the path of a JSON file: {"word": ["misspelling", ...], ...}.
+    """Reads a map from words to their misspellings: that of codespell, or of a JSON file,
+    {"word": ["misspelling", ...], ...}.
 
     Raises:
         DataError: If codespell is not installed, or the file is not such a map.
@@ -93,11 +82,11 @@ def invert_dictionary(lines: Iterable[str]) -> Misspellings:
 
 def single_words(misspellings: Misspellings) -> Misspellings:
     """The map without the misspellings that contain spaces."""
-    single = (
-        (word, [wrong for wrong in known if not any(map(str.isspace, wrong))])
+    single = {
+        word: [wrong for wrong in known if not any(map(str.isspace, wrong))]
         for word, known in misspellings.items()
-    )
-    return _tuples({word: known for word, known in single if known})
+    }
+    return _tuples({word: known for word, known in single.items() if known})
 
 
 def _read_codespell() -> Misspellings:
@@ -135,13 +124,10 @@ def _tuples(found: Mapping[str, Iterable[str]]) -> Misspellings:
 
 
 class Draws:
-    """The draws about one sample in one epoch.
+    """The draws about one sample in one epoch, (seed, epoch, id).
 
     They come from the raw words of PCG64, whose stream NumPy guarantees to be stable, unlike the
     methods of `Generator`; so noise is the same with every version of NumPy.
-
-    Args:
-        parts: What identifies the sample: (seed, epoch, id).
     """
 
     def __init__(self, *parts: int | str) -> None:
@@ -171,83 +157,56 @@ class Draws:
 
 
 class Edit(NamedTuple):
-    """An edit at a position of a word.
-
-    Attributes:
-        position: Index of the edited character; -1: the start of the word.
-        operation: `insert` adds `character` after the position; `swap` exchanges the character with
-            the next.
-        character: What is inserted, or replaces the character.
+    """An edit at a position of a word: `insert` adds a character after the position, `swap`
+    exchanges the one there with the next.
     """
 
-    position: int
+    position: int  # of the edited character; -1: the start of the word
     operation: str
-    character: str = ""
+    character: str = ""  # what is inserted, or replaces the character
 
 
 def align(word: str, misspelling: str) -> list[Edit]:
     """The edits that turn a word into a misspelling; neighbors that change places are one edit."""
     edits: list[Edit] = []
-    is_second = False  # of the two edits of a swap
     operations = list(Levenshtein.editops(word, misspelling))
-    for number, operation in enumerate(operations):
-        if is_second:
-            is_second = False
-            continue
-        source = operation.src_pos
-        letter = misspelling[operation.dest_pos : operation.dest_pos + 1]
-        start = _swap_start(word, misspelling, operations[number : number + 2])
-        if start is not None:
-            edits.append(Edit(start, "swap"))
-            is_second = True
+    while operations:
+        operation = operations.pop(0)
+        at, letter = operation.src_pos, misspelling[operation.dest_pos : operation.dest_pos + 1]
+        if operations and _is_swap(word, misspelling, operation, operations[0]):
+            edits.append(Edit(at, "swap"))
+            operations.pop(0)
         elif operation.tag == "insert":
-            edits.append(Edit(source - 1, "insert", letter))
-        elif operation.tag == "delete":
-            edits.append(Edit(source, "delete"))
+            edits.append(Edit(at - 1, "insert", letter))
         else:
-            edits.append(Edit(source, "replace", letter))
+            edits.append(Edit(at, operation.tag, letter if operation.tag == "replace" else ""))
     return edits
 
 
-def _swap_start(word: str, misspelling: str, operations: list[Editop]) -> int | None:
-    """The position of the first of two neighbors that these two edits exchange; None if not."""
-    if len(operations) < 2:
-        return None
-    one, two = operations
+def _is_swap(word: str, misspelling: str, one: Editop, two: Editop) -> bool:
+    """Whether two edits exchange the neighbors at the position of the first."""
     start, first = one.src_pos, one.dest_pos
-    kinds, apart = (one.tag, two.tag), (two.src_pos - start, two.dest_pos - first)
-    forms = {
+    apart = {
         ("replace", "replace"): (1, 1),
         ("delete", "insert"): (2, 1),
         ("insert", "delete"): (1, 2),
-    }
-    if forms.get(kinds) != apart or misspelling[first : first + 2] != word[start : start + 2][::-1]:
-        return None
-    return start
+    }.get((one.tag, two.tag))
+    is_exchange = misspelling[first : first + 2] == word[start : start + 2][::-1]
+    return is_exchange and apart == (two.src_pos - start, two.dest_pos - first)
 
 
-@dataclass(frozen=True)
 class _Outcomes:
-    """How a character is edited.
-
-    Attributes:
-        rate: Edits per occurrence.
-        totals: Cumulative counts of the edits.
-        edits: The edits, as (operation, character).
+    """How a character is edited: the edits, as (operation, character), with their counts, and
+    their rate per occurrence.
     """
 
-    rate: float
-    totals: list[int]
-    edits: list[tuple[str, str]]
-
-    @classmethod
-    def counted(cls, counts: Counter[tuple[str, str]], occurrences: int) -> _Outcomes:
-        ordered = sorted(counts.items())
-        totals = list(accumulate(count for _, count in ordered))
-        return cls(totals[-1] / occurrences, totals, [edit for edit, _ in ordered])
+    def __init__(self, counts: Counter[tuple[str, str]], occurrences: int) -> None:
+        self._edits = sorted(counts)
+        self._totals = list(accumulate(counts[edit] for edit in self._edits))
+        self.rate = self._totals[-1] / occurrences
 
     def draw(self, draws: Draws) -> tuple[str, str]:
-        return self.edits[bisect_right(self.totals, draws.below(self.totals[-1]))]
+        return self._edits[bisect_right(self._totals, draws.below(self._totals[-1]))]
 
 
 class CharacterNoise:
@@ -272,7 +231,8 @@ class CharacterNoise:
         occurrences: Counter[str] = Counter()
         counts: dict[str, Counter[tuple[str, str]]] = {}
         lengths: Counter[int] = Counter()
-        for word, wrong in _pairs(misspellings):
+        pairs = ((w.lower(), x.lower()) for w, k in single_words(misspellings).items() for x in k)
+        for word, wrong in pairs:
             edits = align(word, wrong)
             if not 1 <= len(edits) <= MOST_EDITS:
                 continue
@@ -288,8 +248,8 @@ class CharacterNoise:
             return None
         total: Counter[tuple[str, str]] = sum(counts.values(), Counter())
         return cls(
-            {c: _Outcomes.counted(found, occurrences[c]) for c, found in counts.items()},
-            _Outcomes.counted(total, occurrences.total()),
+            {c: _Outcomes(found, occurrences[c]) for c, found in counts.items()},
+            _Outcomes(total, occurrences.total()),
             [lengths[number] for number in range(1, MOST_EDITS + 1)],
         )
 
@@ -304,8 +264,8 @@ class CharacterNoise:
             totals = list(accumulate(weights))
             at = bisect_right(totals, draws.uniform() * totals[-1])
             outcome = outcomes[at] if at < len(outcomes) else None
-            if outcome is None:
-                break  # every letter is edited
+            if outcome is None:  # every letter is edited
+                break
             wanted -= _apply(characters, Edit(at - 1, *outcome.draw(draws)), weights)
             if not wanted:
                 break
@@ -322,30 +282,26 @@ def _apply(characters: list[str], edit: Edit, weights: list[float]) -> bool:
 
     Args:
         characters: The characters of the word; each may have become none or more.
-        edit: The edit.
         weights: The weight of the start of the word, and of each character.
     """
-    at = edit.position
-    touched = [at]
-    if edit.operation == "insert" and at < 0:
-        characters[0] = edit.character + characters[0]
-    elif edit.operation == "insert":
-        characters[at] += edit.character
-    elif edit.operation == "replace":
-        characters[at] = edit.character
-    elif edit.operation == "delete":
+    at, operation, character = edit
+    if operation == "insert" and at < 0:
+        characters[0] = character + characters[0]
+    elif operation == "insert":
+        characters[at] += character
+    elif operation == "replace":
+        characters[at] = character
+    elif operation == "delete":
         if not any(map(str.isalpha, "".join(characters[:at] + characters[at + 1 :]))):
             return False
         characters[at] = characters[at][:-1]
     else:
-        touched = [at, at + 1]
-        if at + 1 == len(characters) or not weights[at + 2]:
-            return False
-        if characters[at] == characters[at + 1]:
+        is_last = at + 1 == len(characters)
+        if is_last or not weights[at + 2] or characters[at] == characters[at + 1]:
             return False
         characters[at], characters[at + 1] = characters[at + 1], characters[at]
-    for position in touched:
-        weights[position + 1] = 0.0
+        weights[at + 2] = 0.0
+    weights[at + 1] = 0.0
     return True
 
 
@@ -381,12 +337,6 @@ def _changed(character: str, cased: str) -> str:
     return cased if len(cased) == 1 else character
 
 
-def _pairs(misspellings: Misspellings) -> Iterator[tuple[str, str]]:
-    """The pairs of words of a map, in lower case."""
-    for word, known in single_words(misspellings).items():
-        yield from ((word.lower(), wrong.lower()) for wrong in known)
-
-
 def _accented() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for code in (*range(0xE0, 0x180), *range(0x1E00, 0x1F00)):  # Latin letters in Unicode
@@ -398,65 +348,44 @@ def _accented() -> dict[str, list[str]]:
 
 
 ACCENTED = _accented()
-
-
 """The letters with accents that each lower-case letter may become."""
 
 
-@dataclass(frozen=True)
 class Noise:
-    """How words are misspelt.
+    """Misspells words.
 
-    Attributes:
-        method: `artificial`: random edits of characters; `realistic`: known misspellings, or
-            character noise for a word that has none; `mixed`: either, by `artificial_share`.
+    Args:
+        config: How many words, and how.
         misspellings: Known misspellings of words (not used by `artificial`).
-        characters: Character noise for words without known misspellings; None: they stay.
-        word_probability: Probability that a word is edited.
-        artificial_share: Share of artificial edits where `method` is `mixed`.
-        edit_probability: p of the geometric distribution of the number of edits of a word.
-        lost_case: Probability that a misspelled word is in lower case (realistic edits).
-        accent_share: Share of the realistic errors in which a letter gets an accent.
-        slip_share: Share of the realistic errors that are slips: random edits in lower case.
-        slip_probability: p of the geometric distribution of the number of edits of a slip.
-        clean_share: Share of the samples that are not edited.
         keep_word_count: Whether the number of words (separated by whitespace) must not change:
             misspellings that contain spaces are then not used.
-        letters: The letters that artificial edits insert.
     """
 
-    method: Method = "mixed"
-    misspellings: Misspellings = field(default_factory=dict, repr=False)
-    characters: CharacterNoise | None = field(default=None, repr=False)
-    word_probability: float = 0.2
-    artificial_share: float = 0.2
-    edit_probability: float = 0.8
-    lost_case: float = 0.0
-    accent_share: float = 0.0
-    slip_share: float = 0.0
-    slip_probability: float = 0.55
-    clean_share: float = 0.0
-    keep_word_count: bool = True
-    letters: str = string.ascii_letters
+    def __init__(
+        self, config: NoiseConfig, misspellings: Misspellings, *, keep_word_count: bool = True
+    ) -> None:
+        self._config = config
+        self.misspellings = misspellings
+        self._usable = single_words(misspellings) if keep_word_count else misspellings
+        learns = config.learned_characters
+        self._characters = CharacterNoise.estimate(misspellings) if learns else None
+        self._small_letters = "".join(dict.fromkeys(config.letters.lower()))
 
     def corrupt(self, text: str, *, seed: int, epoch: int, sample: int | str) -> str:
-        """Misspells words of a text.
+        """Misspells words of a clean text, and leaves its whitespace.
 
         Args:
-            text: The clean text.
             seed: The seed of the run.
             epoch: The epoch; each has other noise.
             sample: What identifies the sample in the data set.
-
-        Returns:
-            The text with the same whitespace, and other words.
         """
         draws = Draws(seed, epoch, sample)
-        if draws.uniform() < self.clean_share:
+        if draws.uniform() < self._config.clean_share:
             return text
         parts = _SPACES.split(text)
         words = range(0, len(parts), 2)
-        for number in np.flatnonzero(draws.uniforms(len(words)) < self.word_probability).tolist():
+        is_edited = draws.uniforms(len(words)) < self._config.word_probability
+        for number in np.flatnonzero(is_edited).tolist():
             parts[2 * number] = self._edit(parts[2 * number], draws)
         return "".join(parts)
 
@@ -469,47 +398,36 @@ class Noise:
         return word[: span.start] + edited + word[span.end :]
 
     def _edit_core(self, word: str, draws: Draws) -> str:
-        if self.method == "artificial" or (
-            self.method == "mixed" and draws.uniform() < self.artificial_share
+        config = self._config
+        if config.method == "artificial" or (
+            config.method == "mixed" and draws.uniform() < config.artificial_share
         ):
-            return artificial_edits(
-                word, draws.geometric(self.edit_probability), draws, letters=self.letters
-            )
+            count = draws.geometric(config.edit_probability)
+            return artificial_edits(word, count, draws, letters=config.letters)
         edited = self._realistic(word, draws)
-        is_lost = self.lost_case > 0 and draws.uniform() < self.lost_case
+        is_lost = config.lost_case > 0 and draws.uniform() < config.lost_case
         return edited.lower() if is_lost and edited != word else edited
 
     def _realistic(self, word: str, draws: Draws) -> str:
         """An accent, a slip, or a misspelling, by their shares."""
-        others = self.accent_share + self.slip_share
+        config = self._config
+        others = config.accent_share + config.slip_share
         drawn = draws.uniform() if others > 0 else 1.0
-        if drawn < self.accent_share:
+        if drawn < config.accent_share:
             return with_accent(word, draws)
         if drawn < others:
-            count = draws.geometric(self.slip_probability)
+            count = draws.geometric(config.slip_probability)
             slipped = artificial_edits(word.lower(), count, draws, letters=self._small_letters)
             return with_case_of(word, slipped)
-        return self._misspell(word, draws)
-
-    @cached_property
-    def _small_letters(self) -> str:
-        return "".join(dict.fromkeys(self.letters.lower()))
-
-    def _misspell(self, word: str, draws: Draws) -> str:
-        """A known misspelling of a word, or one like those of other words."""
         known = self._usable.get(word) or self._usable.get(word.lower())
         if known:
             return with_case_of(word, known[draws.below(len(known))])
-        return self.characters.edit(word, draws) if self.characters else word
+        return self._characters.edit(word, draws) if self._characters else word
 
     @cached_property
     def misspellings_hash(self) -> str:
         """Identifies the map of misspellings, whose file or package may change."""
         return xxhash.xxh3_64_hexdigest(repr(sorted(self.misspellings.items())).encode())
-
-    @cached_property
-    def _usable(self) -> Misspellings:
-        return single_words(self.misspellings) if self.keep_word_count else self.misspellings
 
 
 def is_editable(word: str) -> bool:
@@ -521,12 +439,6 @@ def is_editable(word: str) -> bool:
         return False
     has_stop = word[span.end : span.end + 1] == "."
     return not (has_stop and word[span.start : span.end].lower() in ABBREVIATIONS)
-
-
-def word_labels(corrupt: str, correct: str) -> list[int]:
-    """Per word of two texts of equal length in words: 1 if they differ, otherwise 0."""
-    pairs = zip(corrupt.split(), correct.split(), strict=True)
-    return [int(wrong != right) for wrong, right in pairs]
 
 
 def artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> str:

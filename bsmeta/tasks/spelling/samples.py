@@ -23,7 +23,6 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from bsmeta.data.table.stream import file_hashes, open_store
 from bsmeta.data.text.sentences import cut
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
-from bsmeta.tasks.spelling.noise import CharacterNoise, Noise, load_misspellings
+from bsmeta.tasks.spelling.noise import Noise, load_misspellings
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -63,17 +62,11 @@ VALIDATION_EPOCH = -1
 
 @dataclass(frozen=True)
 class Sample:
-    """A text to train or validate on.
+    """A text to train or validate on."""
 
-    Attributes:
-        source: The text as it is read.
-        target: The correct text; None: `source` is correct, and gets noise.
-        name: The file and the number of its text, for `log_documents`.
-    """
-
-    source: str
-    target: str | None
-    name: str
+    source: str  # as it is read
+    target: str | None  # the correct text; None: `source` is correct, and gets noise
+    name: str  # the file and the number of its text, for `log_documents`
 
     @property
     def correct(self) -> str:
@@ -172,48 +165,42 @@ class Table:
         folder: The folder of the store.
     """
 
-    def __init__(self, rows: Dataset, key: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, rows: Dataset, key: dict[str, Any], folder: Path) -> None:
         self._rows = rows
-        self.key = dict(key)
+        self.key = key
         self._folder = folder
+        self._uses = rows.data.column("use").to_numpy()
 
     def numbers(self, split: str) -> np.ndarray:
         """The numbers of the samples of a split: `train`, `validation` or `counted`."""
         return np.flatnonzero(self._uses == USES[split])
 
-    @cached_property
-    def _uses(self) -> np.ndarray:
-        return self._rows.data.column("use").to_numpy()
-
     def read(self, numbers: np.ndarray) -> list[Sample]:
         """Some samples, in the order of their numbers as given."""
         rows = self._rows[numbers.tolist()]
         report_progress()
-        return [
-            Sample(*row) for row in zip(rows["source"], rows["target"], rows["name"], strict=True)
-        ]
+        columns = (rows[name] for name in ("source", "target", "name"))
+        return [Sample(*row) for row in zip(*columns, strict=True)]
 
-    def batches(self, split: str) -> Iterator[list[Sample]]:
-        """The samples of a split, some at a time."""
+    def _batches(self, split: str) -> Iterator[list[Sample]]:
         numbers = self.numbers(split)
-        for start in range(0, len(numbers), BATCH):
-            yield self.read(numbers[start : start + BATCH])
+        starts = range(0, len(numbers), BATCH)
+        return (self.read(numbers[start : start + BATCH]) for start in starts)
 
     def texts(self, split: str) -> Iterator[str]:
         """The correct texts of a split."""
-        return (sample.correct for batch in self.batches(split) for sample in batch)
+        return (sample.correct for batch in self._batches(split) for sample in batch)
 
     def lengths(self, key: Any, measure: Callable[[list[Sample]], np.ndarray]) -> np.ndarray:
         """A number for each training sample, int32 [samples], computed once and memory-mapped.
 
         Args:
             key: What determines the numbers, beside the samples; JSON-serializable.
-            measure: The numbers of some samples.
         """
         file = self._folder / f"lengths-{_digest(key)}.npy"
 
         def compute(part: Path) -> None:
-            found = [np.zeros(0, np.int32), *map(measure, self.batches("train"))]
+            found = [np.zeros(0, np.int32), *map(measure, self._batches("train"))]
             with part.open("wb") as opened:
                 np.save(opened, np.concatenate(found).astype(np.int32))
 
@@ -253,8 +240,12 @@ def open_table(config: SpellingConfig) -> Table:
     """
     sets = [data_files(name) for name in config.datasets]
     hashes = file_hashes([file for files in sets for file in files], Path(config.store_dir))
+    folders = [os.path.commonpath([file.parent for file in files]) for files in sets]
     key = {
-        "files": [_contents(files, hashes) for files in sets],
+        "files": [
+            {os.path.relpath(file, folder): hashes[file] for file in files}
+            for files, folder in zip(sets, folders, strict=True)
+        ],
         "dataset_limits": _per_dataset(config.dataset_limits, len(sets)),
         "val_splits": _per_dataset(config.val_splits, len(sets)),
         "text_column": config.text_column,
@@ -266,12 +257,6 @@ def open_table(config: SpellingConfig) -> Table:
     }
     folder = Path(config.store_dir) / _digest(key)
     return Table(open_store(folder, key, lambda: _build(config, sets, key)), key, folder)
-
-
-def _contents(files: Sequence[Path], hashes: Mapping[Path, str]) -> dict[str, str]:
-    """The hashes of the files of a data set, by their paths in its folder."""
-    folder = os.path.commonpath([file.parent for file in files])
-    return {os.path.relpath(file, folder): hashes[file] for file in files}
 
 
 def _digest(key: Any) -> str:
@@ -318,12 +303,8 @@ def _build(
 def _scan(
     config: SpellingConfig, sets: Sequence[Sequence[Path]]
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """What the choice of samples needs to know about each sample of all data sets.
-
-    Returns:
-        uint64 [samples]: the hash of its correct text.
-        uint64 [samples]: the number of the text that it was cut from.
-        For each data set, the number of samples up to its end.
+    """What the choice of samples needs to know: of each sample, the hash of its correct text and
+    the number of the text that it was cut from, uint64 [samples]; where each data set ends.
     """
     hashes, texts = array("Q"), array("Q")
     ends: list[int] = []
@@ -381,81 +362,44 @@ def held_out_samples(split: float | None, count: int) -> int:
 
 @dataclass(frozen=True)
 class Pair:
-    """A text and its correction, in words.
+    """A text and its correction, in words."""
 
-    Attributes:
-        source: The words as they are read.
-        correct: The corrected words; the same number, unless the data set says otherwise.
-        name: Where it is from, for `log_documents`.
-    """
-
-    source: list[str]
-    correct: list[str]
-    name: str
+    source: list[str]  # as they are read
+    correct: list[str]  # the same number, unless the data set says otherwise
+    name: str  # where it is from, for `log_documents`
 
 
+@dataclass(frozen=True)
 class Pairs:
-    """The pairs of a run, by the number of the sample.
+    """The pairs of a run, by the number of the sample."""
 
-    Args:
-        table: The samples.
-        noise: The errors of samples without a target.
-        seed: Seed of the run.
-    """
-
-    def __init__(self, table: Table, noise: Noise, seed: int) -> None:
-        self.table = table
-        self.noise = noise
-        self._seed = seed
+    table: Table
+    noise: Noise  # the errors of samples without a target
+    seed: int
 
     def read(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
         """The pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
+        found = []
         samples = reporting(self.table.read(numbers))
-        return [
-            self._pair(sample, number, epoch)
-            for sample, number in zip(samples, numbers.tolist(), strict=True)
-        ]
-
-    def _pair(self, sample: Sample, number: int, epoch: int) -> Pair:
-        correct = sample.correct.split()
-        if sample.target is not None:
-            return Pair(sample.source.split(), correct, sample.name)
-        source = self.noise.corrupt(
-            sample.correct, seed=self._seed, epoch=epoch, sample=number
-        ).split()
-        return Pair(source, correct, sample.name)
+        for sample, number in zip(samples, numbers.tolist(), strict=True):
+            source = sample.source
+            if sample.target is None:
+                source = self.noise.corrupt(source, seed=self.seed, epoch=epoch, sample=number)
+            found.append(Pair(source.split(), sample.correct.split(), sample.name))
+        return found
 
 
 def make_noise(config: SpellingConfig) -> Noise:
     """The errors of a run; detection needs a label for each word, so their number is kept."""
     noise = config.noise
     known = {} if noise.method == "artificial" else load_misspellings(noise.misspellings)
-    return Noise(
-        method=noise.method,  # type: ignore[arg-type]
-        misspellings=known,
-        characters=CharacterNoise.estimate(known) if noise.learned_characters else None,
-        word_probability=noise.word_probability,
-        artificial_share=noise.artificial_share,
-        edit_probability=noise.edit_probability,
-        letters=noise.letters,
-        lost_case=noise.lost_case,
-        accent_share=noise.accent_share,
-        slip_share=noise.slip_share,
-        slip_probability=noise.slip_probability,
-        clean_share=noise.clean_share,
-        keep_word_count=isinstance(config, DetectionConfig) or is_small(config),
-    )
+    keeps = isinstance(config, DetectionConfig) or is_small(config)
+    return Noise(noise, known, keep_word_count=keeps)
 
 
 def fitting(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -> Pair:
-    """The pair without those of its last errors for which a batch has no room.
-
-    If errors merge or split words, it is the pair without any error.
-
-    Args:
-        pair: A pair whose correct text fits.
-        fits: Whether a text fits into a number of tokens.
-        room: The tokens that the batch has room for.
+    """The pair, whose correct text fits into a number of tokens, without those of its last errors
+    for which there is no room; if errors merge or split words, without any.
     """
     if fits(pair.source, room):
         return pair

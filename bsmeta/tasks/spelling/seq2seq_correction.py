@@ -23,17 +23,16 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.text.sentences import cut
 from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.models.pretrained import check_files, load_exported
+from bsmeta.models.pretrained import check_files, explained, load_exported
+from bsmeta.tasks.spelling.correction import Corrector
 from bsmeta.tasks.spelling.corrections import (
     Correction,
-    apply_corrections,
+    correction_counts,
     find_corrections,
     restricted,
 )
 from bsmeta.tasks.spelling.inputs import ROOM
-from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.samples import Pair, Sample
-from bsmeta.tasks.spelling.task import Corrector
 from bsmeta.training.task import EvaluationContext, Loss, Metric, batches_within, spread
 
 IGNORED = -100
@@ -75,24 +74,16 @@ class Seq2SeqCorrection(Corrector):
         return [len(ids) for ids in self._tokenizer(list(texts), verbose=False)["input_ids"]]
 
     def build_model(self) -> nn.Module:
-        """The model to train: float32, on the CPU.
-
-        Raises:
-            ConfigurationError: If it cannot be loaded.
-            DataError: If it is damaged.
-        """
-        source = str(self._config.model_config_file or self._config.model_name)
-        try:
-            if self._config.model_config_file is not None:
-                return AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(source))
+        """The model to train: float32, on the CPU."""
+        file, kind = self._config.model_config_file, AutoModelForSeq2SeqLM
+        source = str(file or self._config.model_name)
+        key = "model_name" if file is None else "model_config_file"
+        if file is None:
             check_files(source, f"model_name={source}")
-            return AutoModelForSeq2SeqLM.from_pretrained(source, dtype=torch.float32)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigurationError(
-                f"{source} cannot be loaded: {error}. Expected a folder or a name on the Hub that "
-                "AutoModelForSeq2SeqLM knows",
-                ["model_name"],
-            ) from error
+        with explained(key, source, kind):
+            if file is not None:
+                return kind.from_config(AutoConfig.from_pretrained(source))
+            return kind.from_pretrained(source, dtype=torch.float32)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return self._token_counts([" ".join(words)])[0] <= room
@@ -152,36 +143,30 @@ class Seq2SeqCorrection(Corrector):
             Metric("false_alarms", clean.flagged_rate),
         ]
 
-    def _batches(self, lengths: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        return batches_within(lengths, self._config.batch_max_length)
-
-    def _mean_loss(
-        self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
-    ) -> float:
-        """The cross-entropy of a target token, in nats."""
-
-        def losses(batch: np.ndarray) -> list[tuple[float, int]]:
-            tensors = self.tensors([pairs[number] for number in batch])
-            tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
-            with torch.no_grad():
-                logits = model(**tensors).logits.float()
-            own = functional.cross_entropy(
-                logits.transpose(1, 2), tensors["labels"], ignore_index=IGNORED, reduction="none"
-            ).double().sum(1).tolist()  # fmt: skip
-            targets = (tensors["labels"] != IGNORED).sum(1).tolist()
-            return list(zip(own, targets, strict=True))
-
-        lengths = np.maximum(
+    def _sizes(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """Those of the longer of a text and its correction."""
+        return np.maximum(
             self._token_counts([" ".join(pair.source) for pair in pairs]),
             self._token_counts([" ".join(pair.correct) for pair in pairs]),
         )
-        found = spread(self._batches(lengths), losses, context)
-        return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
 
-    def judge(
+    def _losses(
+        self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
+    ) -> list[tuple[float, int]]:
+        """Those of the target tokens."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors(pairs).items()}
+        with torch.no_grad():
+            logits = model(**tensors).logits.float()
+        losses = functional.cross_entropy(
+            logits.transpose(1, 2), tensors["labels"], ignore_index=IGNORED, reduction="none"
+        )
+        targets = (tensors["labels"] != IGNORED).sum(1).tolist()
+        return list(zip(losses.double().sum(1).tolist(), targets, strict=True))
+
+    def _line_changes(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
-    ) -> list[str]:
-        """The correction of each line; long lines are corrected in chunks.
+    ) -> list[list[Correction]]:
+        """The corrections of each line, of long ones in chunks.
 
         A word that is longer than a chunk is no prose, and stays; so does white space.
         """
@@ -192,13 +177,17 @@ class Seq2SeqCorrection(Corrector):
         def correct(batch: np.ndarray) -> list[str]:
             return self._generate(model, [texts[number] for number in batch], context.device)
 
-        batches = self._batches(self._token_counts(texts))
+        batches = batches_within(self._token_counts(texts), self._config.batch_max_length)
         found = iter(spread(batches, correct, context))
         corrected = [
             " ".join(next(found) if 0 < len(chunk) <= limit else chunk for chunk in own)
             for own in chunks
         ]
-        return corrected if self._detector is None else self._at_flags(lines, corrected, context)
+        changes = [find_corrections(line, new) for line, new in zip(lines, corrected, strict=True)]
+        if self._detector is None:
+            return changes
+        flags = self.flags([line.split() for line in lines], context)
+        return [restricted(*own) for own in zip(lines, changes, flags, strict=True)]
 
     def _generate(self, model: nn.Module, texts: Sequence[str], device: torch.device) -> list[str]:
         """The correction of each text, by beam search."""
@@ -208,23 +197,11 @@ class Seq2SeqCorrection(Corrector):
         plain = cast(Any, getattr(model, "module", model))
         with torch.no_grad():
             ids = plain.generate(
-                **inputs,
-                num_beams=self._config.num_beams,
-                do_sample=False,
+                **inputs, num_beams=self._config.num_beams, do_sample=False,
                 max_new_tokens=tokens + tokens // 4 + 8,
-            )
+            )  # fmt: skip
         corrected = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [" ".join(text.split()) for text in corrected]
-
-    def _at_flags(
-        self, lines: Sequence[str], corrected: Sequence[str], context: EvaluationContext
-    ) -> list[str]:
-        """The corrections of words that the detector flags; the others stay as they are."""
-        flags = self.flags([line.split() for line in lines], context)
-        return [
-            apply_corrections(line, restricted(line, find_corrections(line, new), own))
-            for line, new, own in zip(lines, corrected, flags, strict=True)
-        ]
 
     def load(self, folder: Path) -> nn.Module:
         model = load_exported(AutoModelForSeq2SeqLM, folder, "model", "task=sec")
@@ -233,12 +210,6 @@ class Seq2SeqCorrection(Corrector):
         except (OSError, ValueError) as error:
             raise DataError(f"{folder}: the model cannot be loaded: {error}") from error
         return model
-
-    def _line_changes(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
-    ) -> list[list[Correction]]:
-        corrected = self.judge(model, lines, context)
-        return [find_corrections(line, new) for line, new in zip(lines, corrected, strict=True)]
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]

@@ -8,7 +8,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,11 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.data.text.sentences import Span, cut, words
-from bsmeta.tasks.spelling.config import DetectionConfig, SecConfig, SpellingConfig, shares_of
-from bsmeta.tasks.spelling.corrections import Correction, Flag, as_record, joined
-from bsmeta.tasks.spelling.detector import (
-    build_detector,
-    build_inputs,
-    load_detector,
-    logits_of_words,
-    sequence_logit,
-    sequence_losses,
-    word_logits,
-    word_losses,
-)
+from bsmeta.tasks.spelling import detector
+from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, shares_of
+from bsmeta.tasks.spelling.corrections import Flag, as_record, detection_counts
 from bsmeta.tasks.spelling.evaluate import finish
-from bsmeta.tasks.spelling.inputs import Inputs, Words
-from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
+from bsmeta.tasks.spelling.inputs import Inputs
 from bsmeta.tasks.spelling.samples import (
     VALIDATION_EPOCH,
     Pair,
@@ -92,12 +82,7 @@ class SpellingTask(ABC):
         """Whether a text has at most that number of tokens."""
 
     @abstractmethod
-    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        """Builds a micro-batch."""
-
-    @abstractmethod
-    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """The loss of a micro-batch."""
+    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch: ...
 
     @cached_property
     def _lengths(self) -> np.ndarray:
@@ -136,34 +121,29 @@ class SpellingTask(ABC):
                 fitting(pair, self._fits, room) for pair, room in zip(pairs, rooms, strict=True)
             ])  # fmt: skip
 
+        fingerprint = {
+            **self.table.key,
+            "task": config.task,
+            "noise": vars(config.noise),
+            "misspellings": self._pairs.noise.misspellings_hash,
+            "batch_max_length": config.batch_max_length,
+            "bucket_span": config.bucket_span,
+            "batch_shares": shares_of(config),
+        }
         return TableStream(
-            self._order,
-            read,
-            rank=rank,
-            world_size=world_size,
-            accumulation=config.gradient_accumulation_steps,
-            num_workers=config.num_workers,
-            fingerprint={
-                **self.table.key,
-                "task": config.task,
-                "noise": vars(config.noise),
-                "misspellings": self._pairs.noise.misspellings_hash,
-                "batch_max_length": config.batch_max_length,
-                "bucket_span": config.bucket_span,
-                "batch_shares": shares_of(config),
-            },
-            state=state,
-        )
+            self._order, read, rank=rank, world_size=world_size,
+            accumulation=config.gradient_accumulation_steps, num_workers=config.num_workers,
+            fingerprint=fingerprint, state=state,
+        )  # fmt: skip
 
     @abstractmethod
-    def load(self, folder: Path) -> nn.Module:
-        """Loads the exported model."""
+    def load(self, folder: Path) -> nn.Module: ...
 
     @abstractmethod
     def judge(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> Sequence[Any]:
-        """The model's output for each line (see `benchmarks.Judge`)."""
+        """The model's output for each line (see `evaluate.Judge`)."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""
@@ -192,43 +172,8 @@ class SpellingTask(ABC):
                 yield as_record(text, changes, corrects="text" in self.forms)
 
 
-class Corrector(SpellingTask):
-    """A task that corrects texts; a detector may say which words may be changed."""
-
-    _config: SecConfig
-    forms = ("text", "color", "json", "diff")
-
-    @cached_property
-    def _detector(self) -> tuple[nn.Module, Inputs] | None:
-        """The detector and its inputs."""
-        folder = self._config.detector
-        return None if folder is None else load_detector(Path(folder))
-
-    def flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
-        """Which words may be changed: those that the detector flags, or all."""
-        if self._detector is None:
-            return [[True] * len(text) for text in texts]
-        model, inputs = self._detector
-        budget = self._config.batch_max_length
-        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
-        return [(own > 0).tolist() for own in logits]
-
-    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
-        """The corrections of each text; each of its lines is a text by itself for the model."""
-        context = EvaluationContext.alone(next(model.parameters()).device)
-        lines = [line for text in texts for line in text.splitlines(keepends=True)]
-        found = iter(self._line_changes(model, lines, context))
-        return [joined(text.splitlines(keepends=True), found) for text in texts]
-
-    @abstractmethod
-    def _line_changes(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
-    ) -> list[list[Correction]]:
-        """The corrections of each line, with their places in it."""
-
-
-class Detection(SpellingTask):
-    """What both tasks share: the model, its threshold, and how it is scored."""
+class WordDetection(SpellingTask):
+    """Predicts which words of a text have an error."""
 
     _config: DetectionConfig
     forms = ("color", "json")
@@ -240,7 +185,7 @@ class Detection(SpellingTask):
 
     @cached_property
     def _inputs(self) -> Inputs:
-        return build_inputs(self._config, self.table)
+        return detector.build_inputs(self._config, self.table)
 
     def _most_tokens(self) -> np.ndarray:
         def lengths(samples: Sequence[Sample]) -> np.ndarray:
@@ -249,34 +194,57 @@ class Detection(SpellingTask):
         return self.table.lengths(self._inputs.measure, lengths)
 
     def build_model(self) -> nn.Module:
-        return build_detector(self._config, self._inputs)
+        return detector.build_detector(self._config, self._inputs)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return self._inputs.fits(words, room)
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        """Builds a micro-batch; `labels` are those of the words, -1 for padding."""
-        sources, corrects = [pair.source for pair in pairs], [pair.correct for pair in pairs]
-        tensors = self._inputs.tensors(sources, corrects)
-        tensors["labels"] = label_tensor(pairs)
-        ids = tensors.get("input_ids", tensors.get("words"))
-        is_token = tensors.get("attention_mask", tensors.get("words"))
-        assert ids is not None
-        assert is_token is not None
-        tokens = int((is_token > 0).sum())
-        errors = float((tensors["labels"] > 0).sum())
+        """Builds a micro-batch; `labels`, float [texts, words], are 1 for words with an error, -1
+        for padding.
+        """
+        tensors = self._inputs.tensors([pair.source for pair in pairs], trains=True)
+        labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
+        for row, pair in enumerate(pairs):
+            labels[row, : len(pair.source)] = torch.from_numpy(wrong_words(pair)).float()
+        is_token = tensors["words" if "words" in tensors else "attention_mask"] > 0
+        tokens = int(is_token.sum())
         return MicroBatch(
-            tensors=tensors,
-            weight=self._weight(tensors["labels"]),
+            tensors={**tensors, "labels": labels},
+            weight=self._weight(labels),
             tokens=tokens,
-            padding=ids.numel() - tokens,
+            padding=is_token.numel() - tokens,
             documents=[pair.name for pair in pairs],
-            counts={"texts": float(len(pairs)), "errors": errors},
+            counts={"texts": float(len(pairs)), "errors": float((labels > 0).sum())},
         )
 
-    @abstractmethod
     def _weight(self, labels: torch.Tensor) -> float:
         """The number of targets among the labels of words."""
+        return float((labels >= 0).sum())
+
+    def _units(self, logits: np.ndarray) -> np.ndarray:
+        """The logits of what is judged in a text, from those of its words."""
+        return logits
+
+    def _labels(self, pair: Pair) -> np.ndarray:
+        """The labels of what is judged in a text, int [units]."""
+        return wrong_words(pair)
+
+    def _spans(self, text: str, part: Span) -> list[Span]:
+        """The places of what is judged in a chunk of a text."""
+        inside = words(text[part.start : part.end])
+        return [Span(part.start + start, part.start + end) for start, end in inside]
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy of every word, and the share of words predicted right."""
+        labels = batch["labels"]
+        logits = detector.word_logits(model, batch)
+        is_word = labels >= 0
+        right = ((logits.detach() > 0) == (labels > 0)) & is_word
+        return Loss(
+            detector.word_losses(logits, labels).sum(),
+            {"word_accuracy": (right.sum(), is_word.sum())},
+        )
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
         """Scores the validation samples; chooses the threshold that is exported with the model."""
@@ -305,16 +273,8 @@ class Detection(SpellingTask):
     ) -> list[np.ndarray]:
         """The logits of the units of each text: of its words, or one of the whole text."""
         budget = self._config.batch_max_length
-        rows = logits_of_words(model, self._inputs, texts, budget, context)
+        rows = detector.logits_of_words(model, self._inputs, texts, budget, context)
         return [self._units(row) for row in rows]
-
-    @abstractmethod
-    def _units(self, logits: np.ndarray) -> np.ndarray:
-        """The logits of the units of a text from those of its words."""
-
-    @abstractmethod
-    def _labels(self, pair: Pair) -> np.ndarray:
-        """The labels of the units of a text, int [units]."""
 
     def judge(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
@@ -336,31 +296,22 @@ class Detection(SpellingTask):
         return super().finish(model, context)
 
     def load(self, folder: Path) -> nn.Module:
-        model, self._inputs = load_detector(folder)
+        model, self._inputs = detector.load_detector(folder)
         self._least = saved_threshold(folder) if self._config.abstains else np.float64(0)
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
-        """The flags in each text: of words, or of chunks of at most
-        `max_characters`."""
-        parts = [self._parts(text) for text in texts]
-        chosen = [
-            text[start:end].split()
-            for text, own in zip(texts, parts, strict=True)
-            for start, end in own
-        ]
-        device = next(model.parameters()).device
-        context = EvaluationContext.alone(device)
-        logits = iter(self._logits(model, chosen, context))
-        found = []
-        for text, own in zip(texts, parts, strict=True):
-            rows = [next(logits) for _ in own]
-            found.append([
-                Flag(*span, text[slice(*span)], float(expit(score)))
-                for part, row in zip(own, rows, strict=True)
-                for span, score in zip(self._spans(text, part), row, strict=True)
+        """The flags in each text: of words, or of chunks of at most `max_characters`."""
+        parts = [(n, part) for n, text in enumerate(texts) for part in self._parts(text)]
+        context = EvaluationContext.alone(next(model.parameters()).device)
+        chosen = [texts[n][slice(*part)].split() for n, part in parts]
+        found: list[list[Flag]] = [[] for _ in texts]
+        for (n, part), row in zip(parts, self._logits(model, chosen, context), strict=True):
+            found[n] += [
+                Flag(*span, texts[n][slice(*span)], float(expit(score)))
+                for span, score in zip(self._spans(texts[n], part), row, strict=True)
                 if score > self._least
-            ])  # fmt: skip
+            ]
         return found
 
     def _parts(self, text: str) -> list[Span]:
@@ -373,10 +324,6 @@ class Detection(SpellingTask):
                 found.append(Span(start, start + len(chunk.strip())))
         return found
 
-    @abstractmethod
-    def _spans(self, text: str, part: Span) -> list[Span]:
-        """The places of the units in a chunk of a text."""
-
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._inputs.write(folder)
@@ -385,41 +332,14 @@ class Detection(SpellingTask):
             (folder / CALIBRATION).write_text(text, encoding="utf-8")
 
 
-class WordDetection(Detection):
-    """Predicts which words of a text have an error."""
-
-    def _weight(self, labels: torch.Tensor) -> float:
-        return float((labels >= 0).sum())
-
-    def _units(self, logits: np.ndarray) -> np.ndarray:
-        return logits
-
-    def _labels(self, pair: Pair) -> np.ndarray:
-        return wrong_words(pair)
-
-    def _spans(self, text: str, part: Span) -> list[Span]:
-        inside = words(text[part.start : part.end])
-        return [Span(part.start + start, part.start + end) for start, end in inside]
-
-    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy of every word, and the share of words predicted right."""
-        labels = batch["labels"]
-        logits = word_logits(model, batch)
-        is_word = labels >= 0
-        right = ((logits.detach() > 0) == (labels > 0)) & is_word
-        return Loss(
-            word_losses(logits, labels).sum(), {"word_accuracy": (right.sum(), is_word.sum())}
-        )
-
-
-class SequenceDetection(Detection):
-    """Predicts which texts have an error."""
+class SequenceDetection(WordDetection):
+    """Predicts which texts have an error: what is judged is the whole text."""
 
     def _weight(self, labels: torch.Tensor) -> float:
         return float(len(labels))
 
     def _units(self, logits: np.ndarray) -> np.ndarray:
-        return sequence_logit(logits)[None]
+        return detector.sequence_logit(logits)[None]
 
     def _labels(self, pair: Pair) -> np.ndarray:
         return wrong_words(pair).max(initial=0)[None]
@@ -431,7 +351,7 @@ class SequenceDetection(Detection):
         """Computes the cross-entropy of every text, and the share of texts predicted right."""
         is_word = batch["labels"] >= 0
         labels = (batch["labels"] > 0).any(1).float()
-        losses = sequence_losses(word_logits(model, batch), is_word, labels)
+        losses = detector.sequence_losses(detector.word_logits(model, batch), is_word, labels)
         right = (losses.detach() < np.log(2)).float()
         return Loss(losses.sum(), {"accuracy": (right.sum(), torch.ones_like(right).sum())})
 
@@ -447,7 +367,10 @@ def saved_threshold(folder: Path) -> np.float64:
             "samples (val_splits)"
         ) from error
     if found.threshold is None:
-        logger.warning("abstains: %s", found)
+        logger.warning(
+            "abstains: no threshold has a precision of %.3f: the highest is %.3f, at recall %.3f; "
+            "nothing is flagged", found.wanted, found.precision, found.recall,
+        )  # fmt: skip
         return np.float64(np.inf)
     # What has the threshold itself is flagged. In float64: float32 logits are compared exactly.
     return np.nextafter(np.float64(found.threshold), -np.inf)
@@ -458,9 +381,39 @@ def wrong_words(pair: Pair) -> np.ndarray:
     return np.array([a != b for a, b in zip(pair.source, pair.correct, strict=True)], np.int64)
 
 
-def label_tensor(pairs: Sequence[Pair]) -> torch.Tensor:
-    """Whether each word has an error, float [texts, words]; -1 for padding."""
-    labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
-    for row, pair in enumerate(pairs):
-        labels[row, : len(pair.source)] = torch.from_numpy(wrong_words(pair)).float()
-    return labels
+@dataclass(frozen=True)
+class Calibration:
+    """The threshold from which a score counts as an error, chosen for a wanted precision."""
+
+    wanted: float
+    threshold: float | None  # the lowest score that is flagged; None: none has that precision
+    precision: float  # with the threshold; if it is None, the highest that any has
+    recall: float  # at that precision
+    flagged: int  # number of units at that precision
+
+
+def calibrate(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:
+    """Chooses the threshold with the highest recall among those that have the wanted precision.
+
+    Args:
+        scores: Scores of held-out units, higher for likelier errors: float [units].
+        labels: 1 for an error, otherwise 0: [units].
+    """
+    order = np.argsort(-scores, kind="stable")
+    ordered, errors = scores[order], np.asarray(labels)[order].astype(bool)
+    if not errors.any():
+        return Calibration(precision, None, 0.0, 0.0, 0)
+    found, flagged = np.cumsum(errors), np.arange(1, len(errors) + 1)
+    ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # equal scores together
+    precisions = found[ends] / flagged[ends]
+    reaches = np.flatnonzero(precisions >= precision)
+    # The last that reaches it has the highest recall; if none does, the best, and its last tie.
+    best = reaches[-1] if len(reaches) else np.flatnonzero(precisions == precisions.max())[-1]
+    end = ends[best]
+    return Calibration(
+        wanted=precision,
+        threshold=float(ordered[end]) if len(reaches) else None,
+        precision=float(precisions[best]),
+        recall=float(found[end] / found[-1]),
+        flagged=int(flagged[end]),
+    )

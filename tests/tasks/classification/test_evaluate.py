@@ -19,22 +19,22 @@ from bsmeta.config.evaluation import EvaluateConfig, GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import evaluate as module
-from bsmeta.tasks.classification import predictions
+from bsmeta.tasks.classification import model as model_module
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.evaluate import (
     MODEL,
     PREDICTIONS,
     STATS,
+    baselines,
     epochs_of,
     result_file,
     save_model,
     write_predictions,
 )
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.model import build_with_head
-from bsmeta.tasks.classification.predictions import Scored
+from bsmeta.tasks.classification.model import Scored, build_with_head
 from bsmeta.tasks.classification.report import report, summary
-from bsmeta.tasks.classification.results import Results, TrainingTexts, results_of
+from bsmeta.tasks.classification.results import Results, TestSet, results_of, scores_of
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.task import EvaluationContext, FinishContext
 from tests.tasks.classification.helpers import (
@@ -197,27 +197,24 @@ def test_the_model_is_counted_without_its_weights(run: Path) -> None:
 
 LABELS = ("left", "neutral", "right")
 # Three texts, the second folded into two chunks: by the first of them alone it would be "left".
-CHUNKS = [Chunk([], 0, 3, 0, ""), Chunk([], 2, 7, 0, ""), Chunk([], 2, 7, 1, ""),
-          Chunk([], 1, 9, 0, "")]  # fmt: skip
+CHUNKS = [Chunk([], 0, 3, 0, "fair wages"), Chunk([], 2, 7, 0, "lower "),
+          Chunk([], 2, 7, 1, "taxes"), Chunk([], 1, 9, 0, "soap")]  # fmt: skip
 LOGITS = np.log(np.array(
     [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.5, 0.3, 0.2]]
 ))  # fmt: skip
 
 
 def results() -> Results:
-    scored = Scored.of(CHUNKS, LOGITS)
-    texts = ["fair wages", "lower taxes", "soap"]
-    training = TrainingTexts(
-        ["wages for all", "cut taxes", "buy soap"], np.array([0, 2, 1]), [1.0] * 3
-    )
-    return results_of(
-        scored, texts, training, source="ads.csv, test split", labels=LABELS,
-        groups=(np.array(["a", "a", "b"]), "values of page"),
-        model_scores=scored.scores([1.0, 1.0, 1.0]),
+    test = TestSet(
+        "ads.csv, test split", LABELS, CHUNKS, ["a", "a", "b"], "values of page",
         distribution={"train": {"left": 1, "neutral": 1, "right": 1}},
         notes=["1 of 4 rows repeats the text of an earlier row"],
-        resamples=100, seed=1,
     )  # fmt: skip
+    scored, weights = Scored.of(CHUNKS, LOGITS), [1.0] * 3
+    training = ["wages for all", "cut taxes", "buy soap"]
+    others, notes = baselines(test, training, np.array([0, 2, 1]), weights)
+    assert notes == []
+    return results_of(test, scored, scores_of(scored, weights), others, resamples=100, seed=1)
 
 
 def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
@@ -233,7 +230,7 @@ def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
 
 
 def test_scores_of_texts_and_of_chunks() -> None:
-    found = Scored.of(CHUNKS, LOGITS).scores([1.0, 1.0, 1.0])
+    found = scores_of(Scored.of(CHUNKS, LOGITS), [1.0, 1.0, 1.0])
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["chunk_accuracy"] == 2 / 4
     assert found["loss"] == pytest.approx(-np.log([0.8, 0.25, 0.8, 0.3]).mean())
@@ -295,10 +292,10 @@ def test_the_report_has_tables_plots_and_numbers(tmp_path: Path) -> None:
 def test_what_was_trained_is_kept_if_the_report_fails(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> Results:
+    def fail(*_: Any, **__: Any) -> Results:
         raise MemoryError
 
-    monkeypatch.setattr(module, "test_results", fail)
+    monkeypatch.setattr(module, "results_of", fail)
     task, folder = open_task(str(run), {"results_dir": str(tmp_path)})
     assert isinstance(task, TextClassifier)
     (tmp_path / "metrics.jsonl").touch()
@@ -326,7 +323,7 @@ def test_logits_of_some_texts_at_a_time_predict_alike(
     model = task.load(folder)
     records = [{"text": "stop signs " * count} for count in (1, 20, 3, 0, 40, 2)]
     whole = [*task.predict(model, records)]
-    monkeypatch.setattr(predictions, "LOGITS_AT_ONCE", 12)  # four chunks
+    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", 12)  # four chunks
     parts = [*task.predict(model, records)]
     assert [part["chunks"] for part in parts] == [1, 3, 1, 0, 6, 1]
     for part, found in zip(parts, whole, strict=True):

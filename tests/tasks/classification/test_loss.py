@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.classification.config import (
@@ -16,8 +15,8 @@ from bsmeta.tasks.classification.config import (
     value_problems,
 )
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.model import cross_entropies, label_weights
-from bsmeta.tasks.classification.predictions import Scored
+from bsmeta.tasks.classification.model import Scored, label_weights
+from bsmeta.tasks.classification.results import scores_of
 from bsmeta.tasks.classification.task import micro_batch
 from tests.tasks.classification.helpers import bert_tokenizer
 
@@ -57,12 +56,11 @@ def test_the_loss_is_the_weighted_mean_of_the_smoothed_cross_entropies() -> None
     plain = [-math.log(0.7), -math.log(0.25)]
     even = [-math.log(0.7 * 0.2 * 0.1) / 3, -math.log(0.25 * 0.5 * 0.25) / 3]
     smoothed = [0.9 * one + 0.1 * other for one, other in zip(plain, even, strict=True)]
-    found = cross_entropies(torch.from_numpy(logits), torch.from_numpy(labels), 0.1)
-    assert found.tolist() == pytest.approx(smoothed)
     chunks = [Chunk([], label, row, 0, "") for row, label in enumerate(labels.tolist())]
     scored = Scored.of(chunks, logits, 0.1)
+    assert scored.chunk_losses.tolist() == pytest.approx(smoothed)
     expected = (smoothed[0] + 3 * smoothed[1]) / 4
-    assert scored.scores([1.0, 1.0, 3.0])["loss"] == pytest.approx(expected)
+    assert scores_of(scored, [1.0, 1.0, 3.0])["loss"] == pytest.approx(expected)
 
 
 def test_a_micro_batch_carries_the_weight_of_its_labels() -> None:

@@ -19,7 +19,7 @@ from backports import zstd
 
 from bsmeta.core.errors import UserError
 from bsmeta.tasks.classification.config import ClassificationDataConfig
-from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.examples import open_examples
 from tests.tasks.classification.helpers import bert_tokenizer, data_config
 
 TOKENIZER = bert_tokenizer()

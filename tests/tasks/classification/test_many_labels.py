@@ -31,11 +31,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from bsmeta.training.task import EvaluationContext
-from bsmeta.tasks.classification.evaluate import write_predictions
+from bsmeta.tasks.classification.evaluate import baselines, write_predictions
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.predictions import score
+from bsmeta.tasks.classification.model import Scorer
 from bsmeta.tasks.classification.report import report
-from bsmeta.tasks.classification.results import TrainingTexts, results_of
+from bsmeta.tasks.classification.results import TestSet, results_of, scores_of
 from tests.tasks.classification.helpers import bert_tokenizer
 
 count, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -47,23 +47,22 @@ class Model(torch.nn.Module):
         logits = torch.nn.functional.one_hot(numbers.clamp(max=9000), count).float()
         return SimpleNamespace(logits=logits * 20)
 
-chunks = [Chunk([label // 100 + 1, label % 100 + 1], label, row, 0, "")
+chunks = [Chunk([label // 100 + 1, label % 100 + 1], label, row, 0, f"stop {label}")
           for row, label in enumerate((np.arange(2 * count) % count).tolist(), 1)]
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30),) * 2)
 before = peak()
 context = EvaluationContext.alone(torch.device("cpu"))
-scored = score(Model(), chunks, count, bert_tokenizer(), 64, context)
+scored = Scorer(count, bert_tokenizer(), 64, context).score(Model(), chunks)
 labels = tuple(f"label {number}" for number in range(count))
 write_predictions(folder / "predictions.csv", scored, labels)
-texts = [f"stop {chunk.label}" for chunk in chunks]
-results = results_of(
-    scored, texts, TrainingTexts(texts, scored.labels, [1.0] * count),
-    source="many.csv, test split",
-    labels=labels, groups=(scored.sources, "distinct texts"),
-    model_scores=scored.scores([1.0] * count), notes=[],
-    distribution={"test": dict.fromkeys(labels, 2)}, resamples=200, seed=1,
-)
+texts = [chunk.text for chunk in chunks]
+test = TestSet("many.csv, test split", labels, chunks, [*map(str, scored.sources)],
+               "distinct texts", {"test": dict.fromkeys(labels, 2)}, [])
+others, notes = baselines(test, texts, scored.labels, [1.0] * count)
+test.notes.extend(notes)
+scores = scores_of(scored, [1.0] * count)
+results = results_of(test, scored, scores, others, resamples=200, seed=1)
 report(results, [], folder / "evaluation", {})
 print("grown by", peak() - before)
 """

@@ -8,8 +8,9 @@ from sklearn import metrics
 
 from bsmeta.report.inference import draws
 from bsmeta.tasks.classification import classifier, systems
-from bsmeta.tasks.classification.predictions import Confusion, by_label, compare, scores
-from bsmeta.tasks.classification.results import majority
+from bsmeta.tasks.classification.evaluate import MAJORITY, baselines
+from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.results import Confusion, TestSet, compare
 from bsmeta.tasks.classification.systems import fit_words
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).
@@ -28,7 +29,7 @@ def test_the_confusion_matrix_has_true_labels_in_rows() -> None:
 
 def test_scores_of_each_label() -> None:
     found = {
-        name: values.tolist() for name, values in by_label(Confusion.of(TRUTH, GUESS, 3)).items()
+        name: values.tolist() for name, values in Confusion.of(TRUTH, GUESS, 3).by_label().items()
     }
     assert found == {
         "precision": [3 / 5, 2 / 3, 0.0],
@@ -39,13 +40,13 @@ def test_scores_of_each_label() -> None:
 
 
 def test_scores_of_a_small_example() -> None:
-    found = scores(*Confusion.of(TRUTH, GUESS, 3).totals())
-    assert float(found["accuracy"]) == 5 / 8
-    assert float(found["balanced_accuracy"]) == pytest.approx((3 / 4 + 2 / 3 + 0) / 3)
-    assert float(found["macro_f1"]) == pytest.approx((6 / 9 + 4 / 6 + 0) / 3)
+    found = Confusion.of(TRUTH, GUESS, 3).scores()
+    assert found["accuracy"] == 5 / 8
+    assert found["balanced_accuracy"] == pytest.approx((3 / 4 + 2 / 3 + 0) / 3)
+    assert found["macro_f1"] == pytest.approx((6 / 9 + 4 / 6 + 0) / 3)
     # right x texts - sum of row x column sums = 5 x 8 - (4 x 5 + 3 x 3 + 1 x 0) = 11
     expected = 11 / np.sqrt((64 - 25 - 9 - 0) * (64 - 16 - 9 - 1))
-    assert float(found["mcc"]) == pytest.approx(expected)
+    assert found["mcc"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,8 +54,7 @@ def test_scores_are_those_of_scikit_learn(seed: int) -> None:
     draw = np.random.default_rng(seed)
     truth, guess = draw.integers(0, 4, 30), draw.integers(0, 4, 30)
     truth[truth == 3] = 0  # a label that is predicted and never true
-    totals = Confusion.of(truth, guess, 6).totals()
-    found = {name: float(value) for name, value in scores(*totals).items()}
+    found = Confusion.of(truth, guess, 6).scores()
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(truth, guess))
     assert found["macro_f1"] == pytest.approx(
         metrics.f1_score(truth, guess, average="macro", zero_division=0.0)
@@ -65,8 +65,8 @@ def test_scores_are_those_of_scikit_learn(seed: int) -> None:
 
 
 def test_a_single_label_has_no_correlation() -> None:
-    found = scores(*Confusion.of(np.zeros(3, int), np.zeros(3, int), 2).totals())
-    assert [float(value) for value in found.values()] == [1.0, 1.0, 1.0, 0.0]
+    found = Confusion.of(np.zeros(3, int), np.zeros(3, int), 2).scores()
+    assert [*found.values()] == [1.0, 1.0, 1.0, 0.0]
 
 
 def test_groups_are_resampled_as_a_whole_and_differences_are_paired() -> None:
@@ -77,10 +77,10 @@ def test_groups_are_resampled_as_a_whole_and_differences_are_paired() -> None:
         truth, {"model": right, "other": wrong}, groups, 2, resamples=500, seed=1
     )
     assert model.differences == {}
-    assert (model.intervals["accuracy"].low, model.intervals["accuracy"].high) == (1.0, 1.0)
-    assert other.values["accuracy"] == 0.5
+    assert (model.scores["accuracy"].low, model.scores["accuracy"].high) == (1.0, 1.0)
+    assert other.scores["accuracy"].value == 0.5
     # Two groups: a resample has the first twice, both, or the second twice.
-    assert (other.intervals["accuracy"].low, other.intervals["accuracy"].high) == (0.0, 1.0)
+    assert (other.scores["accuracy"].low, other.scores["accuracy"].high) == (0.0, 1.0)
     difference = other.differences["accuracy"]
     interval = difference.interval
     assert (difference.value, interval.low, interval.high) == (-0.5, -1.0, 0.0)
@@ -98,12 +98,15 @@ def test_intervals_are_those_of_scores_of_drawn_texts(seed: int) -> None:
         "mcc": [metrics.matthews_corrcoef(truth[n], guess[n]) for n in drawn],
     }
     for name, values in expected.items():
-        interval = found.intervals[name]
-        assert [interval.low, interval.high] == pytest.approx(np.percentile(values, [2.5, 97.5]))
+        score = found.scores[name]
+        assert [score.low, score.high] == pytest.approx(np.percentile(values, [2.5, 97.5]))
 
 
 def test_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert majority(np.array([1, 1, 0, 2]), 3).tolist() == [1, 1, 1]
+    test = TestSet("a.csv", ("a", "b", "c"), [Chunk([], 0, n, 0, "a") for n in range(3)],
+                   ["1", "2", "3"], "texts", {}, [])  # fmt: skip
+    found, _ = baselines(test, ["a"] * 4, np.array([1, 1, 0, 2]), [1.0] * 3)
+    assert found[MAJORITY].tolist() == [1, 1, 1]
     texts = ["cut the taxes", "lower taxes now", "raise the wages", "fair wages for all"]
     labels = np.array([0, 0, 1, 1])
 

@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bsmeta.tasks.classification.config import ClassificationConfig, value_problems
-from bsmeta.tasks.classification.splits import left_out, split_rows
-from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.examples import open_examples
+from bsmeta.tasks.classification.store import left_out, split_rows
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_csv
 
 LEANINGS = Path(__file__).resolve().parents[4] / "shared/data/classification/leanings.csv"

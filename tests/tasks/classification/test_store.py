@@ -16,9 +16,8 @@ import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.classification import store
-from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.splits import SPLITS, split_rows
-from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.examples import Chunk, Examples, open_examples
+from bsmeta.tasks.classification.store import SPLITS, split_rows
 from tests.tasks.classification.helpers import (
     TEXT,
     bert_tokenizer,
@@ -234,7 +233,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from tests.tasks.classification.helpers import *\n"
-        "from bsmeta.tasks.classification.store import open_examples\n"
+        "from bsmeta.tasks.classification.examples import open_examples\n"
         "open_examples(data_config(sys.argv[1]), bert_tokenizer())\n"
     )
     done = subprocess.run(

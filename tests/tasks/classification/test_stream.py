@@ -12,8 +12,7 @@ import torch
 
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.examples import Chunk, Examples, open_examples
 from bsmeta.tasks.classification.task import order_of, train_stream
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_leanings
 
@@ -82,7 +81,7 @@ def test_an_epoch_has_every_chunk_once_and_its_last_step_the_rest(examples: Exam
 
 
 def test_all_chunks_of_a_text_are_trained_on_with_its_label(examples: Examples) -> None:
-    labels = dict(zip(examples.sources("train"), examples.source_labels("train"), strict=True))
+    labels = {row: label for row, _, label in examples.texts("train")}
     for chunk in examples.read(examples.chunks("train")):
         assert chunk.label == labels[chunk.source]
         assert 3 <= len(chunk.ids) <= 16

@@ -25,7 +25,6 @@ from bsmeta.tasks.classification.classifier import (
     Classifier,
     depth_of,
     freeze_below,
-    load,
     pool,
 )
 from bsmeta.tasks.classification.config import (
@@ -33,7 +32,7 @@ from bsmeta.tasks.classification.config import (
     ClassificationDataConfig,
     value_problems,
 )
-from bsmeta.tasks.classification.model import load_model, untouched_encoder
+from bsmeta.tasks.classification.model import labels_of, load_model, untouched_encoder
 from bsmeta.tasks.classification.systems import Standard, best_scale, choose
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.engines import build_optimizer, set_learning_rate
@@ -377,10 +376,10 @@ def test_a_damaged_folder_is_refused(
     model = task.build_model()
     task.export(model, model.state_dict(), tmp_path / "model")
     assert {file.suffix for file in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
-    assert load(tmp_path / "model").description.labels == ["left", "neutral", "right"]
+    assert labels_of(load_model(tmp_path / "model")) == ("left", "neutral", "right")
     change(tmp_path / "model")
     with pytest.raises(DataError, match=message):
-        load(tmp_path / "model")
+        load_model(tmp_path / "model")
 
 
 def test_a_dimension_of_rounding_errors_is_left_out() -> None:

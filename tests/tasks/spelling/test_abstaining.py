@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.metrics import calibrate
-from bsmeta.tasks.spelling.task import CALIBRATION, saved_threshold
+from bsmeta.tasks.spelling.task import CALIBRATION, calibrate, saved_threshold
 
 LOGITS = np.array([[3.3], [1.1], [0.7], [-2.0]], np.float32)
 
@@ -35,7 +34,10 @@ def test_nothing_is_flagged_without_a_threshold(
     with caplog.at_level(logging.WARNING):
         least = saved(tmp_path, [0, 1, 0, 0])
     assert not (least < LOGITS).any()
-    assert "no threshold has a precision of 0.900: the highest is 0.500" in caplog.text
+    assert (
+        "no threshold has a precision of 0.900: the highest is 0.500, at recall 1.000; nothing is "
+        "flagged"
+    ) in caplog.text
 
 
 def test_a_model_without_a_calibration_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.spelling import candidates as candidates_module
 from bsmeta.tasks.spelling import lexicon as lexicon_module
 from bsmeta.tasks.spelling.candidates import FORM_FEATURES, Candidates
-from bsmeta.tasks.spelling.inputs import RowBuilder
+from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.lexicon import (
     BOUNDARY,
     Lexicon,
@@ -85,7 +85,7 @@ def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:
     again = Lexicon.read(tmp_path)
     texts = [["Teh", "villiage"], ["cat"]]
     assert np.array_equal(
-        RowBuilder(again).rows(texts).features, RowBuilder(words).rows(texts).features
+        CandidateInputs(again).rows(texts).features, CandidateInputs(words).rows(texts).features
     )
     (tmp_path / "misspellings.json").write_text("{")
     with pytest.raises(DataError, match="copy the model again"):
@@ -159,12 +159,12 @@ def test_words_that_are_written_as_one_are_separated() -> None:
 
 
 def test_what_is_not_spelled_has_no_candidates() -> None:
-    rows = RowBuilder(lexicon()).rows([["(12)", "foo@bar.org", "--"]])
+    rows = CandidateInputs(lexicon()).rows([["(12)", "foo@bar.org", "--"]])
     assert rows.starts.tolist() == [0, 2, 4, 6]
 
 
 def test_a_word_fits_better_where_its_neighbors_are_known() -> None:
-    rows = RowBuilder(lexicon()).rows([["the", "caat", "sat"], ["house", "caat", "letters"]])
+    rows = CandidateInputs(lexicon()).rows([["the", "caat", "sat"], ["house", "caat", "letters"]])
     score = FORM_FEATURES + 2 + 5  # of the fit on both sides
     (first, second) = (
         rows.features[rows.starts[word] + rows.texts[word].index("cat"), score] for word in (1, 4)
@@ -173,7 +173,7 @@ def test_a_word_fits_better_where_its_neighbors_are_known() -> None:
 
 
 def test_the_rows_of_a_text_do_not_depend_on_the_others() -> None:
-    builder = RowBuilder(lexicon())
+    builder = CandidateInputs(lexicon())
     texts = [["on", "the"], ["We", "saw", "berlin."], ["cat", "sat"]]
     together = builder.rows(texts)
     alone = [builder.rows([text]) for text in texts]
@@ -182,7 +182,7 @@ def test_the_rows_of_a_text_do_not_depend_on_the_others() -> None:
 
 
 def test_words_are_judged_beside_assumed_neighbors() -> None:
-    builder = RowBuilder(lexicon())
+    builder = CandidateInputs(lexicon())
     wrong, right = [["teh", "caat", "ast"]], [["the", "cat", "sat"]]
     assumed = builder.rows(wrong, right)
     middle = slice(assumed.starts[1], assumed.starts[2])

@@ -27,7 +27,7 @@ from bsmeta.tasks.spelling.correction import (
 from bsmeta.tasks.spelling.corrections import apply_corrections, as_record
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig, error_logits, log_probabilities
 from bsmeta.tasks.spelling.evaluate import run
-from bsmeta.tasks.spelling.inputs import CandidateInputs, RowBuilder
+from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.training.task import EvaluationContext
 from tests.tasks.spelling.helpers import lexicon, write_test_set
@@ -131,8 +131,8 @@ def test_training_texts_are_partly_corrected_neighbors() -> None:
 
 def test_the_label_of_a_word_is_the_row_of_its_right_candidate() -> None:
     pair = Pair(["Teh", "cat", "xqzk", "teh"], ["The", "cat", "house", "teh"], "name")
-    rows = RowBuilder(lexicon()).rows([pair.source])
-    labels = label_rows([pair], rows.texts, rows.starts)
+    rows = CandidateInputs(lexicon()).rows([pair.source])
+    labels = label_rows([pair], rows)
     places = (labels - rows.starts[:-1]).tolist()
     assert places[1:] == [0, 1, 0]  # itself, none of the candidates, itself
     assert rows.texts[0][places[0]] == "The"

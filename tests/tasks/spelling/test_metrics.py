@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.corrections import count_corrections, edit_costs, matching_blocks
-from bsmeta.tasks.spelling.metrics import (
-    calibrate,
+from bsmeta.tasks.spelling.corrections import (
+    compare_f1,
     correction_counts,
+    count_corrections,
     detection_counts,
-    f1_difference,
-    f1_interval,
+    edit_costs,
+    matching_blocks,
 )
+from bsmeta.tasks.spelling.task import calibrate
 from tests.conftest import REPOSITORY
 
 CASES = REPOSITORY.parent / "shared" / "data" / "spelling" / "metric_cases" / "sec.json"
@@ -172,13 +173,13 @@ def test_systems_are_compared_in_pairs() -> None:
     labels = [[1, 0, 0, 1]] * 40
     better = detection_counts([[1, 0, 0, 1]] * 30 + [[0, 0, 0, 1]] * 10, labels)
     worse = detection_counts([[1, 0, 1, 0]] * 40, labels)
-    found = f1_difference(better, worse, resamples=1000, seed=0)
+    (f1, _), (own, found) = compare_f1([better, worse], resamples=1000, seed=0)
     assert found.value == pytest.approx(better.f1 - 0.5)
     assert found.interval.excludes_zero
-    assert found.interval.low < found.value < found.interval.high
-    assert not f1_difference(worse, worse, resamples=1000, seed=0).interval.excludes_zero
-    interval = f1_interval(better, resamples=1000, seed=0)
-    assert interval.low < better.f1 < interval.high
+    assert found.low < found.value < found.high
+    assert not own.interval.excludes_zero
+    assert f1.value == better.f1
+    assert f1.low < better.f1 < f1.high
 
 
 def test_the_threshold_with_the_wanted_precision_and_the_highest_recall() -> None:
@@ -192,9 +193,5 @@ def test_the_threshold_with_the_wanted_precision_and_the_highest_recall() -> Non
 
 def test_a_precision_that_no_threshold_has() -> None:
     found = calibrate(np.array([0.9, 0.5, 0.2]), np.array([0, 1, 0]), 0.95)
-    assert found.threshold is None
-    assert str(found) == (
-        "no threshold has a precision of 0.950: the highest is 0.500, at recall 1.000; "
-        "nothing is flagged"
-    )
+    assert (found.threshold, found.precision, found.recall) == (None, 0.5, 1.0)
     assert calibrate(np.array([0.9]), np.array([0]), 0.5).threshold is None

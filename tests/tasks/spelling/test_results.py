@@ -19,7 +19,8 @@ import torch
 from bsmeta.core.errors import DataError
 from bsmeta.models.pretrained import write_model_manifest
 from bsmeta.predict import PredictConfig, output_form, read_text
-from bsmeta.tasks.spelling.evaluate import judge_test_sets, read_test_sets, summary, table_of
+from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
+from bsmeta.tasks.spelling.evaluate import read_test_sets, score_test_sets, summary, table_of
 from bsmeta.training.task import EvaluationContext
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set
@@ -38,22 +39,22 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     def judge(lines: Any) -> list[list[int]]:  # finds the first error, and one that is none
         return [[int(word in ("teh", "mail")) for word in line.split()] for line in lines]
 
-    (result,) = judge_test_sets(
-        "sed_words", sets, judge, ALONE, word_list=None, resamples=50, seed=0
-    )
-    model, dictionary, nothing = result.systems
-    assert [s.system for s in result.systems] == ["model", "dictionary", "change nothing"]
+    config = SedWordsConfig(bootstrap_resamples=50, seed=0)
+    results = score_test_sets(config, sets, judge, ALONE)
+    systems = results["small/dev"]
+    model, dictionary, nothing = systems
+    assert [s.system for s in systems] == ["model", "dictionary", "change nothing"]
     assert (model.counts.precision, model.counts.recall, model.counts.f1) == (0.5, 0.5, 0.5)
     assert (model.counts.accuracy, model.false_alarms) == (5 / 7, 1 / 7)
     assert (dictionary.counts.f1, dictionary.false_alarms) == (1.0, 0.0)
     assert (nothing.counts.f1, nothing.counts.accuracy) == (0.0, 5 / 7)
     assert dictionary.difference is not None
     assert dictionary.difference.value == -0.5
-    row = table_of("sed_words", [result]).texts()[0]
+    row = table_of("sed_words", results).texts()[0]
     assert row[:2] == ["small/dev", "model"]
     assert row[2].startswith(".500 (")
     assert row[3:7] == [".500", ".500", ".714", "14.29%"]
-    (sentence,) = summary([result])
+    (sentence,) = summary(results)
     assert sentence.startswith("small/dev: the model's F1 is .500, -.500 compared")
     assert " 2 lines are few to resample: 95% intervals over them are rough" in sentence
 
@@ -67,8 +68,8 @@ def test_predictions_for_lower_case_text_are_lower_cased(tmp_path: Path) -> None
 
     def f1() -> float:
         sets = read_test_sets(folder, "sec")
-        (result,) = judge_test_sets("sec", sets, judge, ALONE, word_list=None, resamples=9, seed=0)
-        return result.systems[0].counts.f1
+        ((model, *_),) = score_test_sets(SecConfig(), sets, judge, ALONE).values()
+        return model.counts.f1
 
     own = folder / "sec/small/dev"
     assert f1() == 0

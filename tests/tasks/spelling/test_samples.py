@@ -32,7 +32,7 @@ from bsmeta.tasks.spelling.samples import (
     prose_share,
     samples_of,
 )
-from bsmeta.tasks.spelling.task import Detection, WordDetection
+from bsmeta.tasks.spelling.task import WordDetection
 from tests.tasks.spelling.helpers import write_misspellings, write_texts
 
 
@@ -284,7 +284,7 @@ def test_a_sample_longer_than_its_part_of_a_step_is_refused(tmp_path: Path) -> N
 def test_no_rank_exceeds_its_part_of_the_budget(tmp_path: Path, kind: str) -> None:
     schema = SedWordsConfig if kind == "sed_words" else SecConfig
     config = config_of(schema, tmp_path, gradient_accumulation_steps=1)
-    task: Detection | CandidateCorrection = (
+    task: WordDetection | CandidateCorrection = (
         WordDetection(config) if kind == "sed_words" else CandidateCorrection(config)
     )
     for world_size in (1, 2, 4):
