@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import chain
 from operator import attrgetter
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pycld2
 from dateutil import parser as date_parser  # type: ignore[import-untyped]
@@ -163,15 +163,14 @@ class Title(Annotator):
     columns = ("metadata_title",)
 
     def annotate(self, row: Row) -> Columns:
-        title = row.page.title if row.html is not None else _first_title(row)
+        if row.html is not None:
+            title = row.page.title
+        else:
+            titles = row.column("html_title")
+            if titles is None:
+                raise AnnotationError(NO_HTML)
+            title = " ".join(html.unescape(_TAGS.sub("", titles[0])).split()) if titles else ""
         return {"metadata_title": [global_record("title", title)] if title else []}
-
-
-def _first_title(row: Row) -> str:
-    titles = row.column("html_title")
-    if titles is None:
-        raise AnnotationError(NO_HTML)
-    return " ".join(html.unescape(_TAGS.sub("", titles[0])).split()) if titles else ""
 
 
 class Timestamp(Annotator):
@@ -212,34 +211,29 @@ class WebsiteDescription(Annotator):
 
     def annotate(self, row: Row) -> Columns:
         for source in self.config.description_sources:
-            text = DESCRIPTION_SOURCES[source](self._table, row)
+            text = self._from_table(row) if source == "table" else _from_page(row)
             if text and is_description(text):
                 record = global_record("website_description", text, source=source)
                 return {"metadata_website_desc": [record]}
         return {"metadata_website_desc": []}
 
+    def _from_table(self, row: Row) -> str | None:
+        try:
+            host = urlsplit(row.url).hostname
+        except ValueError:
+            return None
+        return self._table.find(host) if self._table is not None and host else None
+
     def fingerprint(self) -> str:
         return self.digest({"table": self._table.content_hash if self._table else None})
 
 
-def _from_table(table: DescriptionTable | None, row: Row) -> str | None:
-    try:
-        host = urlsplit(row.url).hostname
-    except ValueError:
-        return None
-    return table.find(host) if table is not None and host else None
-
-
-def _from_page(table: DescriptionTable | None, row: Row) -> str | None:
+def _from_page(row: Row) -> str | None:
     """The meta description of the page, on one line."""
     if row.html is None:
         return None
     meta = row.page.declared.meta
     return " ".join((meta.get("description") or meta.get("og:description") or "").split())
-
-
-DESCRIPTION_SOURCES = {"table": _from_table, "page": _from_page}
-"""The values of `description_sources`."""
 
 
 class Datasource(Annotator):
@@ -249,7 +243,12 @@ class Datasource(Annotator):
     columns = ("metadata_generation_datasource",)
 
     def annotate(self, row: Row) -> Columns:
-        parts = _split(row.needed_url())
+        url = row.needed_url()
+        try:
+            parts = urlsplit(url)
+            _ = parts.hostname  # an invalid port or bracket is only noticed here
+        except ValueError as error:
+            raise AnnotationError("bad_url", str(error)) from error
         words = [_path_words(part) for part in parts.path.split("/")]
         value = " > ".join(filter(None, [parts.netloc, *words]))
         records = [global_record("datasource", value)] if value else []
@@ -264,15 +263,6 @@ def _path_words(part: str) -> str:
     while words and words[-1].isdigit():
         del words[-1]
     return " ".join(words)
-
-
-def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        _ = parts.hostname  # an invalid port or bracket is only noticed here
-    except ValueError as error:
-        raise AnnotationError("bad_url", str(error)) from error
-    return parts
 
 
 class Language(Annotator):

@@ -118,15 +118,11 @@ class Text:
         self._words = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
 
     def align(self, extract: str) -> list[Span]:
-        """The spans of the text that an extract consists of.
+        """The spans of the text that an extract consists of: in order, disjoint.
 
-        Args:
-            extract: Parts of the text, mostly in its order, with any white space and punctuation.
-
-        Returns:
-            Start and end of each, in order, disjoint; they begin and end with words, and the
-            punctuation that touches these. Empty if the extract is empty, or at most single words
-            of it are in the text.
+        The extract has parts of the text, mostly in its order, with any spaces and punctuation.
+        Spans begin and end with words, and the punctuation that touches these. There is none if the
+        extract is empty, or at most single words of it are in the text.
         """
         words = [self._numbers.get(word, -1) for word in _WORD.findall(extract)]
         if words == self._words:
@@ -157,14 +153,9 @@ class Text:
 
 
 class _Alignment:
-    """Which words of an extract are which of a text; words are numbers.
+    """Which words of an extract (`others`) are which of a text; words are numbers.
 
-    Args:
-        others: The words of the extract.
-        words: Those of the text.
-
-    Attributes:
-        is_found: For each word of the text, whether it is one of the extract.
+    `is_found` is 1 for each word of the text that is one of the extract.
     """
 
     def __init__(self, others: list[int], words: list[int]) -> None:
@@ -175,10 +166,7 @@ class _Alignment:
     def match(self, gap: _Gap, count: int, places: int) -> Iterator[_Gap]:
         """Matches words of a gap, in order, from anchors; yields what is left.
 
-        Args:
-            gap: Start and end in the extract, and in the text.
-            count: Words of an anchor.
-            places: The most places that it may have in either.
+        Anchors have `count` words, at most at so many `places` in either text.
         """
         others, words = self._others, self._words
         other, other_end, word, word_end = gap
@@ -263,11 +251,9 @@ def _runs(words: list[int], count: int) -> Iterator[tuple[int, ...]]:
 def _rising_runs(
     others: list[int], words: list[int], count: int, places: int
 ) -> list[tuple[int, int]]:
-    """Where two lists have equal runs: the longest sequence of pairs of places that rises in both.
+    """The longest sequence of equal runs of `count` words whose places rise in both lists.
 
-    Args:
-        count: Words of a run.
-        places: The most places that a run may have in either list.
+    A run may have `places` places in either list.
     """
     theirs, ours = _hashes(others, count), _hashes(words, count)
     order = np.argsort(ours, kind="stable")

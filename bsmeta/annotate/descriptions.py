@@ -65,11 +65,9 @@ class Article(NamedTuple):
 def descriptions_of_dump(path: Path) -> dict[str, str]:
     """The first sentence of the article about each domain.
 
-    The dump is read once, in a stream; the first sentences of all articles are kept in a temporary
-    file, because a redirect may stand before or after its article.
-
-    Args:
-        path: `pages-articles.xml`, plain or compressed (.bz2, .gz).
+    The dump (`pages-articles.xml`, plain or compressed) is read once, in a stream; the first
+    sentences of all articles are kept in a temporary file, because a redirect may stand before or
+    after its article.
 
     Raises:
         DataError: If it cannot be read.
@@ -107,11 +105,7 @@ def _keep_nearer(named: dict[str, str], domain: str, title: str) -> None:
 
 
 def articles(path: Path) -> Iterator[Article]:
-    """The articles and redirects of a dump.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """The articles and redirects of a dump; raises DataError if it cannot be read."""
     try:
         with _opened(path) as file:
             events = ElementTree.iterparse(file, events=("start", "end"))
@@ -165,15 +159,11 @@ def is_description(text: str) -> bool:
 class DescriptionTable:
     """Descriptions by domain.
 
-    Args:
-        path: `.tsv` (domain, tab, description), `.jsonl` ({"domain", "description"}), both read
-            into memory, or `.sqlite` (table `descriptions` of these columns), read where needed.
+    From `.tsv` (domain, tab, description) or `.jsonl` ({"domain", "description"}), in memory, or
+    from `.sqlite` (table `descriptions` of these columns), read where needed.
 
     Raises:
         DataError: If the file is missing or damaged.
-
-    Attributes:
-        content_hash: The hash of the file.
     """
 
     def __init__(self, path: str) -> None:

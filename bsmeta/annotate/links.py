@@ -1,28 +1,62 @@
 """Pages that link to each other: an anchor's text is a mention, and the page that it leads to the
 entity.
 
-A first pass over the input collects the titles of all pages in an index (SQLite, on disk); the
-annotator `entity` then looks up where the links of a page lead.
+Before the shards are made, a first pass over the input collects the titles of all pages. Those of
+an input file are kept in `_annotation/NAME.pages`, so that a killed run continues after the last
+complete file; together they become an index (SQLite, on disk), in which the annotator `entity`
+looks up where the links of a page lead.
+
+After, if a folder is named for it, the shards become training data of a disambiguator:
+
+    profiles.jsonl          the pages that links may lead to: title, description, types, relations
+    train.jsonl, dev.jsonl  sentences with mentions; the mention is an anchor, the gold entity the
+                            page that it leads to; a page's sentences are in one of the two
+
+The scores of mentions are counts in the training pages; a page's title is an alias of it, too.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import lru_cache
 from html import unescape
+from itertools import accumulate, chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TextIO
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from bsmeta.annotate.page import Page
+import msgspec
+import xxhash
+
+from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.page import VERSION, Page, PageError, parse_page
+from bsmeta.annotate.pool import (
+    PAGE_STEP,
+    Advance,
+    Chunk,
+    Failures,
+    Pool,
+    Status,
+    chunks_of_file,
+)
+from bsmeta.annotate.shard import FOLDER, PART, Counts, damaged_shard
+from bsmeta.annotate.sources import InputFile, counted, decode
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.text.sentences import sentences
 
 LONGEST_MENTION = 100
 LONGEST_DESCRIPTION = 500
+PROFILES, TRAIN, DEV = "profiles.jsonl", "train.jsonl", "dev.jsonl"
+TITLE_SCORE = 0.5
+"""Score added to the count of a page's title as its alias: less than that of any mention."""
+RELATION = "links_to"
 
 # What sets the name of the site off from the title of a page.
 _SEPARATOR = re.compile(r" (?:[-–—|·•«»]|::) ")
@@ -30,30 +64,25 @@ _SITE_SHARE = 0.05  # of the pages of a host that have a suffix in common: it na
 _SITE_PAGES = 3
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
 _PORTS = {"http": 80, "https": 443}
-_DIGEST = "CREATE TABLE made_from (digest TEXT)"
 _BASE = re.compile(r'<base\s[^>]*?href="([^"]*)"')
 _SCHEMA = (
     "CREATE TABLE pages (key TEXT PRIMARY KEY, title TEXT NOT NULL, description TEXT NOT NULL, "
     "site TEXT NOT NULL, section TEXT NOT NULL) WITHOUT ROWID"
 )
+_DIGEST = "CREATE TABLE made_from (digest TEXT)"
 
 
 class LinkedPage(NamedTuple):
-    """A page that links may lead to.
+    """A page that links may lead to."""
 
-    Attributes:
-        key: Its address, see `link_key`.
-        title: Its title, without the name of the site.
-        description: Its first paragraph.
-        site: Its host.
-        section: The first part of its path; empty if it has none.
-    """
+    key: str  # its address, see `link_key`
+    title: str  # without the name of the site
+    description: str  # its first paragraph
+    site: str  # its host
+    section: str  # the first part of its path; empty if it has none
 
-    key: str
-    title: str
-    description: str
-    site: str
-    section: str
+
+_PAGE = msgspec.json.Decoder(LinkedPage)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -82,24 +111,16 @@ def linked_page(page: Page, url: str) -> LinkedPage | None:
         return None
     site, _, path = key.partition("/")
     section = path.partition("/")[0] if "/" in path else ""
-    return LinkedPage(key, page.title, _first_paragraph(page), site, section)
-
-
-def _first_paragraph(page: Page) -> str:
-    """The text of the first `<p>`, on one line."""
-    for block in page.blocks:
-        if block.name == "p" and block.end > block.start:
-            return " ".join(page.text[block.start : block.end].split())[:LONGEST_DESCRIPTION]
-    return ""
+    spans = ((tag.char_start_idx, tag.char_end_idx) for tag in page.tags if tag.value == "p")
+    start, end = next((span for span in spans if span[0] < span[1]), (0, 0))
+    description = " ".join(page.text[start:end].split())[:LONGEST_DESCRIPTION]
+    return LinkedPage(key, page.title, description, site, section)
 
 
 def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
     """Writes the index of all pages; of pages of one address the first is kept.
 
-    Args:
-        path: The file.
-        pages: The pages.
-        digest: Identifies from what they were collected.
+    `digest` identifies from what they were collected.
     """
     with building(path) as part, closing(sqlite3.connect(part)) as database:
         database.execute(_SCHEMA)
@@ -142,7 +163,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 def index_path(output: Path) -> Path:
     """Where the index of a run lies."""
-    return output / "_annotation" / "pages.sqlite"
+    return output / FOLDER / "pages.sqlite"
 
 
 def index_digest(path: Path) -> str | None:
@@ -154,11 +175,7 @@ def index_digest(path: Path) -> str | None:
 
 
 class LinkIndex:
-    """The pages of a crawl by their address. Each process opens it for itself.
-
-    Args:
-        path: The file that `write_index` wrote.
-    """
+    """The pages of a crawl by their address. Each process opens it for itself."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -188,16 +205,18 @@ def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int,
     base = urljoin(url, unescape(declared[1])) if declared else url
     folder = urljoin(base, ".")  # to which links are relative: the same for many pages
     for link in page.links:
-        start, end = _trimmed(page.text, link.start, link.end)
-        is_name = 0 < end - start <= LONGEST_MENTION and any(map(str.isalpha, page.text[start:end]))
+        anchor = page.text[link.start : link.end]
+        start = link.start + len(anchor) - len(anchor.lstrip())
+        anchor = anchor.strip()
+        is_name = 0 < len(anchor) <= LONGEST_MENTION and any(map(str.isalpha, anchor))
         href = link.href.strip()
         if start < last or not is_name or not href or href.startswith("#"):
             continue
         key = _target(base if href.startswith("?") else folder, href)
         target = index.find(key) if key is not None and key != own else None
         if target is not None:
-            last = end
-            yield start, end, target
+            last = start + len(anchor)
+            yield start, last, target
 
 
 @lru_cache(maxsize=1 << 16)
@@ -209,8 +228,218 @@ def _target(base: str, href: str) -> str | None:
         return None
 
 
-def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """A span without white space at its beginning and end."""
-    inside = text[start:end]
-    start += len(inside) - len(inside.lstrip())
-    return start, start + len(inside.strip())
+def make_index(
+    config: AnnotateConfig, files: Sequence[InputFile], output: Path, advance: Advance
+) -> None:
+    """Makes the index of the pages of all files, as far as it is not there.
+
+    Raises DataError if a file is damaged, and Stopped if a signal arrives.
+    """
+    (output / FOLDER).mkdir(exist_ok=True)
+    headers = {file.name: _header(config, file) for file in files}
+    missing = [file for file in files if _first_line(_path(output, file)) != headers[file.name]]
+    chunks = chain.from_iterable(
+        chunks_of_file(config, Chunk(number), file.path) for number, file in enumerate(missing)
+    )
+    before = [0, *accumulate(file.bytes for file in missing)]
+    opened: BinaryIO | None = None
+    try:
+        with Pool(config, Collecting(config)) as pool:
+            for chunk, lines in pool.map(chunks):
+                file = missing[chunk.shard]
+                path = _path(output, file)
+                part = path.with_name(path.name + PART)
+                if opened is None:
+                    opened = part.open("wb")
+                    opened.write(headers[file.name])
+                if chunk.problem:
+                    raise DataError(chunk.problem)
+                if lines is None:
+                    opened.close()
+                    part.replace(path)
+                    opened = None
+                    continue
+                opened.write(lines)
+                advance(before[chunk.shard] + chunk.position, Counts(pages=len(chunk.items)))
+    finally:
+        if opened is not None:
+            opened.close()
+    digest = xxhash.xxh3_64_hexdigest(b"".join(headers.values()))
+    if index_digest(index_path(output)) != digest:
+        pages = chain.from_iterable(_collected(_path(output, file)) for file in files)
+        write_index(index_path(output), pages, digest)
+
+
+class Collecting:
+    """Collects the pages of a chunk, as JSON lines; the second pass counts pages that fail."""
+
+    def __init__(self, config: AnnotateConfig) -> None:
+        self._page_bytes = int(config.page_mb * 1e6)
+
+    def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> bytes:
+        """The JSON lines; see `annotator.Annotation` for the arguments."""
+        lines = []
+        for number, item in enumerate(chunk.items):
+            if (number, PAGE_STEP) in failures:
+                continue
+            status.begin(number)
+            record = decode(item, self._page_bytes)
+            if not record.problem and record.html is not None:
+                with suppress(PageError, MemoryError):
+                    page = linked_page(parse_page(record.html), record.url)
+                    lines += [msgspec.json.encode(page)] if page else []
+        return b"".join(line + b"\n" for line in lines)
+
+
+def _path(output: Path, file: InputFile) -> Path:
+    return output / FOLDER / f"{file.name}.pages"
+
+
+def _header(config: AnnotateConfig, file: InputFile) -> bytes:
+    """The first line of the pages of a file: from what they were collected."""
+    return f"{file.xxh3} {file.bytes} {VERSION} {int(config.page_mb * 1e6)}\n".encode()
+
+
+def _first_line(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as lines:
+            return lines.readline()
+    except FileNotFoundError:
+        return None
+
+
+def _collected(path: Path) -> Iterator[LinkedPage]:
+    with path.open("rb") as lines:
+        next(lines)
+        yield from map(_PAGE.decode, lines)
+
+
+class _Entity(msgspec.Struct):
+    value: str
+    char_start_idx: int
+    char_end_idx: int
+    url: str = ""
+
+
+class _Row(msgspec.Struct):
+    text: str
+    url: str
+    metadata_entity: list[_Entity] = []
+
+
+_ROW = msgspec.json.Decoder(_Row)
+
+
+def write_linked_sets(
+    shards: Iterable[Path], output: Path, folder: Path, dev_share: float, advance: Advance
+) -> str:
+    """Writes the training data of a disambiguator; returns a summary.
+
+    Args:
+        shards: The annotated shards.
+        output: Their folder, with the index of pages.
+        folder: Where the files go.
+        dev_share: Share of the pages whose sentences are held out.
+        advance: Called after each shard with the bytes read so far.
+
+    Raises:
+        ConfigurationError: If they cannot be written.
+        DataError: If a shard is damaged.
+    """
+    scores: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    relations: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    written: Counter[str] = Counter()
+    numbers = count()
+    names = (PROFILES, TRAIN, DEV)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            parts = [stack.enter_context(building(folder / name)) for name in names]
+            opened = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
+            files = dict(zip(names, opened, strict=True))
+            for row in _rows(shards, advance):
+                name = DEV if is_held_out(row.url, dev_share) else TRAIN
+                for line in _lines(row):
+                    _write(files[name], {"sent_idx_unq": next(numbers), **line})
+                    written[name] += 1
+                    if name == TRAIN:
+                        for alias, page in zip(line["aliases"], line["qids"], strict=True):
+                            scores[page][alias] += 1
+                            relations[link_key(row.url) or ""][page] = None
+            for page in LinkIndex(index_path(output)).pages():
+                _write(files[PROFILES], _profile(page, scores[page.key], relations[page.key]))
+                written[PROFILES] += 1
+    except OSError as error:
+        raise ConfigurationError(f"disambiguation={folder} cannot be written: {error}") from error
+    return f"{folder}: " + ", ".join(f"{name} ({counted(written[name], 'line')})" for name in names)
+
+
+def is_held_out(url: str, share: float) -> bool:
+    """Whether the sentences of a page are held out: its address alone decides."""
+    return xxhash.xxh3_64_intdigest(url.encode()) < share * 2**64
+
+
+def _rows(shards: Iterable[Path], advance: Advance) -> Iterator[_Row]:
+    done = 0
+    for shard in shards:
+        number = 0
+        with closing(LineReader(str(shard))) as reader:
+            while lines := reader.read(number, 1):
+                number += 1
+                yield _ROW.decode(lines[0])
+        if reader.damage:
+            raise damaged_shard(shard, reader.damage)
+        done += shard.stat().st_size
+        advance(done, Counts(pages=number))
+
+
+def _lines(row: _Row) -> Iterator[dict[str, Any]]:
+    """A line for each sentence that has mentions; of a paragraph without full stops: for that."""
+    entities = iter(sorted(row.metadata_entity, key=lambda entity: entity.char_start_idx))
+    entity = next(entities, None)
+    for start, end in _spans(row.text):
+        found = []
+        while entity is not None and entity.char_start_idx < end:
+            if entity.char_start_idx >= start and entity.char_end_idx <= end:
+                found.append(entity)
+            entity = next(entities, None)
+        if found:
+            sentence = row.text[start:end]
+            spans = [(one.char_start_idx - start, one.char_end_idx - start) for one in found]
+            yield {
+                "sentence": sentence,
+                "aliases": [_alias(sentence[first:last]) for first, last in spans],
+                "qids": [one.url for one in found],
+                "char_spans": spans,
+                "gold": [True] * len(found),
+                "document": row.url,
+            }
+
+
+def _spans(text: str) -> Iterator[tuple[int, int]]:
+    """The spans of the sentences of each line."""
+    start = 0
+    for line in text.splitlines(keepends=True):
+        for first, last in sentences(line, "rules"):
+            yield start + first, start + last
+        start += len(line)
+
+
+def _alias(mention: str) -> str:
+    return " ".join(mention.lower().split())
+
+
+def _profile(page: LinkedPage, counts: Counter[str], links: Iterable[str]) -> dict[str, Any]:
+    scores = Counter({_alias(page.title): TITLE_SCORE}) + counts
+    return {
+        "entity_id": page.key,
+        "mentions": sorted(scores.items(), key=lambda item: (-item[1], item[0])),
+        "title": page.title,
+        "description": page.description,
+        "types": {"site": [page.site], "section": [page.section] if page.section else []},
+        "relations": [{"relation": RELATION, "object": page} for page in links],
+    }
+
+
+def _write(file: TextIO, line: dict[str, Any]) -> None:
+    file.write(json.dumps(line, ensure_ascii=False) + "\n")

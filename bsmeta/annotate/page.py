@@ -71,11 +71,10 @@ _RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("a
 
 
 def decode_html(html: bytes, http_charset: str | None = None) -> str:
-    """Decodes a page.
+    """Decodes a page by the first of these with which it can be decoded.
 
-    In order: a byte order mark; UTF-8, if the page is valid UTF-8, whatever it says; the charset of
-    the HTTP header; that of a `<meta>`; what resiliparse's detector finds. A charset with which the
-    page cannot be decoded is passed over; at the end, invalid bytes become U+FFFD.
+    A byte order mark; UTF-8, whatever the page says; the charset of the HTTP header; that of a
+    `<meta>`; what resiliparse's detector finds, with U+FFFD for invalid bytes.
     """
     for mark, encoding in _MARKS:
         if html.startswith(mark):
@@ -89,9 +88,11 @@ def decode_html(html: bytes, http_charset: str | None = None) -> str:
 
 def _candidates(html: bytes, http_charset: str | None) -> Iterator[str]:
     """The encodings to try strictly."""
-    sixteen_bits = _sixteen_bits(html)
-    if sixteen_bits is not None:
-        yield sixteen_bits
+    # UTF-16 without a byte order mark: every other byte of the first tag is zero.
+    if html[:2] == b"<\0" and html[3:4] == b"\0":
+        yield "utf-16-le"
+    elif html[:3] == b"\0<\0":
+        yield "utf-16-be"
     if _ESCAPE not in html:
         yield "utf-8"
     declared = _META.search(html, 0, _META_BYTES)
@@ -102,21 +103,8 @@ def _candidates(html: bytes, http_charset: str | None) -> Iterator[str]:
             yield _SUPERSETS.get(encoding, encoding)
 
 
-def _sixteen_bits(html: bytes) -> str | None:
-    """UTF-16 without a byte order mark: every other byte of the first tag is zero."""
-    if html[:4].startswith(b"<\0") and html[3:4] == b"\0":
-        return "utf-16-le"
-    if html[:4].startswith(b"\0<") and html[2:3] == b"\0":
-        return "utf-16-be"
-    return None
-
-
 class PageError(ValueError):
-    """A page that cannot be used.
-
-    Attributes:
-        reason: A short slug used as a counter key, such as `too_large`.
-    """
+    """A page that cannot be used; `reason` is a slug used as a counter key, such as `too_deep`."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -131,50 +119,25 @@ class Link(NamedTuple):
     end: int
 
 
-class Block(NamedTuple):
-    """A block element that bounds paragraphs: its tag and its span in the text."""
-
-    name: str
-    start: int
-    end: int
-
-
 @dataclass
 class Declared:
-    """What a page declares about itself.
+    """What a page declares about itself."""
 
-    Attributes:
-        meta: The content of each `<meta>` by its name, property, itemprop or http-equiv in lower
-            case; the first of a name.
-        json_ld: The decoded JSON-LD objects.
-        times: The `datetime` of each `<time>`, or else its text.
-    """
-
-    meta: dict[str, str] = field(default_factory=dict)
-    json_ld: list[Any] = field(default_factory=list)
-    times: list[str] = field(default_factory=list)
+    meta: dict[str, str] = field(default_factory=dict)  # of each name or property, the first
+    json_ld: list[Any] = field(default_factory=list)  # decoded
+    times: list[str] = field(default_factory=list)  # `datetime` of each `<time>`, or its text
 
 
 @dataclass
 class Page:
-    """A parsed page.
+    """A parsed page; its serialized elements are none within another of their name."""
 
-    Attributes:
-        text: The text that all offsets refer to.
-        tags: The records of `metadata_html`, in document order.
-        title: The page's title, on one line; None if it has none.
-        head: Its `<head>`, serialized (`html_head`).
-        footer: Its `<footer>`s, serialized (`html_footer`); none within another.
-        title_tags: Its `<title>`s, serialized (`html_title`); none within another.
-        declared: What it declares about itself.
-    """
-
-    text: str
-    tags: list[TagRecord]
-    title: str | None = None
-    head: list[str] = field(default_factory=list)
-    footer: list[str] = field(default_factory=list)
-    title_tags: list[str] = field(default_factory=list)
+    text: str  # all offsets refer to it
+    tags: list[TagRecord]  # the records of `metadata_html`, in document order
+    title: str | None = None  # on one line
+    head: list[str] = field(default_factory=list)  # `html_head`
+    footer: list[str] = field(default_factory=list)  # `html_footer`
+    title_tags: list[str] = field(default_factory=list)  # `html_title`
     declared: Declared = field(default_factory=Declared)
 
     @property
@@ -186,15 +149,6 @@ class Page:
                 href = tag.html_attrs.values[tag.html_attrs.attrs.index("href")]
                 found.append(Link(str(href), tag.char_start_idx, tag.char_end_idx))
         return found
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The block elements that bound paragraphs, in document order."""
-        return [
-            Block(tag.value, tag.char_start_idx, tag.char_end_idx)
-            for tag in self.tags
-            if tag.value in PARAGRAPHS
-        ]
 
 
 def parse_page(html: str, *, profile: Profile = "published") -> Page:
@@ -298,11 +252,9 @@ def _is_within(node: LexborNode, tag: str) -> bool:
 
 
 def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
-    """The text of an element, and its tags in document order, without recursion.
+    """The text of an element, which the rules keep, and its tags in document order.
 
-    Args:
-        root: The element, which the rules keep.
-        rules: What is removed.
+    Without recursion: pages may be deeper than Python's stack.
     """
     writer = TagWriter()
     rule = rules.get(root.tag_id) or rules.rule(root)
@@ -362,18 +314,15 @@ def _folded(node: LexborNode, around: Open) -> int:
     It is folded if the element around it is of its name and has no other element in it.
     """
     _, rule, *_, folded = around
-    is_only = rule[5] and folded < _MOST_FOLDED and _is_only_element(node)
-    return folded + 1 if is_only else 0
-
-
-def _is_only_element(node: LexborNode) -> bool:
+    if not rule[5] or folded >= _MOST_FOLDED:
+        return 0
     for sibling in ("prev", "next"):
         other = getattr(node, sibling)
         while other is not None:
             if other.is_element_node:
-                return False
+                return 0
             other = getattr(other, sibling)
-    return True
+    return folded + 1
 
 
 def _raw_length(node: LexborNode) -> int:

@@ -1,4 +1,4 @@
-"""Processes that work on chunks, and are replaced if a page ends them or takes too long.
+"""Processes that work on chunks of pages, and are replaced if a page ends them or takes too long.
 
 A worker records which page it works on, and since when. If it hangs, or dies twice on one page,
 the chunk is redone without the step of that page that was running; other pages are not affected.
@@ -19,25 +19,108 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import repeat
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any
 
-from bsmeta.annotate.chunks import PAGE_STEP, Chunk, Failures
+import msgspec
+
+from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.shard import Counts, Dropped
+from bsmeta.annotate.sources import Item, item_bytes, read_items
+from bsmeta.core.errors import DataError
 
 log = logging.getLogger(__name__)
 
 TIME_LIMIT = "time_limit"
 DIED = "worker_died"
-
-Work = Callable[[Chunk, Failures, "Status"], Any]
+PAGE_STEP = -1
+"""The step in which the text of a page is made; step k is that of annotator k."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
 _DEATHS = 2  # crashes on one page before the page is blamed
 _POLL_S = 0.5
 _CONTAINERS = 50_000  # that set off a garbage collection; a page leaves no cycles
 _OUTSIDE = -1.0
+
+
+class Chunk(msgspec.Struct):
+    """Consecutive records of an input file; without records it only marks the end of the file."""
+
+    shard: int  # number of the file
+    items: list[Item] = []
+    names: frozenset[str] = frozenset()  # the annotators to run
+    keeps_html: bool = False  # whether rows keep the raw page
+    rows: list[bytes | Dropped | None] = []  # of the items in the shard that is updated, if any
+    position: int = 0  # bytes of the file that had been read after the last record
+    problem: str = ""  # at the end of a file that is damaged: the message
+
+
+Failures = dict[tuple[int, int], str]
+"""Steps of items that are not run because they are known to fail: reasons by item and step."""
+Work = Callable[[Chunk, Failures, "Status"], Any]
+Advance = Callable[[int, Counts], None]
+"""Called after each chunk with the bytes of input that are done, and what was found in it."""
+
+
+def chunks_of_file(
+    config: AnnotateConfig,
+    first: Chunk,
+    path: str,
+    skip: int = 0,
+    rows: Iterable[bytes | Dropped | None] = repeat(None),
+) -> Iterator[Chunk]:
+    """The records of a file after the first `skip` in chunks, and an empty chunk at its end.
+
+    All are copies of `first`; `rows` are the existing rows of the records.
+    """
+    items = read_items(path, int(config.page_mb * 1e6), skip)
+    chunk, end, size = deepcopy(first), deepcopy(first), 0
+    try:
+        for (item, position), row in zip(items, rows, strict=False):
+            if len(chunk.items) >= config.chunk_pages or size >= config.chunk_mb * 1e6:
+                yield chunk
+                chunk, size = deepcopy(first), 0
+            chunk.items.append(item)
+            chunk.rows.append(row)
+            chunk.position = position
+            size += item_bytes(item)
+    except DataError as error:
+        end.problem = str(error)
+    if chunk.items:
+        yield chunk
+    yield end
+
+
+class Stopped(BaseException):
+    """A signal asks the program to end; not an `Exception`, so that nothing catches it."""
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Makes signals that ask a process to end raise `Stopped`, once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for other in handlers:
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(signal.Signals(number).name)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    # Others stay: what is ignored, as under nohup, and datatrove's, which requeues a task.
+    own = (signal.SIG_DFL, signal.default_int_handler)
+    handlers = {number: handler for number, handler in handlers.items() if handler in own}
+    for number in handlers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class Status:
@@ -104,18 +187,12 @@ class _Worker:
 
 
 class Pool:
-    """Workers, for a `with` statement.
+    """The workers that a configuration asks for, for a `with` statement; `work` is done by them."""
 
-    Args:
-        work: What is done with a chunk.
-        workers: Number of processes.
-        page_seconds: Time limit of a page.
-        memory_bytes: What a worker may allocate.
-    """
-
-    def __init__(self, work: Work, workers: int, page_seconds: float, memory_bytes: int) -> None:
-        self._make = lambda: _Worker(work, memory_bytes)
-        self._page_seconds = page_seconds
+    def __init__(self, config: AnnotateConfig, work: Work) -> None:
+        workers = config.workers or len(os.sched_getaffinity(0))
+        self._make = lambda: _Worker(work, int(config.worker_gb * 1e9))
+        self._page_seconds = config.page_seconds
         self._ahead = 2 * workers
         self._workers = [self._make() for _ in range(workers)]
 

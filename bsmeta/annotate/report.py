@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 
-from bsmeta.annotate.chunks import ERRORS, Counts
+from bsmeta.annotate.annotator import ERRORS
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.pipeline import ShardPlan
-from bsmeta.annotate.shard import existing_rows
+from bsmeta.annotate.plan import ShardPlan
+from bsmeta.annotate.shard import Counts, existing_rows
 from bsmeta.annotate.sources import counted, decode, read_items
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD
@@ -48,39 +48,12 @@ _TAGS, _ENTITIES = "metadata_html", "metadata_entity"
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in shards.
+    """What was found in shards, as it is written."""
 
-    Attributes:
-        names: The annotators, in the order of their columns.
-        total: What was found in all shards.
-        shards: What was found in each.
-        bytes: Size of the shards.
-    """
-
-    names: list[str]
+    annotators: list[str]  # in the order of their columns
+    bytes: int  # size of the shards
     total: Counts
     shards: dict[str, Counts]
-    bytes: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as JSON."""
-        return {
-            "annotators": self.names,
-            "bytes": self.bytes,
-            "total": msgspec.to_builtins(self.total, str_keys=True),
-            "shards": {
-                name: msgspec.to_builtins(counts, str_keys=True)
-                for name, counts in self.shards.items()
-            },
-        }
-
-    def lengths(self) -> list[tuple[str, int]]:
-        """Number of pages by the length of their text, in characters."""
-        found = self.total.lengths
-        if not found:
-            return []
-        digits = range(min(found), max(found) + 1)
-        return [(f"{1 << n >> 1:,} to {(1 << n) - 1:,}", found.get(n, 0)) for n in digits]
 
 
 def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
@@ -92,12 +65,17 @@ def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
             counts = shards[plan.file.name] = journal.counts()
             total.add(counts)
             size += journal.end
-    return Report(list(names), total, shards, size)
+    return Report(list(names), size, total, shards)
 
 
 def tables(report: Report) -> list[Table]:
     """The tables of the report; those without rows have nothing to show."""
-    return [_types(report), _dropped(report)]
+    dropped = sorted(report.total.dropped.items(), key=lambda item: -item[1])
+    columns = [Column("reason"), Column("pages", COUNT), Column("share", PERCENT)]
+    rows: list[list[Cell]] = [
+        [reason, count, count / report.total.pages] for reason, count in dropped
+    ]
+    return [_types(report), Table("Pages without a row", "", columns, rows)]
 
 
 def _types(report: Report) -> Table:
@@ -106,7 +84,7 @@ def _types(report: Report) -> Table:
         Column("records", COUNT), Column("failures"),
     ]  # fmt: skip
     table, total = Table("Types", "", columns), report.total
-    for name in report.names:
+    for name in report.annotators:
         present, reasons = total.present.get(name, 0), total.errors.get(name, {})
         failures = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
         share = present / total.rows if total.rows else None
@@ -114,19 +92,13 @@ def _types(report: Report) -> Table:
     return table
 
 
-def _dropped(report: Report) -> Table:
-    columns = [Column("reason"), Column("pages", COUNT), Column("share", PERCENT)]
-    dropped = sorted(report.total.dropped.items(), key=lambda item: -item[1])
-    rows: list[list[Cell]] = [
-        [reason, count, count / report.total.pages] for reason, count in dropped
-    ]
-    return Table("Pages without a row", "", columns, rows)
-
-
 def _lengths(report: Report) -> Table:
-    columns = [Column("characters of text"), Column("pages", COUNT)]
-    rows: list[list[Cell]] = [[name, count] for name, count in report.lengths()]
-    return Table("Lengths", "", columns, rows)
+    """Number of pages by the length of their text, in characters."""
+    table = Table("Lengths", "", [Column("characters of text"), Column("pages", COUNT)])
+    found = report.total.lengths
+    for n in range(min(found), max(found) + 1) if found else ():
+        table.rows.append([f"{1 << n >> 1:,} to {(1 << n) - 1:,}", found.get(n, 0)])
+    return table
 
 
 def summary(report: Report) -> str:
@@ -152,7 +124,7 @@ def write_report(
     report: Report, config: AnnotateConfig, plans: Sequence[ShardPlan], output: Path
 ) -> list[Path]:
     """Writes the report as JSON and as a page; returns the files."""
-    data = json.dumps(report.as_dict(), indent=1, ensure_ascii=False)
+    data = json.dumps(msgspec.to_builtins(report, str_keys=True), indent=1, ensure_ascii=False)
     (output / DATA).write_text(data + "\n", encoding="utf-8")
     lengths, total = _lengths(report), report.total
     plots = {"types": _bar_plot(_types(report), "share", "% of the rows")} if total.rows else {}
@@ -163,7 +135,7 @@ def write_report(
         answers=[f"{summary(report)}."],
         facts={
             "pages": f"{total.pages:,}, {total.pages - total.rows:,} of them without a row",
-            "annotators": ", ".join(report.names),
+            "annotators": ", ".join(report.annotators),
             "output": output.name,
         },
         sections=[Section(tables=[*tables(report), lengths], plots=plots)],

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import xxhash
 from filelock import FileLock, Timeout
 from isal import igzip
 
-from bsmeta.annotate.chunks import Counts, Dropped, Written
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import FULL
 from bsmeta.data.io.lines import LineReader
@@ -31,41 +31,66 @@ JOURNAL_SUFFIX = ".journal"
 FORMAT = 2
 
 
+class Dropped(NamedTuple):
+    """A page that has no row in the shard that is updated: the reason, and its address."""
+
+    reason: str
+    url: str
+
+
+class Counts(msgspec.Struct):
+    """What was found in pages; adds up over chunks and shards."""
+
+    pages: int = 0  # records read
+    dropped: dict[str, int] = {}  # pages without a row, by reason
+    errors: dict[str, dict[str, int]] = {}  # failures by annotator and reason
+    present: dict[str, int] = {}  # pages with at least one record, by annotator
+    records: dict[str, int] = {}  # by annotator
+    lengths: dict[int, int] = {}  # pages by the binary digits of the length of their text
+    cpu_s: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.pages - sum(self.dropped.values())
+
+    def add(self, other: Counts) -> None:
+        """Adds the counts of other pages."""
+        self.pages += other.pages
+        self.cpu_s += other.cpu_s
+        for name in ("dropped", "present", "records", "lengths"):
+            setattr(self, name, dict(Counter(getattr(self, name)) + Counter(getattr(other, name))))
+        for annotator, reasons in other.errors.items():
+            found = Counter(self.errors.get(annotator, {}))
+            self.errors[annotator] = dict(found + Counter(reasons))
+
+
+class Written(msgspec.Struct):
+    """An annotated chunk."""
+
+    data: bytes  # its rows as a gzip member; empty without rows
+    dropped: list[tuple[int, str, str]]  # number in the chunk, reason and address of a page
+    counts: Counts
+
+
 class PageSettings(msgspec.Struct):
-    """The settings that decide which pages have a row, and its text.
+    """The settings that decide which pages have a row, and its text."""
 
-    Attributes:
-        parser: Version of the parser.
-        profile: Which parts of a page are its text.
-        page_mb: The size above which a page is not read.
-    """
-
-    parser: int
-    profile: str
-    page_mb: float
+    parser: int  # its version
+    profile: str  # which parts of a page are its text
+    page_mb: float  # the size above which a page is not read
 
 
 class Header(msgspec.Struct):
-    """From what a shard is made: the first line of its journal.
-
-    Attributes:
-        input_bytes: Size of the input file.
-        input_xxh3: Hash of its content.
-        pages: What decides its rows and their text.
-        keeps_html: Whether rows have the raw page.
-        annotators: Their fingerprints, by name.
-        names: The annotators that are run; the columns of the others come from the existing shard.
-        replaces: Size of the existing shard that is updated; None: there is none.
-        format: Version of the journal.
-    """
+    """From what a shard is made: the first line of its journal."""
 
     input_bytes: int
     input_xxh3: str
     pages: PageSettings
-    keeps_html: bool
-    annotators: dict[str, str]
-    names: list[str]
-    replaces: int | None = None
+    keeps_html: bool  # whether rows have the raw page
+    annotators: dict[str, str] = {}  # their fingerprints, by name
+    names: list[str] = []  # those that run; other columns come from the existing shard
+    replaces: int | None = None  # size of the existing shard that is updated, if there is one
     format: int = FORMAT
 
     def changes(self, now: Header) -> list[str]:
@@ -80,37 +105,22 @@ class Header(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A chunk that is on the disk; the last line of a complete journal has no pages.
+    """A chunk that is on the disk; the last line of a complete journal has no pages."""
 
-    Attributes:
-        end: Size of the shard after it.
-        dropped: Number in the chunk, reason and address of each page without a row.
-        counts: What was found.
-        is_end: Whether the shard is complete.
-    """
-
-    end: int
+    end: int  # size of the shard after it
     dropped: list[tuple[int, str, str]] = []
     counts: Counts = msgspec.field(default_factory=Counts)
-    is_end: bool = False
+    is_end: bool = False  # whether the shard is complete
 
 
 class Journal(msgspec.Struct):
-    """The content of a journal.
-
-    Attributes:
-        header: Its first line.
-        entries: The chunks.
-        bytes: Size of the valid lines.
-        end: Size of the shard after the last of them.
-        is_complete: Whether all chunks are written.
-    """
+    """The content of a journal."""
 
     header: Header
-    entries: list[Entry]
-    bytes: int
-    end: int
-    is_complete: bool
+    entries: list[Entry] = []
+    bytes: int = 0  # of the valid lines
+    end: int = 0  # size of the shard after the last of them
+    is_complete: bool = False
 
     def counts(self) -> Counts:
         """What was found in all chunks."""
@@ -133,25 +143,25 @@ def read_journal(path: Path) -> Journal | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    header, entries, size, end, is_complete = None, [], 0, 0, False
+    journal = None
     for line in content.splitlines(keepends=True):
         check, _, data = line.rstrip(b"\n").partition(b" ")
         if not line.endswith(b"\n") or check.decode("ascii", "replace") != _checksum(data):
             break
         try:
-            if header is None:
-                header = _HEADER.decode(data)
-                if header.format != FORMAT:
+            if journal is None:
+                journal = Journal(_HEADER.decode(data))
+                if journal.header.format != FORMAT:
                     return None
             else:
                 entry = _ENTRY.decode(data)
-                end, is_complete = entry.end, entry.is_end
+                journal.end, journal.is_complete = entry.end, entry.is_end
                 if not entry.is_end:
-                    entries.append(entry)
+                    journal.entries.append(entry)
         except msgspec.DecodeError:
             break
-        size += len(line)
-    return None if header is None else Journal(header, entries, size, end, is_complete)
+        journal.bytes += len(line)
+    return journal
 
 
 def _checksum(data: bytes) -> str:
@@ -159,12 +169,7 @@ def _checksum(data: bytes) -> str:
 
 
 class ShardFiles:
-    """The files of a shard.
-
-    Args:
-        output: The folder of the shards.
-        name: Name of the shard, without suffix.
-    """
+    """The files of a shard; its name is without suffix."""
 
     def __init__(self, output: Path, name: str) -> None:
         self.shard = output / f"{name}{SHARD_SUFFIX}"
@@ -175,26 +180,20 @@ class ShardFiles:
 
     def complete(self) -> Journal | None:
         """The journal of the shard, if there is a whole one; a rename is finished first."""
+        size = _size(self.shard)
         part = read_journal(self.journal_part)
-        if part is not None and part.is_complete and not self.part.exists():
-            with contextlib.suppress(FileNotFoundError):
-                if self.shard.stat().st_size == part.end:
-                    self.journal_part.replace(self.journal)
+        if part is not None and part.is_complete and not self.part.exists() and size == part.end:
+            self.journal_part.replace(self.journal)
         journal = read_journal(self.journal)
-        if journal is None or not journal.is_complete or not self.shard.is_file():
-            return None
-        return journal if self.shard.stat().st_size == journal.end else None
+        is_whole = journal is not None and journal.is_complete and size == journal.end
+        return journal if is_whole else None
 
 
 class ShardWriter:
     """Writes a shard, from where an earlier process stopped.
 
-    Args:
-        files: Its files.
-        header: From what it is made; the parts of a shard of another header are discarded.
-
-    Attributes:
-        pages: Number of the records of the input that are written.
+    The parts of a shard of another header are discarded. `pages` of the input are written;
+    `is_complete` says whether all are.
 
     Raises:
         ConfigurationError: If another process writes it, or it cannot be written.
@@ -211,7 +210,7 @@ class ShardWriter:
                 "another folder"
             ) from None
         journal = read_journal(files.journal_part)
-        if journal is None or journal.header != header or journal.end > _size(files.part):
+        if journal is None or journal.header != header or journal.end > (_size(files.part) or 0):
             journal = None
         try:
             self._data = _opened(files.part, journal.end if journal else 0)
@@ -226,11 +225,7 @@ class ShardWriter:
                 self._note(header)
 
     def add(self, written: Written) -> None:
-        """Writes a chunk.
-
-        Raises:
-            ConfigurationError: If the disk is full.
-        """
+        """Writes a chunk; raises ConfigurationError if the disk is full."""
         with self._explained():
             self._data.write(written.data)
             _sync(self._data)
@@ -275,11 +270,8 @@ class ShardWriter:
             ) from error
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
 
 
 def _opened(path: Path, size: int) -> BinaryIO:
@@ -299,12 +291,10 @@ def _sync(file: BinaryIO) -> None:
 def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
     """For every record of the input its row in the shard, or why it has none.
 
-    Raises:
-        DataError: If the shard is damaged.
+    Raises DataError if the shard is damaged.
     """
-    reader = LineReader(str(files.shard))
     number = 0
-    try:
+    with contextlib.closing(LineReader(str(files.shard))) as reader:
         for entry in journal.entries:
             dropped = {place: Dropped(reason, url) for place, reason, url in entry.dropped}
             for place in range(entry.counts.pages):
@@ -316,8 +306,6 @@ def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropp
                     raise damaged_shard(files.shard, reader.damage or "rows are missing")
                 number += 1
                 yield bytes(lines[0])
-    finally:
-        reader.close()
 
 
 def damaged_shard(path: Path, reason: str) -> DataError:

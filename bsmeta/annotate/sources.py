@@ -14,9 +14,9 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -26,7 +26,6 @@ from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 from pyarrow import types
 
-from bsmeta.annotate.annotator import InputRecord
 from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import file_hash
@@ -43,6 +42,7 @@ HTML_TYPES = ("text/html", "application/xhtml+xml")
 _TIMESTAMPS = ("timestamp", "c4_timestamp")
 _OK = 200
 _PAGES = (WarcRecordType.response, WarcRecordType.conversion)
+_READERS = {"gzip": GzipReader, "x-gzip": GzipReader, "br": BrotliReader}
 _BATCH = 64  # rows of a Parquet file in memory
 _BLOCK = 1 << 20  # bytes read at a time
 _GZIP = b"\x1f\x8b\x08"  # the first bytes of a gzip member
@@ -50,20 +50,27 @@ _HEADER_END = b"\r\n\r\n"
 _LONGEST_HEADER = 1 << 20
 _CONTENT_LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 
+
+class InputRecord(msgspec.Struct):
+    """A page as an input file has it."""
+
+    url: str = ""
+    timestamp: str | None = None  # when it was crawled
+    html: str | None = None  # the raw page
+    payload: bytes | None = None  # the raw page if it is yet to be decoded
+    charset: str | None = None  # the encoding of that, from the HTTP header
+    text: str | None = None  # of a shard that has text; None if the page is yet to be parsed
+    columns: dict[str, Any] = {}  # all others, undecoded
+    problem: str = ""  # why the record cannot be used, such as `not_json`
+
+
 Item = bytes | InputRecord
 """A record, or the JSON line of one."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of pages.
-
-    Attributes:
-        path: Where it is.
-        name: The name of its shard, without suffix.
-        bytes: Its size.
-        xxh3: The hash of its content.
-    """
+    """A file of pages; `name` is that of its shard, without suffix; `xxh3` of its content."""
 
     path: str
     name: str
@@ -125,31 +132,16 @@ def identified(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
     Raises:
         DataError: If one cannot be read.
     """
+
+    def identify(file: tuple[str, str]) -> InputFile:
+        path, name = file
+        try:
+            return InputFile(path, name, os.path.getsize(path), file_hash(path))
+        except OSError as error:
+            raise DataError(f"input: {path} cannot be read: {error}") from error
+
     with ThreadPoolExecutor(READERS) as pool:
-        yield from pool.map(lambda file: _identify(*file), files)
-
-
-def _identify(path: str, name: str) -> InputFile:
-    try:
-        return InputFile(path, name, os.path.getsize(path), file_hash(path))
-    except OSError as error:
-        raise DataError(f"input: {path} cannot be read: {error}") from error
-
-
-def output_folder(path: str | None) -> Path:
-    """The folder of the key `output`, made if it is missing.
-
-    Raises:
-        ConfigurationError: If it is not set or cannot be made.
-    """
-    if not path:
-        raise ConfigurationError("output is not set; expected the folder of the shards")
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"output={path} cannot be made: {error}") from error
-    return folder
+        yield from pool.map(identify, files)
 
 
 def read_items(path: str, page_bytes: int, skip: int = 0) -> Iterator[tuple[Item, int]]:
@@ -161,23 +153,21 @@ def read_items(path: str, page_bytes: int, skip: int = 0) -> Iterator[tuple[Item
     if path.endswith(LINES):
         return _read_lines(path, skip)
     if path.endswith(WARCS):
-        return _WarcReader(path, page_bytes).items(skip)
+        return _read_warc(path, page_bytes, skip)
     return _read_rows(path, skip)
 
 
 def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
     """The JSON lines of a file; see `decode_line` for their columns."""
-    reader, number = LineReader(path), skip
-    try:
+    number = skip
+    with closing(LineReader(path)) as reader:
         while lines := reader.read(number, 1):
             number += 1
             line = bytes(lines[0])
             is_empty = not line or (line.isspace() and line != OVERLONG)
             yield InputRecord(problem="empty_line") if is_empty else line, reader.bytes_read
         if reader.damage:
-            raise damaged(path, number, reader.damage)
-    finally:
-        reader.close()
+            raise _damaged(path, number, reader.damage)
 
 
 def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
@@ -192,17 +182,15 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
                     number += rows
                     continue
                 for batch in file.iter_batches(_BATCH, row_groups=[group]):
-                    for row in _without_nanoseconds(batch).to_pylist():
+                    fields = [field.with_type(_python_type(field.type)) for field in batch.schema]
+                    if fields != [*batch.schema]:
+                        batch = batch.cast(pa.schema(fields), safe=False)
+                    for row in batch.to_pylist():
                         number += 1
                         if number > skip:
                             yield record_of(row), size * number // total
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, number, str(error)) from error
-
-
-def _without_nanoseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
-    fields = [field.with_type(_python_type(field.type)) for field in batch.schema]
-    return batch if fields == [*batch.schema] else batch.cast(pa.schema(fields), safe=False)
+        raise _damaged(path, number, str(error)) from error
 
 
 def _python_type(kind: pa.DataType) -> pa.DataType:
@@ -218,83 +206,74 @@ def _python_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-class _WarcReader:
-    """The responses of a WARC file, and the plain text (`conversion`) of a WET file.
-
-    fastwarc's own decoding of compressed responses cannot be bounded (a record of which only a part
-    was read breaks the next), so the content is read raw, and decoded here.
-    """
-
-    def __init__(self, path: str, page_bytes: int) -> None:
-        self._path = path
-        self._page_bytes = page_bytes
-
-    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
-        """See `read_items`."""
-        number, last = 0, 0
-        with open(self._path, "rb") as file:
-            try:
-                for record in ArchiveIterator(file, auto_decode="none"):
-                    last = record.stream_pos
-                    if record.record_type not in _PAGES:
-                        continue
+def _read_warc(path: str, page_bytes: int, skip: int) -> Iterator[tuple[Item, int]]:
+    """The responses of a WARC file, and the plain text (`conversion`) of a WET file."""
+    number, last = 0, 0
+    with open(path, "rb") as file:
+        try:
+            for record in ArchiveIterator(file, auto_decode="none"):
+                last = record.stream_pos
+                if record.record_type in _PAGES:
                     number += 1
                     if number > skip:
-                        yield self._page(record), file.tell()
-                _check_end(file, last)
-            except (EOFError, OSError, zlib.error) as error:
-                raise damaged(self._path, number, str(error)) from error
+                        yield _page(record, page_bytes), file.tell()
+            _check_end(file, last)
+        except (EOFError, OSError, zlib.error) as error:
+            raise _damaged(path, number, str(error)) from error
 
-    def _page(self, record: WarcRecord) -> InputRecord:
-        date = record.record_date
-        page = InputRecord(
-            url=(record.headers.get("WARC-Target-URI") or "").strip("<>"),
-            timestamp=date.strftime("%Y-%m-%dT%H:%M:%SZ") if date else None,
-        )
-        is_text = record.record_type == WarcRecordType.conversion
-        page.problem = "" if is_text else _http_problem(record)
-        if not page.problem and record.content_length > self._page_bytes:
-            page.problem = "too_large"
-        if page.problem:
-            return page
-        payload = record.reader.read(self._page_bytes)
-        if len(payload) < record.content_length:
-            page.problem = "truncated"
-        elif is_text:
-            page.text = payload.decode("utf-8", "replace")
-        else:
-            self._decode(page, payload, record)
+
+def _page(record: WarcRecord, page_bytes: int) -> InputRecord:
+    date = record.record_date
+    page = InputRecord(
+        url=(record.headers.get("WARC-Target-URI") or "").strip("<>"),
+        timestamp=date.strftime("%Y-%m-%dT%H:%M:%SZ") if date else None,
+    )
+    is_text = record.record_type == WarcRecordType.conversion
+    page.problem = "" if is_text else _http_problem(record)
+    if not page.problem and record.content_length > page_bytes:
+        page.problem = "too_large"
+    if page.problem:
         return page
-
-    def _decode(self, page: InputRecord, payload: bytes, record: WarcRecord) -> None:
-        """Sets the page's HTML from the content of the response, or else its problem."""
-        headers = record.http_headers
-        try:
-            if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
-                payload = self._bounded(ChunkedReader(BytesIO(payload)))
-            encoding = (headers.get("Content-Encoding") or "").strip().lower()
-            if encoding in ("gzip", "x-gzip"):
-                payload = self._bounded(GzipReader(BytesIO(payload)))
-            elif encoding == "br":
-                payload = self._bounded(BrotliReader(BytesIO(payload)))
-            elif encoding not in ("", "identity"):
-                page.problem = "content_encoding"
-                return
-        except OSError:
+    payload = record.reader.read(page_bytes)
+    if len(payload) < record.content_length:
+        page.problem = "truncated"
+    elif is_text:
+        page.text = payload.decode("utf-8", "replace")
+    else:
+        content = _content(payload, record.http_headers, page_bytes)
+        if content is None:
             page.problem = "content_encoding"
-            return
-        if len(payload) > self._page_bytes:
+        elif len(content) > page_bytes:
             page.problem = "too_large"
         else:
-            page.payload, page.charset = payload, record.http_charset
+            page.payload, page.charset = content, record.http_charset
+    return page
 
-    def _bounded(self, reader: Any) -> bytes:
-        """Reads the decoded content, at most a byte more than a page may have."""
-        parts, left = [], self._page_bytes + 1
-        while left > 0 and (part := reader.read(left)):
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+
+def _content(payload: bytes, headers: Any, page_bytes: int) -> bytes | None:
+    """The decoded content of a response, at most a byte more than a page may have.
+
+    fastwarc's own decoding cannot be bounded (a record of which only a part was read breaks the
+    next), so the payload is read raw, and decoded here. None: it cannot be.
+    """
+    try:
+        if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
+            payload = _bounded(ChunkedReader(BytesIO(payload)), page_bytes + 1)
+        encoding = (headers.get("Content-Encoding") or "").strip().lower()
+        if encoding in ("", "identity"):
+            return payload
+        reader = _READERS.get(encoding)
+        return None if reader is None else _bounded(reader(BytesIO(payload)), page_bytes + 1)
+    except OSError:
+        return None
+
+
+def _bounded(reader: Any, left: int) -> bytes:
+    parts = []
+    while left > 0 and (part := reader.read(left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def _http_problem(record: WarcRecord) -> str:
@@ -308,14 +287,12 @@ def _http_problem(record: WarcRecord) -> str:
 
 
 def _check_end(file: BinaryIO, last: int) -> None:
-    """Reads on from the last record of a WARC file: fastwarc does not report one that is cut off.
+    """Reads on from the last record of a WARC file, which begins at `last` as fastwarc reports it.
 
-    Args:
-        file: The file.
-        last: Where that record begins, as fastwarc reports it.
+    fastwarc does not report a record or a gzip member that is cut off.
 
     Raises:
-        EOFError, OSError, zlib.error: If the file ends within a record or a gzip member.
+        EOFError, OSError, zlib.error: If it is.
     """
     if file.seek(0, os.SEEK_END) == 0:
         return  # a segment without pages
@@ -348,7 +325,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def damaged(path: str, number: int, reason: str) -> DataError:
+def _damaged(path: str, number: int, reason: str) -> DataError:
     """The error for a file that cannot be read to its end."""
     return DataError(
         f"{path}: damaged after {counted(number, 'record')} ({reason}); what was "
@@ -358,9 +335,7 @@ def damaged(path: str, number: int, reason: str) -> DataError:
 
 def item_bytes(item: Item) -> int:
     """About how many bytes an item has."""
-    return (
-        len(item) if isinstance(item, bytes) else len(item.payload or item.html or item.text or "")
-    )
+    return len(item if isinstance(item, bytes) else item.payload or item.html or item.text or "")
 
 
 _LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -378,11 +353,6 @@ def decode(item: Item, page_bytes: int) -> InputRecord:
     if not record.problem and record.html is None and record.text is None:
         record.problem = "no_html"
     return record
-
-
-def unusable(item: Item, problem: str) -> InputRecord:
-    """The record of an item that cannot be decoded, with its address if that is known."""
-    return InputRecord(item.url if isinstance(item, InputRecord) else "", problem=problem)
 
 
 def decode_line(line: bytes) -> InputRecord:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bsmeta.annotate.annotator import (
     AnnotationError,
@@ -74,43 +74,29 @@ def _open(
     return task, folder, {file.name: file_hash(file) for file in files}
 
 
-class Disambiguator:
-    """The model that `entity_model` names, for workers that are forked later.
+class _Trained(Annotator):
+    """Uses the model of one of `tasks` that a `key` names; it is open before workers are forked."""
 
-    Raises:
-        ConfigurationError, DataError: If it cannot be used.
-    """
+    key: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]]
 
     def __init__(self, config: AnnotateConfig) -> None:
-        least = config.entity_min_score
-        self._overrides = {} if least is None else {"min_score": least}
-        user, changes = "entity_source=checkpoint", self._overrides
-        task, folder, self._files = _open(config, "entity_model", user, "disambiguation", **changes)
-        self._table = task.data.table.fingerprint
-        self._predictor = task.predictor(task.load(folder).eval())
-        self.entities("")  # opens its detector of mentions, too
+        super().__init__(config)
+        user = f"the annotator {self.name} is used"
+        self._task, folder, self._files = _open(config, self.key, user, *self.tasks)
+        self._model = self._task.load(folder).eval()
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Identifies the model, its entities, and what is changed of its configuration."""
-        return {"files": self._files, "entities": self._table, "overrides": self._overrides}
-
-    def entities(self, text: str) -> list[dict[str, Any]]:
-        """The entities that a text mentions: `start`, `end`, `entity` (the identifier), `title`."""
-        (found,) = self._predictor([{"text": text}])
-        return list(found["entities"])
+    def fingerprint(self) -> str:
+        return self.digest({"model": self._files})
 
 
-class Spelling(Annotator):
+class Spelling(_Trained):
     """The share of the words of the beginning of the text that a spelling model flags."""
 
     name = "spelling"
     columns = ("metadata_spelling",)
-
-    def __init__(self, config: AnnotateConfig) -> None:
-        super().__init__(config)
-        user, tasks = "the annotator spelling is used", ("sed_words", "sed_sequence", "sec")
-        self._task, folder, self._files = _open(config, "spelling_model", user, *tasks)
-        self._model = self._task.load(folder).eval()
+    key = "spelling_model"
+    tasks = ("sed_words", "sed_sequence", "sec")
 
     def annotate(self, row: Row) -> Columns:
         sample = row.text
@@ -123,21 +109,14 @@ class Spelling(Annotator):
         flagged = sum(len(change.text.split()) for change in found)
         return {"metadata_spelling": [global_record("spelling", f"{flagged / words:.4f}")]}
 
-    def fingerprint(self) -> str:
-        return self.digest({"model": self._files})
 
-
-class Label(Annotator):
+class Label(_Trained):
     """The label that a trained classifier predicts for the text."""
 
     name = "label"
     columns = ("metadata_label",)
-
-    def __init__(self, config: AnnotateConfig) -> None:
-        super().__init__(config)
-        user = "the annotator label is used"
-        self._task, folder, self._files = _open(config, "label_model", user, "classification")
-        self._model = self._task.load(folder).eval()
+    key = "label_model"
+    tasks = ("classification",)
 
     def annotate(self, row: Row) -> Columns:
         (column,) = self._task.inputs
@@ -145,9 +124,6 @@ class Label(Annotator):
         if found["prediction"] is None:
             raise AnnotationError("no_words")
         return {"metadata_label": [global_record("label", found["prediction"])]}
-
-    def fingerprint(self) -> str:
-        return self.digest({"model": self._files})
 
 
 class Length(Annotator):
@@ -183,15 +159,11 @@ class Paragraph(Annotator):
     settings = ("paragraph_values", "profile")
 
     def annotate(self, row: Row) -> Columns:
-        text, whole = row.text, self.config.paragraph_values
-        return {
-            "metadata_paragraph": [
-                local_record(
-                    "paragraph", text[start:end] if whole else str(n), start, end, marker=marker
-                )
-                for n, (start, end, marker) in enumerate(paragraphs(row), 1)
-            ]
-        }
+        records = []
+        for number, (start, end, marker) in enumerate(paragraphs(row), 1):
+            value = row.text[start:end] if self.config.paragraph_values else str(number)
+            records.append(local_record("paragraph", value, start, end, marker=marker))
+        return {"metadata_paragraph": records}
 
 
 def paragraphs(row: Row) -> Iterator[tuple[int, int, str]]:
@@ -228,9 +200,6 @@ class Entity(Annotator):
 
     They are the anchors of the links to other pages of the crawl (`url` is the address of the
     page), or the mentions that a trained disambiguator detects (`entity` is the identifier).
-
-    Attributes:
-        reads_links: Whether they are links.
     """
 
     name = "entity"
@@ -241,26 +210,44 @@ class Entity(Annotator):
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
         self.reads_links = config.entity_source == "links"
-        self._path = index_path(Path(config.output or ""))
-        self._index = LinkIndex(self._path)
-        self._model = None if self.reads_links else Disambiguator(config)
+        if self.reads_links:
+            self._path = index_path(Path(config.output or ""))
+            self._index = LinkIndex(self._path)
+            return
+        least = config.entity_min_score
+        changes = {} if least is None else {"min_score": least}
+        user = "entity_source=checkpoint"
+        task, folder, files = _open(config, "entity_model", user, "disambiguation", **changes)
+        table = task.data.table.fingerprint
+        self._about = {"files": files, "entities": table, "overrides": changes}
+        self._predictor = task.predictor(task.load(folder).eval())
+        self._detected("")  # opens its detector of mentions, too
 
     def annotate(self, row: Row) -> Columns:
-        records = []
-        if self._model is not None:
-            for found in self._model.entities(row.text):
-                title, span = found["title"].replace(" ", "_"), (found["start"], found["end"])
-                records.append(local_record("entity", title, *span, entity=found["entity"]))
-            return {"metadata_entity": records}
-        for start, end, page in mentions(row.page, row.needed_url(), self._index):
-            title = page.title.replace(" ", "_")
-            records.append(local_record("entity", title, start, end, url=page.key))
-        return {"metadata_entity": records}
+        if not self.reads_links:
+            return {"metadata_entity": self._detected(row.text)}
+        found = mentions(row.page, row.needed_url(), self._index)
+        return {
+            "metadata_entity": [
+                local_record("entity", page.title.replace(" ", "_"), start, end, url=page.key)
+                for start, end, page in found
+            ]
+        }
+
+    def _detected(self, text: str) -> list[Columns]:
+        (found,) = self._predictor([{"text": text}])
+        return [
+            local_record(
+                "entity", one["title"].replace(" ", "_"), one["start"], one["end"],
+                entity=one["entity"],
+            )
+            for one in found["entities"]
+        ]  # fmt: skip
 
     def fingerprint(self) -> str:
-        if self._model is not None:
-            return self.digest({"model": self._model.fingerprint()})
-        return self.digest({"pages": index_digest(self._path)})
+        if self.reads_links:
+            return self.digest({"pages": index_digest(self._path)})
+        return self.digest({"model": self._about})
 
 
 class EntityParagraph(Annotator):
@@ -280,16 +267,9 @@ class EntityParagraph(Annotator):
             while entity["char_start_idx"] >= end and (span := next(spans, None)) is not None:
                 start, end, _ = span
             found.setdefault((start, end), {})[entity["value"]] = None
-        return {
-            "metadata_entity_paragraph": [
-                local_record(
-                    "entity_paragraph",
-                    value,
-                    *span,
-                    relative_start_pos=place,
-                    relative_end_pos=place,
-                )
-                for span, values in found.items()
-                for place, value in enumerate(values)
-            ]
-        }
+        records = []
+        for (start, end), values in found.items():
+            for place, value in enumerate(values):
+                places = {"relative_start_pos": place, "relative_end_pos": place}
+                records.append(local_record("entity_paragraph", value, start, end, **places))
+        return {"metadata_entity_paragraph": records}

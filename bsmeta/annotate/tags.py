@@ -30,22 +30,21 @@ KEEP, HOLLOW, BREAK, SKIP = range(4)
 Rule = tuple[int, str, int, int, bool, bool]
 """How nodes of one name (not text) are handled.
 
-The fields: the action (`KEEP`, `HOLLOW` to keep the tag without its content, `BREAK`, `SKIP` with
-everything in it); the name; the separator that sets the element off, or what is removed; the number
-of characters below which it is removed, counted before anything in it is; whether white space in it
-is kept; whether it is folded with an element of its name that is the only one in it.
+The action (`KEEP`, `HOLLOW` to keep the tag without its content, `BREAK`, `SKIP` with everything in
+it); the name; the separator that sets the element off, or what is removed; the number of characters
+below which it is removed, counted before anything in it is; whether white space in it is kept;
+whether it is folded with an element of its name that is the only one in it.
 """
 
 _KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
-
 _NO_ATTRIBUTES = HtmlAttributes([], [])
 
 Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int, int, int]
-"""An element that has begun, with the state of its `TagWriter` then.
+"""An element that has begun, its rule, and the state of its `TagWriter` then.
 
-The fields: the element; its rule; where it starts, as in `_start`; the numbers of tags and of
-chunks of text; the count of starts and ends, in all and before the end of the text; the length
-of the text; the separator held back; the raw length; how many elements around it it is folded into.
+Where it starts, as in `_start`; the numbers of tags and of chunks of text; the count of starts and
+ends, in all and before the end of the text; the length of the text; the separator held back; the
+raw length; and how many elements around it it is folded into.
 """
 
 _SPACES = re.compile(r"[ \t\n\f\r]+")
@@ -72,12 +71,7 @@ _SPACED = names(
 
 
 class Rules(dict[int, Rule]):
-    """The rules for the names that lexbor numbers.
-
-    Args:
-        profile: `published` removes what the annotators of the published data remove; `all` keeps
-            every tag.
-    """
+    """The rules of a profile for the names that lexbor numbers; see `parse_page`."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
@@ -110,13 +104,8 @@ class Rules(dict[int, Rule]):
 class TagRecord(msgspec.Struct, gc=False):
     """An html tag in the form of a record of the `metadata_html` column.
 
-    Attributes:
-        value: The tag's name.
-        char_start_idx: Start of its span in the text.
-        relative_start_pos: The place of its start among all starts and ends at that offset.
-        char_end_idx: End of its span.
-        relative_end_pos: The place of its end among them.
-        html_attrs: Its attributes; not to be changed, because tags share them.
+    The relative positions are the places of its start and of its end among all starts and ends at
+    that offset. The attributes are not to be changed, because tags share them.
     """
 
     value: str
@@ -142,10 +131,6 @@ class TagWriter:
 
     Starts and ends are counted in document order, and only text moves the offset: a relative
     position is this count, less what it was before the first start or end at the same offset.
-
-    Attributes:
-        pending: The separator to write before the next text.
-        raw: The raw length of all text so far, that of removed elements included.
     """
 
     __slots__ = (
@@ -170,10 +155,6 @@ class TagWriter:
 
     def write(self, text: str, is_pre: int) -> tuple[int, int]:
         """Appends text that is not empty, and outside `pre` not blank.
-
-        Args:
-            text: The text.
-            is_pre: Whether its white space is kept.
 
         Returns:
             Where it starts, and the count of starts and ends before that offset.
@@ -216,14 +197,7 @@ class TagWriter:
         return start, base
 
     def add(self, rule: Rule, node: LexborNode, text: str, is_pre: int) -> None:
-        """Adds an element that has only text and is kept; faster than to begin and end it.
-
-        Args:
-            rule: Its rule.
-            node: The element.
-            text: As in `write`.
-            is_pre: As in `write`.
-        """
+        """Adds an element that has only text and is kept; faster than to begin and end it."""
         _, name, separator, _, _, _ = rule
         if separator > self.pending:
             self.pending = separator

@@ -22,13 +22,12 @@ from common import own_arguments
 from resiliparse.extract.html2text import extract_plain_text
 from selectolax.lexbor import LexborHTMLParser
 
-from bsmeta.annotate.annotator import Annotator, InputRecord, Row
-from bsmeta.annotate.chunks import Annotation, Chunk
+from bsmeta.annotate.annotator import Annotation, Annotator, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import parse_page
-from bsmeta.annotate.pool import Status, collect_rarely
-from bsmeta.annotate.registry import make_annotators
-from bsmeta.annotate.sources import Item, decode, list_inputs, read_items
+from bsmeta.annotate.plan import columns_of_all, make_annotators
+from bsmeta.annotate.pool import Chunk, Status, collect_rarely
+from bsmeta.annotate.sources import InputRecord, Item, decode, list_inputs, read_items
 from bsmeta.config.compose import run_entry_point
 
 OWN_KEYS = {"limit": "300", "repeats": "5"}
@@ -62,7 +61,7 @@ def _measure(
         rows = [_row(config, record) for record in records]
         yield f"annotator {annotator.name}", _fastest(annotator.annotate, rows, repeats)
     names = frozenset(annotator.name for annotator in annotators)
-    annotation, status = Annotation(config, annotators), Status()
+    annotation, status = Annotation(config, annotators, columns_of_all(annotators)), Status()
     chunks = [Chunk(0, [item], names, rows=[None]) for item in items]
     yield (
         "all annotators: " + ",".join(annotator.name for annotator in annotators),

@@ -12,9 +12,10 @@ from typing import Any
 from fastwarc.warc import WarcRecord, WarcRecordType
 
 from bsmeta.annotate import command
-from bsmeta.annotate.annotator import InputRecord, Row
+from bsmeta.annotate.annotator import Row
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.registry import make_annotators
+from bsmeta.annotate.plan import make_annotators
+from bsmeta.annotate.sources import InputRecord
 
 WORDS = "words of a paragraph that is longer than the sixty-four characters below which it is cut "
 RAWPAGES = Path(__file__).resolve().parents[2] / "examples" / "rawpages"

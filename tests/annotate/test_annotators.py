@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bsmeta.annotate.annotator import AnnotationError, InputRecord
+from bsmeta.annotate.annotator import AnnotationError
+from bsmeta.annotate.sources import InputRecord
 from tests.annotate.helpers import WORDS, annotated, page, values
 
 

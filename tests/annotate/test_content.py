@@ -19,7 +19,7 @@ from bsmeta.annotate import content
 from bsmeta.annotate.annotator import AnnotationError, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
-from bsmeta.annotate.registry import make_annotators
+from bsmeta.annotate.plan import make_annotators
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.decoding import make_decoder
 from tests.annotate.helpers import ALL_DATA, annotate, annotated, page, rows, write_pages

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datatrove.executor import LocalPipelineExecutor
 
-from bsmeta.annotate.command import AnnotateStep
+from bsmeta.annotate.command import run_task
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.sources import list_inputs
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -54,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_tasks_share_the_files(pages: Path, tmp_path: Path) -> None:
     annotate(str(pages), tmp_path / "alone")
     config = AnnotateConfig(output=str(tmp_path / "out"), annotators=NAMES, workers=1)
-    step = AnnotateStep(config, list_inputs(str(pages)))
+    step = partial(run_task, config, list_inputs(str(pages)))
     options: dict[str, Any] = {"tasks": 2, "workers": 2, "skip_completed": False}
     log = str(tmp_path / "log")
     LocalPipelineExecutor([step], logging_dir=log, **options).run()
@@ -64,9 +65,9 @@ def test_tasks_share_the_files(pages: Path, tmp_path: Path) -> None:
 def test_a_task_makes_its_own_shards_and_names_damaged_files(pages: Path, tmp_path: Path) -> None:
     (pages / "2.jsonl.gz").write_bytes(b"\x1f\x8b\x08")
     config = AnnotateConfig(output=str(tmp_path / "out"), annotators=NAMES, workers=1)
-    step = AnnotateStep(config, list_inputs(str(pages)))
+    step = partial(run_task, config, list_inputs(str(pages)))
     with pytest.raises(DataError, match=r"2\.jsonl\.gz: damaged"):
-        step.run(None, rank=0, world_size=2)
+        step(None, rank=0, world_size=2)
     assert list(contents(tmp_path / "out")) == ["0.jsonl.gz", "4.jsonl.gz"]
 
 

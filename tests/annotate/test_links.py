@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from bsmeta.annotate import linked_crawl
-from bsmeta.annotate.annotator import InputRecord
-from bsmeta.annotate.chunks import PAGE_STEP, Chunk
+from bsmeta.annotate import links
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.linked_crawl import Collecting, is_held_out, write_linked_sets
-from bsmeta.annotate.links import LinkIndex, index_path, link_key
-from bsmeta.annotate.pool import DIED, Status
-from bsmeta.annotate.sources import Item, decode
+from bsmeta.annotate.links import (
+    Collecting,
+    LinkIndex,
+    index_path,
+    is_held_out,
+    link_key,
+    write_linked_sets,
+)
+from bsmeta.annotate.pool import DIED, PAGE_STEP, Chunk, Status
+from bsmeta.annotate.sources import InputRecord, Item, decode
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import WORDS, annotate, rows, write_pages
 
@@ -140,7 +144,7 @@ def test_a_page_that_ends_its_process_is_left_out_of_the_index(
         assert b"deadly" not in item
         return decode(item, page_bytes)
 
-    monkeypatch.setattr(linked_crawl, "decode", ends)
+    monkeypatch.setattr(links, "decode", ends)
     lines = [f'{{"url": "{SITE}/{name}", "html": "<title>T"}}' for name in ("deadly", "a")]
     chunk = Chunk(0, [line.encode() for line in lines])
     found = Collecting(AnnotateConfig())(chunk, {(0, PAGE_STEP): DIED}, Status())

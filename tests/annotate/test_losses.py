@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.annotate import annotator, pipeline
+from bsmeta.annotate import annotator, plan
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.shard import FOLDER, ShardFiles
 from bsmeta.core.errors import ConfigurationError
@@ -88,8 +88,8 @@ def test_other_pages_with_only_some_columns_are_refused(
 def test_another_parser_with_only_some_columns_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = pipeline.VERSION
-    monkeypatch.setattr(pipeline, "VERSION", version + 1)
+    version = plan.VERSION
+    monkeypatch.setattr(plan, "VERSION", version + 1)
     before = contents(folder)
     message = f"made with parser={version}, now {version + 1}; would lose"
     with pytest.raises(ConfigurationError, match=message):

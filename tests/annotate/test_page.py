@@ -231,10 +231,11 @@ def test_declarations() -> None:
     assert page.declared.times == ["2019-04-07", "8 April"]
 
 
-def test_links_and_blocks() -> None:
+def test_links_and_paragraphs() -> None:
     page = parse_page("<p>see <a href=/x>this <b>one</b></a></p><a name=y>z</a>", profile="all")
     assert page.links == [("/x", 4, 12)]
-    assert page.blocks == [("p", 0, 12)]
+    spans = [(t.char_start_idx, t.char_end_idx) for t in page.tags if t.value == "p"]
+    assert spans == [(0, 12)]
 
 
 def raw_pages() -> Iterator[str]:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import xxhash
 
-from bsmeta.annotate.annotator import InputRecord, Row
+from bsmeta.annotate.annotator import Row
+from bsmeta.annotate.sources import InputRecord
 from bsmeta.annotate.tags import TagRecord
 from tests.annotate.helpers import RAWPAGES, annotated, rows
 

@@ -15,8 +15,7 @@ from backports import zstd
 from fastwarc.stream_io import BrotliWriter
 from fastwarc.warc import WarcRecord, WarcRecordType
 
-from bsmeta.annotate.annotator import InputRecord
-from bsmeta.annotate.sources import decode, decode_line, list_inputs, read_items
+from bsmeta.annotate.sources import InputRecord, decode, decode_line, list_inputs, read_items
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import warc_record
 

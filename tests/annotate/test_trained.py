@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.annotate.annotator import InputRecord
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.registry import make_annotators
+from bsmeta.annotate.plan import make_annotators
+from bsmeta.annotate.sources import InputRecord
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs

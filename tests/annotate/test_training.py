@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.annotate.registry import ANNOTATORS
+from bsmeta.annotate.plan import ANNOTATORS
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.metadata.decoding import DocumentDecoder

@@ -19,12 +19,12 @@ ENTITY_TEXT = ("title", "types", "relations", "description")
 """The parts that the text of an entity may have, in their order."""
 
 FILES = {
-    "train_file": "a .jsonl or .jsonl.gz file of sentences with mentions",
-    "dev_file": "a .jsonl or .jsonl.gz file of sentences with mentions",
-    "test_file": "a .jsonl or .jsonl.gz file of sentences with mentions",
+    **dict.fromkeys(
+        ("train_file", "dev_file", "test_file"),
+        "a .jsonl or .jsonl.gz file of sentences with mentions",
+    ),
     "entity_table": "a folder that was built from profiles of entities",
 }
-
 REQUIRED = ("train_file", "entity_table")
 
 
@@ -229,8 +229,11 @@ def value_problems(
     yield from _files(config)
     yield from model_problems(config)
     yield from _encoders(config)
-    yield from _texts(config)
     data = config.data_config
+    if not data.entity_text or len({*data.entity_text}) < len(data.entity_text):
+        key, expected = "data_config.entity_text", "at least one part, and each once"
+        fix = f"{key}=[{', '.join(ENTITY_TEXT)}]"
+        yield Problem(key, HYDRA, show(data.entity_text), expected, fix)
     if data.dev_file is None and config.keep_best_by is not None:
         expected = "null, because data_config.dev_file=null leaves nothing to evaluate on"
         fix = "keep_best_by=null export_best=false early_stopping_patience=null, or a dev_file"
@@ -270,13 +273,6 @@ def _encoders(config: DisambiguationConfig) -> Iterator[Problem]:
             expected = "null, because share_encoders=true makes it the encoder of entities, too"
             fix = f"{key}=null, or share_encoders=false"
             yield Problem(key, HYDRA, show(getattr(config, key)), expected, fix)
-
-
-def _texts(config: DisambiguationConfig) -> Iterator[Problem]:
-    parts = config.data_config.entity_text
-    if not parts or len({*parts}) < len(parts):
-        key, expected = "data_config.entity_text", "at least one part, and each once"
-        yield Problem(key, HYDRA, show(parts), expected, f"{key}=[{', '.join(ENTITY_TEXT)}]")
 
 
 def start_problems(

@@ -45,36 +45,23 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 @dataclass(frozen=True)
 class Row:
-    """What a key of the old configuration became.
+    """What a key of the old configuration became."""
 
-    Attributes:
-        key: The dotted key; empty if our keys follow from what is not stated there.
-        value: Its value.
-        ours: Our keys and their values; empty if nothing corresponds to it.
-        note: What else there is to know: what it means, or why nothing corresponds to it.
-    """
-
-    key: str
+    key: str  # dotted; empty if our keys follow from what is not stated there
     value: Any
-    ours: dict[str, Any]
-    note: str
+    ours: dict[str, Any]  # our keys and their values; empty if nothing corresponds to it
+    note: str  # what it means, or why nothing corresponds to it
 
 
-@dataclass(frozen=True)
-class Source:
-    """A configuration of Bootleg.
+class Source(dict[str, Any]):
+    """A configuration of Bootleg: values by dotted key.
 
-    Attributes:
-        values: Its values by dotted key.
-        is_first: Whether it is of the first generation.
+    With the block `emmental`, it is of the second generation.
     """
 
-    values: dict[str, Any]
-    is_first: bool
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key."""
-        return self.values.get(key, default)
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(_leaves(config))
+        self.is_first = "emmental" not in config
 
     def path(self, name: str) -> str:
         """A path in the data folder."""
@@ -90,16 +77,16 @@ class Source:
         scope = "total" if is_total else "per_device"
         yield row("data_config.batch_scope", scope, "what batch_size counts there")
         for split in ("train", "dev", "test"):
-            is_named = f"data_config.{split}_dataset.file" in self.values
-            if "data_config.data_dir" in self.values and not is_named:
+            is_named = f"data_config.{split}_dataset.file" in self
+            if "data_config.data_dir" in self and not is_named:
                 yield row(f"data_config.{split}_file", self.path(f"{split}.jsonl"))
         epochs = "run_config.max_epochs" if self.is_first else "emmental.n_epochs"
-        if epochs not in self.values and "emmental.n_steps" not in self.values:
+        if epochs not in self and "emmental.n_steps" not in self:
             count = EPOCHS_OF_FIRST if self.is_first else EPOCHS_OF_SECOND
             yield row("num_train_epochs", count, f"the default of {epochs}")
         if not self.is_first:
             yield row("data_config.mention_encoding", "window", "each mention in a window")
-        elif "data_config.word_embedding.bert_model" not in self.values:
+        elif "data_config.word_embedding.bert_model" not in self:
             yield row("model_name", ENCODER_OF_FIRST, "the encoder of that generation")
 
 
@@ -409,16 +396,13 @@ SECOND: dict[str, Rule] = {
 def convert(config: Mapping[str, Any]) -> list[Row]:
     """What each key of a configuration becomes.
 
-    Args:
-        config: The configuration; with the block `emmental`, it is of the second generation.
-
     Raises:
         ConfigurationError: If a value cannot be converted.
     """
-    source = Source(dict(_leaves(config)), is_first="emmental" not in config)
+    source = Source(config)
     rules = FIRST if source.is_first else SECOND
     rows = []
-    for key, value in source.values.items():
+    for key, value in source.items():
         rule = next((rules[name] for name in _names(key) if name in rules), None)
         ours, note = rule(value, source) if rule else ({}, "unknown here; see whether you need it")
         rows.append(Row(key, value, ours, note))

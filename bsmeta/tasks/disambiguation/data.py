@@ -47,20 +47,12 @@ Draw = Callable[[str, int], np.ndarray]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of some mentions.
+    """The candidates of some mentions."""
 
-    Attributes:
-        entities: int64 [mentions, K], the most popular first; -1 where there are no more.
-        prior: float32 [mentions, K, 2]: the logarithm of each candidate's share of the scores, and
-            minus that of its rank by score (from 1).
-        floor: float32 [mentions, 2]: the same of an entity that is no candidate.
-        is_gold: bool [mentions, K]: whether the mention means it.
-    """
-
-    entities: np.ndarray
-    prior: np.ndarray
-    floor: np.ndarray
-    is_gold: np.ndarray
+    entities: np.ndarray  # int64 [mentions, K], the most popular first; -1: no more
+    prior: np.ndarray  # float32 [mentions, K, 2]: log share of the scores, -log rank (from 1)
+    floor: np.ndarray  # float32 [mentions, 2]: the same of an entity that is no candidate
+    is_gold: np.ndarray  # bool [mentions, K]: whether the mention means it
 
     @property
     def place(self) -> np.ndarray:
@@ -80,11 +72,7 @@ class Candidates:
 
 
 class DocumentCounts:
-    """How often each document of the training data uses an alias for an entity.
-
-    Args:
-        documents, aliases, entities: int64 [mentions] of the training data.
-    """
+    """How often each document uses an alias for an entity (all int64 [mentions])."""
 
     def __init__(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> None:
         self._keys, self._counts = np.unique(_key(documents, aliases, entities), return_counts=True)
@@ -116,8 +104,7 @@ def candidates_of(
     Args:
         table: The entities.
         aliases: The number of each mention's alias; -1 has no candidates.
-        golds: int64 [mentions, most of one]: the entities of each mention; -1 for no more. (NIL is
-            never a candidate.)
+        golds: int64 [mentions, most of one]: its entities; -1 for no more. (NIL is no candidate.)
         documents: The document of each mention.
         counts: If given, the mentions of that document are subtracted from the scores, as if it
             were not part of the training data that they count.
@@ -370,12 +357,9 @@ class TrainingBatches:
     def _masked_titles(
         self, entities: np.ndarray, rows: np.ndarray, draws: Sequence[Draw]
     ) -> np.ndarray:
-        """bool: whether the title of each candidate is masked, alike for all mentions of a row.
+        """bool [mentions, candidates]: which titles are masked, alike for all mentions of a row.
 
-        Args:
-            entities: int64 [mentions, candidates]; -1: none.
-            rows: int64 [mentions]: the row of each mention.
-            draws: Of each row.
+        `entities` are int64 [mentions, candidates], -1 for none; `rows` the row of each mention.
         """
         masked = np.zeros(entities.shape, bool)
         for number, draw in enumerate(draws):

@@ -7,8 +7,7 @@ the hash of its text: one that was added or changed is computed, the others stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from bsmeta.core.files import replacing, unwritable
 from bsmeta.core.progress import exclusively, report_progress, reporting
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, build_model
+from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, build_model, run_model
 from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of
 from bsmeta.training.task import EvaluationContext, batches_of, batches_within, spread
 
@@ -98,7 +97,9 @@ class EntityVectors:
         """
         asked = np.unique(entities[~self._is_current[entities]])
         if len(asked):
-            hashes = np.fromiter(map(self._text_hash, reporting(asked.tolist())), np.uint64)
+            texts = (self._text(entity).encode() for entity in reporting(asked.tolist()))
+            # 0 means that there is no vector.
+            hashes = np.fromiter((xxhash.xxh3_64_intdigest(text) or 1 for text in texts), np.uint64)
             if (self._hashes[asked] != hashes).any():
                 try:
                     with exclusively(self._lock, _WHAT):
@@ -107,10 +108,6 @@ class EntityVectors:
                     raise unwritable(self._folder, error) from error
             self._is_current[asked] = True
         return np.asarray(self._vectors[entities])
-
-    def _text_hash(self, entity: int) -> int:
-        # 0 means that there is no vector.
-        return xxhash.xxh3_64_intdigest(self._text(entity).encode()) or 1
 
     def _compute(self, asked: np.ndarray, hashes: np.ndarray) -> None:
         is_missing = self._hashes[asked] != hashes  # another process may have been first
@@ -142,13 +139,9 @@ def _grown(path: Path, dtype: str, shape: tuple[int, ...]) -> np.memmap:
 
 
 class EntityEncoder:
-    """Encodes the texts of entities with a model.
+    """Encodes the texts of entities with a model (wrapped or not, in evaluation mode).
 
-    Args:
-        model: The bi-encoder, wrapped or not, in evaluation mode.
-        texts: The texts of the entities.
-        device: That of the model.
-        precision: `bf16` computes in it; anything else in float32.
+    The precision `bf16` computes in it; any other in float32.
     """
 
     def __init__(
@@ -157,7 +150,7 @@ class EntityEncoder:
         self._model = model
         self._texts = texts
         self._device = device
-        self._in_bf16 = precision == "bf16"
+        self._precision = precision
 
     def batches(self, entities: np.ndarray, is_masked: bool = False) -> list[np.ndarray]:
         """Places of entities whose texts are of similar length, in batches of a bounded size."""
@@ -170,57 +163,50 @@ class EntityEncoder:
 
     def run(self, inputs: Mapping[str, torch.Tensor], *, embed: bool) -> np.ndarray:
         """Embeddings or vectors, float32 [entities, size], from inputs of the model."""
-        with self._computing():
-            output = self._model(**{key: value.to(self._device) for key, value in inputs.items()})
-        found: torch.Tensor = output.entities if embed else output.entity_vectors
+        output = run_model(self._model, inputs, self._device, self._precision)
+        found = output.entities if embed else output.entity_vectors
+        assert found is not None
         return found.float().cpu().numpy()
 
     def encode_all(
         self, entities: np.ndarray, *, embed: bool, is_masked: bool = False
-    ) -> np.ndarray:
-        """Any number of entities (at least one), batch by batch."""
-        found = np.empty((0, 0), np.float32)
-        for batch in self.batches(entities, is_masked):
-            values = self.encode(entities[batch], embed=embed, is_masked=is_masked)
-            if not len(found):
-                found = np.empty((len(entities), values.shape[1]), np.float32)
-            found[batch] = values
-            report_progress()
-        return found
+    ) -> list[np.ndarray]:
+        """Any number of entities, batch by batch."""
+        encode = partial(self.encode, embed=embed, is_masked=is_masked)
+        return self._by_batch(entities, is_masked, encode)
 
     def states(self, entities: np.ndarray, is_masked: bool) -> list[np.ndarray]:
         """The states before the trained layers: float16 [tokens x hidden] of each entity."""
         assert isinstance(self._model, BiEncoder)
+        model = self._model
+
+        def run(chosen: np.ndarray) -> list[np.ndarray]:
+            inputs = self._inputs(chosen, is_masked)
+            ids, mask = (value.to(self._device) for value in inputs.values())
+            in_bf16 = self._precision == "bf16"
+            with torch.no_grad(), torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
+                states = model.entity_states(ids, mask).half().cpu().numpy()
+            lengths = mask.sum(1).tolist()
+            return [own[:length].reshape(-1) for own, length in zip(states, lengths, strict=True)]
+
+        return self._by_batch(entities, is_masked, run)
+
+    def _by_batch(self, entities: np.ndarray, is_masked: bool, run: Encode) -> list[np.ndarray]:
         found: list[np.ndarray] = [np.empty(0)] * len(entities)
         for batch in self.batches(entities, is_masked):
-            inputs = self._inputs(entities[batch], is_masked)
-            ids, mask = (value.to(self._device) for value in inputs.values())
-            with self._computing():
-                states = self._model.entity_states(ids, mask).half().cpu().numpy()
-            for place, own, length in zip(batch, states, mask.sum(1).tolist(), strict=True):
-                found[place] = own[:length].reshape(-1)
+            for place, value in zip(batch, run(entities[batch]), strict=True):
+                found[place] = value
             report_progress()
         return found
 
     def _inputs(self, entities: np.ndarray, is_masked: bool) -> dict[str, torch.Tensor]:
         return self._texts.tensors(entities, np.full(len(entities), is_masked))[0]
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        autocast = torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16)
-        with torch.no_grad(), autocast:
-            yield
-
 
 class FrozenVectors:
     """What an encoder of entities that is not trained makes of their texts, on disk: vectors.
 
-    Args:
-        config: The run.
-        texts: The texts of the entities.
-        tokenizer: With the special tokens of the task.
-        count: The number of entities of the table.
-        folder: Where they are kept, for all runs with this encoder and these texts.
+    `count` is the number of entities of the table; `folder` is shared by all runs.
     """
 
     def __init__(
@@ -250,12 +236,7 @@ class FrozenVectors:
         return EntityVectors(folder / name, count, self._hidden_size, self._texts.text, encode)
 
     def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
-        """The inputs of `BiEncoder.forward` for some entities.
-
-        Args:
-            entities: int64 [entities].
-            is_masked: bool [entities]: whether the title is masked.
-        """
+        """The inputs of `BiEncoder.forward` for entities whose titles are masked or not."""
         return {"entity_vectors": torch.from_numpy(self(entities, is_masked))}
 
     def batches(self, entities: np.ndarray) -> list[np.ndarray]:
@@ -382,11 +363,8 @@ def split_embeddings(
 ) -> Embeddings:
     """The embeddings of the entities of a split by a model in training; all processes call it.
 
-    Args:
-        entities: int64, distinct and ascending, at least one.
-        encoder: Encodes texts with the model.
-        frozen: What the frozen layers of the entities' encoder make of texts, if there are any.
-        context: The processes.
+    `entities` are distinct and ascending, at least one; `frozen` is what the frozen layers of their
+    encoder make of texts, if there are any.
     """
     if frozen is not None:
         frozen.fill(entities, masked=False)
@@ -412,12 +390,7 @@ def saved_embeddings(
 ) -> EntityVectors:
     """The embeddings of a trained model on disk, each computed when it is first asked for.
 
-    Args:
-        model: The trained model.
-        encoder: Encodes texts with it.
-        texts: The texts of the entities.
-        count: The number of entities of the table.
-        folder: Where embeddings are kept, those of all models.
+    `count` is the number of entities of the table; `folder` has the embeddings of all models.
     """
     name = _folder_name("trained", _weights_hash(model.state_dict()), texts.settings)
     size = model.settings.embedding_size

@@ -39,7 +39,6 @@ class ArrayFolder:
         verify: Compare the arrays with their checksums: for the first process that opens them.
 
     Attributes:
-        folder: The folder.
         facts: What the writer has saved beside the arrays.
         version: Counts the changes of the folder.
         files: File, type, length and checksum of each array.
@@ -86,11 +85,7 @@ class ArrayFolder:
 class ArrayWriter:
     """Changes the arrays of a folder; the change is visible after `commit`, and then completely.
 
-    The caller holds a lock: there is one writer at a time.
-
-    Args:
-        folder: The folder, which exists.
-        before: Its content, to append to; None writes the first version.
+    The caller holds a lock: there is one writer at a time. It appends to what there was `before`.
     """
 
     def __init__(self, folder: Path, before: ArrayFolder | None = None) -> None:
@@ -234,16 +229,7 @@ class Names(Strings):
 class EntityTable:
     """The entities and aliases of a folder, which processes share in memory.
 
-    Args:
-        arrays: The opened folder; see `open`.
-
-    Attributes:
-        folder: The folder.
-        max_candidates: The most candidates that an alias has.
-        fingerprint: Hash of the content.
-        ids, titles, descriptions: Those of the entities; a description may be empty, and NIL's
-            title is.
-        aliases, type_names, relation_names: The names of all aliases, types and relations.
+    A description may be empty, and NIL's title is. `fingerprint` is a hash of the content.
     """
 
     def __init__(self, arrays: ArrayFolder) -> None:
@@ -263,16 +249,12 @@ class EntityTable:
         self.fingerprint: str = self._versions[-1]["fingerprint"]
 
     @classmethod
-    def open(cls, folder: Path) -> EntityTable:
-        """The table in a folder.
+    def open(cls, folder: Path, verify: bool = True) -> EntityTable:
+        """The table in a folder; raises DataError if there is none, or it is damaged."""
+        return cls(ArrayFolder(folder, verify=verify))
 
-        Raises:
-            DataError: If there is none, or it is damaged.
-        """
-        return cls(ArrayFolder(folder))
-
-    def __reduce__(self) -> tuple[Callable[[Path], EntityTable], tuple[Path]]:
-        return _reopened, (self.folder,)  # another process maps the files, too
+    def __reduce__(self) -> tuple[Callable[..., EntityTable], tuple[Path, bool]]:
+        return EntityTable.open, (self.folder, False)  # another process maps the files, too
 
     def __len__(self) -> int:
         """Number of entities, with NIL."""
@@ -317,7 +299,3 @@ class EntityTable:
 def _range(ends: np.ndarray, number: int) -> slice:
     """Where the values of a number are, of all numbers' values one after the other."""
     return slice(int(ends[number - 1]) if number else 0, int(ends[number]))
-
-
-def _reopened(folder: Path) -> EntityTable:
-    return EntityTable(ArrayFolder(folder, verify=False))

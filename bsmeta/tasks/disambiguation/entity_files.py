@@ -64,19 +64,14 @@ def locate(folder: Path, name: str) -> Path | None:
 
 
 class _MappingFile(Problems):
-    """A mapping that has been read, and the problems of its keys.
-
-    Args:
-        path: A JSON file, or a folder of tries.
-        form: The type of the content.
+    """A mapping (a JSON file, or a folder of tries), and the problems of its keys.
 
     Attributes:
-        path: The same.
         content: The mapping. The value of a key in a record trie is a list of `(name, score)`; with
             two vocabularies, `{first name: [second name, …]}`.
 
     Raises:
-        DataError: If it cannot be read, or is of another form.
+        DataError: If it cannot be read, or its content is not of `form`.
     """
 
     def __init__(self, path: Path, form: Any) -> None:
@@ -124,22 +119,14 @@ class _MappingFile(Problems):
 
 
 def _read(path: Path, form: Any) -> Any:
-    """The content of a mapping.
-
-    Raises:
-        DataError: With its problems.
-    """
+    """The content of a mapping; raises DataError with its problems."""
     file = _MappingFile(path, form)
     file.close()
     return file.content
 
 
 def _read_tries(folder: Path) -> dict[str, Any]:
-    """The content of a folder of tries.
-
-    Raises:
-        DataError: If they cannot be read, or the library that reads them is not installed.
-    """
+    """The content of a folder of tries."""
     try:
         import marisa_trie
     except ImportError as error:
@@ -178,6 +165,10 @@ def _read_tries(folder: Path) -> dict[str, Any]:
         ) from error
 
 
+Files = list[tuple[Path, Path]]
+"""Files of types or relations, each with its vocabulary, which may not exist."""
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where the files are, and which of them are used.
@@ -195,75 +186,56 @@ class Sources:
     types: Sequence[str] | None = None
     relations: Sequence[str] | None = None
 
-    def type_files(self) -> dict[str, tuple[Path, Path]]:
-        """The file of each type system, and its vocabulary, which may not exist.
-
-        Raises:
-            ConfigurationError: If there is none, although types were asked for.
-        """
+    def type_files(self) -> Files:
+        """Raises ConfigurationError if there is none, although types were asked for."""
         if self.emb_dir is not None:
-            return {
-                file.stem: (file, vocabulary)
-                for file, vocabulary in _with_vocabularies(
-                    self.emb_dir, _chosen("types", self.types, self.emb_dir, [TYPES]), TYPE_NAMES
-                )
-            }
+            return _chosen("types", self.types, self.emb_dir, [TYPES], TYPE_NAMES)
         folder = self.entity_dir / "type_mappings"
         systems = sorted(path.name for path in folder.glob("*") if path.is_dir())
-        found = {}
-        for name in _chosen("types", self.types, folder, systems):
-            own = folder / name
-            path = locate(own, "qid2typenames") or own / "qid2typeids.json"
-            found[name] = (path, own / TYPE_NAMES)
-        return found
+        return [
+            (locate(own, "qid2typenames") or own / "qid2typeids.json", own / TYPE_NAMES)
+            for own, _ in _chosen("types", self.types, folder, systems, "")
+        ]
 
-    def relation_files(self) -> list[tuple[Path, Path]]:
-        """The files of relations, each with its vocabulary, which may not exist.
-
-        Raises:
-            ConfigurationError: If there is none, although relations were asked for.
-        """
+    def relation_files(self) -> Files:
+        """Raises ConfigurationError if there is none, although relations were asked for."""
         folder, defaults = self.emb_dir, [*RELATIONS]
         if folder is None:
             folder = self.entity_dir / "kg_mappings"
             defaults = [(locate(folder, "qid2relations") or folder / "kg_adj.txt").name]
-        chosen = _chosen("relations", self.relations, folder, defaults)
-        return _with_vocabularies(folder, chosen, RELATION_NAMES)
-
-
-def _with_vocabularies(folder: Path, names: Sequence[str], default: str) -> list[tuple[Path, Path]]:
-    """The paths of files that are named as `FILE` or `FILE:VOCABULARY`, and of vocabularies."""
-    pairs = (name.partition(":") for name in names)
-    return [(folder / file, folder / (vocabulary or default)) for file, _, vocabulary in pairs]
+        return _chosen("relations", self.relations, folder, defaults, RELATION_NAMES)
 
 
 def _chosen(
-    key: str, names: Sequence[str] | None, folder: Path, defaults: Sequence[str]
-) -> list[str]:
-    """The named files of a folder; without names those of `defaults` that exist."""
-    there = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+    key: str,
+    names: Sequence[str] | None,
+    folder: Path,
+    defaults: Sequence[str],
+    vocabulary: str,
+) -> Files:
+    """The files of a folder that are named as `FILE` or `FILE:VOCABULARY`.
+
+    Without names: those of `defaults` that exist.
+    """
+    there = sorted(path.name for path in folder.glob("*"))
     if names is None:
-        if not folder.is_dir():
-            return []
-        found = [name for name in defaults if name in there]
-        if found:
-            return found
-        raise ConfigurationError(
-            f"{key}: {folder} has no {' or '.join(defaults) or 'folder of a type system'}, but "
-            f"{', '.join(there) or 'nothing'}; name what is to be read: {key}=[NAME], or nothing: "
-            f"{key}=[]",
-            [key],
-        )
-    for name in names:
-        file, _, vocabulary = name.partition(":")
-        for one in filter(None, (file, vocabulary)):
-            if one not in there:
-                raise ConfigurationError(
-                    f"{key}=[{', '.join(names)}]: {folder} has no {one}{nearest(one, there)}; it "
-                    f"has {', '.join(there) or 'nothing'}",
-                    [key],
-                )
-    return [*names]
+        names = [name for name in defaults if name in there]
+        if folder.is_dir() and not names:
+            raise ConfigurationError(
+                f"{key}: {folder} has no {' or '.join(defaults) or 'folder of a type system'}, but "
+                f"{', '.join(there) or 'nothing'}; name what is to be read: {key}=[NAME], or "
+                f"nothing: {key}=[]",
+                [key],
+            )
+    pairs = [name.partition(":")[::2] for name in names]
+    for name in (part for pair in pairs for part in pair):
+        if name and name not in there:
+            raise ConfigurationError(
+                f"{key}=[{', '.join(names)}]: {folder} has no {name}{nearest(name, there)}; it "
+                f"has {', '.join(there) or 'nothing'}",
+                [key],
+            )
+    return [(folder / file, folder / (own or vocabulary)) for file, own in pairs]
 
 
 def build_from_files(
@@ -364,24 +336,20 @@ def _candidate_problems(
             yield f"alias {alias!r} leads to {qid!r}, which is no entity"
 
 
-def _types(
-    files: Mapping[str, tuple[Path, Path]], known: Mapping[str, str]
-) -> dict[str, dict[str, list[str]]]:
-    """The names of the types of each entity, by system."""
+def _types(files: Files, known: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
+    """The names of the types of each entity, by file."""
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for system, (path, vocabulary) in files.items():
+    for path, vocabulary in files:
         file = _MappingFile(path, dict[str, list[tuple[str, float]]] if path.is_dir() else Names)
         names = _vocabulary(vocabulary)
         for qid, own in file.items_of(known):
             own = [name for name, _ in own] if path.is_dir() else own  # a trie has scores
-            found[qid][system] = _named(own, names, "type", qid, file, vocabulary)
+            found[qid][str(path)] = _named(own, names, "type", qid, file, vocabulary)
         file.close()
-    return _not_empty("types", [path for path, _ in files.values()], found)
+    return _not_empty("types", files, found)
 
 
-def _relations(
-    files: Sequence[tuple[Path, Path]], known: Mapping[str, str]
-) -> dict[str, list[Relation]]:
+def _relations(files: Files, known: Mapping[str, str]) -> dict[str, list[Relation]]:
     """The relations of each entity; the object of one that only has a name is NIL."""
     found: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)  # each once, in order
     connected: list[tuple[str, str]] = []
@@ -394,11 +362,12 @@ def _relations(
         for qid, own in file.items_of(known):
             if isinstance(own, dict):
                 pairs = [*_with_objects(own, names)]
-                found[qid] |= dict.fromkeys(pair for pair in pairs if pair[1] in known)
-                unknown += sum(pair[1] not in known for pair in pairs)
+                unknown += sum(other not in known for _, other in pairs)
+                pairs = [pair for pair in pairs if pair[1] in known]
             else:
                 listed = _named(own, names, "relation", qid, file, vocabulary)
-                found[qid] |= dict.fromkeys((name, NIL_ID) for name in listed)
+                pairs = [(name, NIL_ID) for name in listed]
+            found[qid] |= dict.fromkeys(pairs)
         file.close()
         if unknown:
             what = "relations lead to entities without a title"
@@ -407,7 +376,7 @@ def _relations(
         if all(own != other for _, own in found[subject]):
             found[subject][CONNECTED, other] = None
     relations = {qid: [Relation(*pair) for pair in own] for qid, own in found.items()}
-    return defaultdict(list, _not_empty("relations", [path for path, _ in files], relations))
+    return defaultdict(list, _not_empty("relations", files, relations))
 
 
 def _with_objects(
@@ -465,14 +434,10 @@ def _pairs(path: Path, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         log.warning("%s: %d of %d %s; left out", path, unknown, count, what)
 
 
-def _not_empty(key: str, files: Sequence[Path], found: dict[str, Any]) -> dict[str, Any]:
-    """What files say about the entities.
-
-    Raises:
-        DataError: If it is nothing.
-    """
+def _not_empty(key: str, files: Files, found: dict[str, Any]) -> dict[str, Any]:
+    """What files say about the entities; raises DataError if it is nothing."""
     if files and not any(found.values()):
-        listed = ", ".join(map(str, files))
+        listed = ", ".join(str(path) for path, _ in files)
         raise DataError(
             f"{key}: no entity gets any from {listed}; name the files of these entities, or none: "
             f"{key}=[]"

@@ -32,7 +32,7 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Candidates, Data, candidates_of
 from bsmeta.tasks.disambiguation.embeddings import Embeddings, EntityEncoder, split_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
-from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
+from bsmeta.tasks.disambiguation.model import BiEncoder, load_model, run_model
 from bsmeta.tasks.disambiguation.prep import Sentences
 from bsmeta.tasks.disambiguation.report import (
     BUILT_IN,
@@ -52,10 +52,8 @@ log = logging.getLogger(__name__)
 class Ranked:
     """The candidates of some mentions with their scores.
 
-    Attributes:
-        candidates: The candidates.
-        scores: float32 [mentions, K (+1)]: -inf where there is no candidate. With a NIL of the
-            model, its score is the last column.
+    The scores are float32 [mentions, K (+1)]: -inf where there is no candidate. With a NIL of the
+    model, its score is the last column.
     """
 
     candidates: Candidates
@@ -104,14 +102,7 @@ class Ranked:
 
 
 class Scorer:
-    """Runs a model on rows.
-
-    Args:
-        model: The model, wrapped or not, in evaluation mode.
-        data: The entities, and the run.
-        embeddings: The embeddings of entities by this model.
-        device: That of the model.
-    """
+    """Runs a model on rows; it may be wrapped, and is in evaluation mode."""
 
     def __init__(
         self, model: nn.Module, data: Data, embeddings: Embeddings, device: torch.device
@@ -121,7 +112,7 @@ class Scorer:
         self._texts = MentionTexts(data.tokenizer, data.config)
         self._embeddings = embeddings
         self._device = device
-        self._in_bf16 = data.config.mixed_precision == "bf16"
+        self._precision = data.config.mixed_precision
 
     def __call__(self, rows: Sequence[Row]) -> Ranked:
         """The scores of all mentions of some rows, which have at least one."""
@@ -144,10 +135,9 @@ class Scorer:
             "prior": torch.from_numpy(prior),
             "allowed": torch.from_numpy(is_own),
         }
-        autocast = torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16)
-        with torch.no_grad(), autocast:
-            inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-            scores = self._model(**inputs).scores.float().cpu().numpy()
+        output = run_model(self._model, tensors, self._device, self._precision)
+        assert output.scores is not None
+        scores = output.scores.float().cpu().numpy()
         of_nil, scores = np.split(scores, [scores.shape[1] - len(distinct)], axis=1)
         chosen = np.where(own >= 0, scores[places, columns], -np.inf)
         return Ranked(candidates, np.concatenate([chosen, of_nil], axis=1))
@@ -173,12 +163,12 @@ def score(
     counts: np.ndarray | None = None,
     embeddings: Embeddings | None = None,
 ) -> Scored:
-    """Scores the mentions of some rows; every process calls it and gets the same.
+    """Scores the mentions of some rows, all of them gold; every process calls it and gets the same.
 
     Args:
         data: The data of the run.
         model: The bi-encoder, wrapped or not, in evaluation mode.
-        rows: At least one, each with a mention, all of them gold.
+        rows: At least one, each with a mention.
         context: The processes.
         counts: int64 [entities]: the training counts that place each mention in a band; None:
             those of the data.
@@ -264,17 +254,9 @@ def score_and_report(
     checkpoint: str,
     folder: Path,
 ) -> Scored:
-    """Scores sentences with a trained model and writes the report (rank 0).
+    """Scores sentences with a trained model and writes the report (rank 0); see `score`.
 
-    Every process calls it and gets the same.
-
-    Args:
-        data: The data of the run.
-        model: The model.
-        sentences: The sentences.
-        context: The processes.
-        checkpoint: What the report calls the model.
-        folder: Where the report goes.
+    The report calls the model `checkpoint`, and goes to `folder`.
     """
     config = data.config
     known = {*BUILT_IN, *sentences.facts["slices"]}

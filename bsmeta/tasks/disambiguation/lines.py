@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -70,12 +70,8 @@ def json_lines(
 ) -> Iterator[tuple[int, Form]]:
     """Yields the number of each line of a `.jsonl(.gz|.zst)` file, from 1, and its content.
 
-    Args:
-        path: The file; its empty lines are skipped.
-        form: The type of a line.
-        problems: Collects lines that are not of this type, which are left out. The caller may add
-            to it, and closes it at the end.
-        advance: See `Advance`.
+    Empty lines are skipped. `problems` collects lines that are not of the type `form`, which are
+    left out; the caller may add to it, and closes it at the end.
 
     Raises:
         DataError: If the file cannot be read to its end, or has too many problems.
@@ -115,11 +111,7 @@ def _decoded(
 
 @contextmanager
 def open_lines(path: Path, indexes: IndexCache | None = None) -> Iterator[LineReader]:
-    """A reader of the lines of a file, closed in the end.
-
-    Raises:
-        DataError: If the file cannot be opened.
-    """
+    """A reader of the lines of a file; raises DataError if it cannot be opened."""
     try:
         reader = LineReader(str(path), indexes)
     except OSError as error:
@@ -131,40 +123,23 @@ def open_lines(path: Path, indexes: IndexCache | None = None) -> Iterator[LineRe
 
 
 class Mention(NamedTuple):
-    """A place in a sentence that means an entity.
-
-    Attributes:
-        start, end: Its first character in the sentence, and the one after its last.
-        alias: The look-up key of its candidates, which may differ from the text.
-        entities: The ids of the entities that it means: one, or several that are all right.
-        is_gold: False for a weak label, which is trained on but not scored.
-        slices: The line's own slices that it is in; a weak label is in none.
-    """
+    """A place in a sentence (in characters) that means an entity."""
 
     start: int
     end: int
-    alias: str
-    entities: tuple[str, ...]
-    is_gold: bool
-    slices: tuple[str, ...]
+    alias: str  # the look-up key of its candidates, which may differ from the text
+    entities: tuple[str, ...]  # the ids that it means: one, or several that are all right
+    is_gold: bool  # False for a weak label, which is trained on but not scored
+    slices: tuple[str, ...]  # the line's own slices that it is in; none of a weak label
 
 
 class Line(NamedTuple):
-    """A sentence with its mentions.
+    """A sentence with its mentions."""
 
-    Attributes:
-        number: The number of the line in its file, from 1.
-        sentence: The unique number of the sentence.
-        text: The sentence.
-        document: The document that it is from: `document`, or in Bootleg's lines `parent_qid`; the
-            sentence's number if the line names none.
-        mentions: The mentions, in the order of the line.
-    """
-
-    number: int
-    sentence: int
+    number: int  # of the line in its file, from 1
+    sentence: int  # its unique number
     text: str
-    document: str
+    document: str  # the one that the line names, or else the number of the sentence
     mentions: tuple[Mention, ...]
 
 
@@ -182,13 +157,7 @@ class _Raw(msgspec.Struct):
 
 
 class Scan(NamedTuple):
-    """What a first pass over a file has found.
-
-    Attributes:
-        lines: The number of its lines.
-        slices: The names of the slices that lines define, sorted.
-        unused: The fields that are not used, each with the number of lines that have it.
-    """
+    """What a first pass over a file has found; `unused` counts the lines with unused fields."""
 
     lines: int
     slices: list[str]
@@ -268,17 +237,14 @@ def _problems(raw: _Raw) -> Iterator[str]:
     for position, own in enumerate(raw.qids):
         if not own:
             yield f"qids[{position}] is empty; expected an id, or a list of those that are right"
-    yield from _slice_problems(raw.slices or {}, len(raw.aliases))
-
-
-def _slice_problems(slices: Mapping[str, Mapping[str, float]], mentions: int) -> Iterator[str]:
-    positions = {str(position) for position in range(mentions)} if slices else {}
+    slices, count = raw.slices or {}, len(raw.aliases)
+    positions = {str(position) for position in range(count)} if slices else ()
     for name, members in slices.items():
         if name == ALL_MENTIONS:
             yield f"slices: {ALL_MENTIONS} is reserved for all gold mentions; leave it out"
-        for position in members:
-            if position not in positions:
-                yield f"slices: {name} names mention {position!r}; the line has {mentions} mentions"
+        for place in members:
+            if place not in positions:
+                yield f"slices: {name} names mention {place!r}; the line has {count} mentions"
 
 
 def _line(number: int, raw: _Raw) -> Line:

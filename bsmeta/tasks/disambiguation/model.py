@@ -66,10 +66,7 @@ def states_before(
 ) -> torch.Tensor:
     """The states of all tokens before the last layers, float [texts, tokens, hidden].
 
-    Args:
-        encoder: The encoder.
-        last: The number of last layers, which are not run; at least 1.
-        ids, mask: int64 [texts, tokens].
+    The `last` layers (at least 1) are not run. Ids and mask are int64 [texts, tokens].
     """
     found = []
 
@@ -137,29 +134,18 @@ class Settings:
 
 @dataclass
 class Output(ModelOutput):
-    """The outputs of a forward pass; None where the inputs were not given.
+    """The outputs of a forward pass; None where the inputs were not given."""
 
-    Attributes:
-        mentions: Embeddings float [mentions, size].
-        entity_vectors: Vectors of the entity encoder, float [entities, hidden].
-        entities: Embeddings float [entities, size].
-        scores: float [mentions, entities], with a first column for NIL if the model has it;
-            -inf where the entity is not allowed.
-    """
-
-    mentions: torch.Tensor | None = None
-    entity_vectors: torch.Tensor | None = None
-    entities: torch.Tensor | None = None
-    scores: torch.Tensor | None = None
+    mentions: torch.Tensor | None = None  # embeddings, float [mentions, size]
+    entity_vectors: torch.Tensor | None = None  # of the encoder, float [entities, hidden]
+    entities: torch.Tensor | None = None  # embeddings, float [entities, size]
+    scores: torch.Tensor | None = None  # float [mentions, (NIL +) entities]; -inf: not allowed
 
 
 class BiEncoder(nn.Module):
     """Both encoders and their layers on top, in one module with one `forward`.
 
-    Args:
-        mention_encoder: Encodes sentences or windows.
-        entity_encoder: Encodes the texts of entities; None if it is the other one.
-        settings: See `Settings`.
+    One encodes sentences or windows, the other the texts of entities; None: the first does both.
     """
 
     def __init__(
@@ -310,12 +296,20 @@ class BiEncoder(nn.Module):
         return scores
 
 
-def mean_of_tokens(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The mean of some tokens, float [mentions, size].
+def run_model(
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], device: torch.device, precision: str
+) -> Output:
+    """The outputs of a bi-encoder, wrapped or not, without gradients; `bf16` computes in it."""
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    with torch.no_grad(), autocast:
+        output: Output = model(**{name: tensor.to(device) for name, tensor in inputs.items()})
+    return output
 
-    Args:
-        hidden: float [texts, tokens, size].
-        places: int64 [mentions, most tokens of one], in the flattened texts; -1: none.
+
+def mean_of_tokens(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The mean of some tokens, float [mentions, size], of states float [texts, tokens, size].
+
+    The places are int64 [mentions, most tokens of one], in the flattened texts; -1: none.
     """
     is_token = (places >= 0).unsqueeze(2)
     chosen = hidden.flatten(0, 1)[places.clamp(min=0)].float() * is_token
@@ -330,8 +324,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     """The model to train: float32, on the CPU (or without weights, if that is torch's device).
 
     Raises:
-        ConfigurationError: If an encoder cannot be built.
-        DataError: If the weights are not those of the encoder.
+        ConfigurationError, DataError: If an encoder cannot be built, or has other weights.
     """
     most = most_tokens(config, tokenizer)
     for name in ("max_entity_length", "window_length"):
@@ -364,11 +357,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
 
 
 def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The most tokens of a text, with the special ones, that encoder and tokenizer accept.
-
-    Raises:
-        ConfigurationError: If the configuration of the encoder cannot be read.
-    """
+    """The most tokens of a text, with the special ones, that encoder and tokenizer accept."""
     shape = None
     with suppress(OSError, ValueError, KeyError, TypeError):  # a trained model, or another folder
         content = json.loads((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))

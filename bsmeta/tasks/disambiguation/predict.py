@@ -66,17 +66,11 @@ def folded(text: str) -> str:
 
 
 class FormCount(NamedTuple):
-    """What the training lines say about a form.
+    """What the training lines say about a form."""
 
-    Attributes:
-        alias: The alias that it is most often a mention of; -1 if it never is one.
-        mentions: How often it is a mention.
-        occurrences: How often it is in the text.
-    """
-
-    alias: int
-    mentions: int
-    occurrences: int
+    alias: int  # the alias that it is most often a mention of; -1 if it never is one
+    mentions: int  # how often it is a mention
+    occurrences: int  # how often it is in the text
 
     @property
     def share(self) -> float:
@@ -147,10 +141,7 @@ def _forms(table: EntityTable, alias_form: str) -> dict[str, int]:
 def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: Path) -> Detector:
     """The detector of a configuration; its counts are made from the training lines first.
 
-    Args:
-        config: The configuration.
-        table: The entities.
-        folder: Where the counts are kept. Without the training lines, they are used as they are.
+    They are kept in a folder, and used as they are without the training lines.
 
     Raises:
         DataError: If the training lines cannot be read.
@@ -175,11 +166,7 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
 
 
 def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, FormCount]:
-    """Counts forms in training lines.
-
-    Raises:
-        DataError: If the lines are invalid.
-    """
+    """Counts forms in training lines; raises DataError if these are invalid."""
     mentions: dict[str, Counter[int]] = {}
     problems = Problems(path)
     with file_bar(path, f"counting forms in {path.name}") as advance:
@@ -226,15 +213,10 @@ def _write_counts(folder: Path, facts: dict[str, str], counts: dict[str, FormCou
 
 
 class Predictor:
-    """Disambiguates mentions with a trained model.
+    """Disambiguates mentions with a trained model, which is in evaluation mode.
 
-    Args:
-        data: The entities and the tokenizer.
-        model: The model, in evaluation mode.
-        detector: Opens the detector of mentions, for texts whose mentions are not given.
-
-    Attributes:
-        embeddings: Those of the entities, on disk.
+    `detector` opens the detector of mentions, for texts whose mentions are not given. `embeddings`
+    are those of the entities, on disk.
     """
 
     def __init__(self, data: Data, model: BiEncoder, detector: Callable[[], Detector]) -> None:

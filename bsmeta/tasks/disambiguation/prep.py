@@ -73,7 +73,6 @@ class Sentences:
     """The encoded sentences of a file.
 
     Attributes:
-        path: The file.
         rows: The rows; see the module.
         facts: `sentences`, `rows`, `mentions`, `lost` (mentions that no row can hold),
             `bytes_per_mention`, and `slices` (the names of those that lines define).
@@ -170,11 +169,12 @@ def open_prep(
 ) -> Sentences:
     """The encoded sentences of a file, which are built first if there are none.
 
-    Every process of a run calls it: one process per machine builds while the others wait.
+    Every process of a run calls it: one process per machine builds while the others wait. A store
+    that was built before entities were added to the table is valid.
 
     Args:
         path: Training lines.
-        table: The entities. A store that was built before entities were added to it is valid.
+        table: The entities.
         tokenizer: A fast tokenizer.
         folder: Where the store is, or will be.
         limits: What a row may hold.

@@ -56,12 +56,9 @@ class Profile(msgspec.Struct):
 def build_entities(
     profiles: Path, folder: Path, *, max_candidates: int = MAX_CANDIDATES
 ) -> EntityTable:
-    """Builds a table from a file of profiles; an interrupted build leaves none.
+    """Builds a table from a `.jsonl(.gz|.zst)` file of profiles; an interrupted build leaves none.
 
-    Args:
-        profiles: A `.jsonl(.gz|.zst)` file.
-        folder: Where the table goes; it must not exist.
-        max_candidates: The most candidates that an alias keeps, those with the highest scores.
+    An alias keeps at most `max_candidates` entities, those with the highest scores.
 
     Raises:
         ConfigurationError: If the folder exists.
@@ -101,10 +98,6 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
 
     The numbers of entities and aliases that the table has already do not change.
 
-    Args:
-        profiles: A `.jsonl(.gz|.zst)` file.
-        folder: The folder of the table.
-
     Raises:
         DataError: With the problems of the file, or if there is no table.
     """
@@ -141,11 +134,7 @@ class _Texts:
 
 
 class _Names(_Texts):
-    """Distinct strings, each with a number.
-
-    Args:
-        before: Those of the table that have one already; None for a new table.
-    """
+    """Distinct strings, each with a number; those of a table (None: a new one) have one already."""
 
     def __init__(self, before: Strings | None) -> None:
         super().__init__()
@@ -183,11 +172,7 @@ class _Lists:
 
 
 class _Columns:
-    """The columns of new entities, by the names that their arrays have in the table.
-
-    Args:
-        before: The arrays of the table that they are added to; None for a new one.
-    """
+    """The columns of new entities, by the names of their arrays, which may have values before."""
 
     def __init__(self, before: ArrayFolder | None) -> None:
         self._before = before

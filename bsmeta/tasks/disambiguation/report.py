@@ -57,41 +57,24 @@ MENTIONS = "mentions.jsonl"
 
 @dataclass(frozen=True)
 class Scored:
-    """The gold mentions of a split, scored. Of several gold entities, the best one counts.
+    """The gold mentions of a split, scored: arrays [mentions] about the gold entity of each.
 
-    Attributes:
-        rank: int64 [mentions]: how many candidates score higher than the gold entity; -1 if the
-            gold entity is no candidate, and NIL no possible answer.
-        place: int64 [mentions]: the gold entity's place among the candidates by popularity; -1 if
-            it is none of them.
-        candidates: int64 [mentions]: the number of candidates.
-        counts: int64 [mentions]: how often the training data has the gold entity; of several, the
-            most frequent one.
-        documents: int64 [mentions].
-        own: The slices that the lines define: bool [mentions] by name (`own_slices`).
-        loss: float64 [mentions]: minus the log-probability of the gold entities among the mention's
-            own candidates; NaN if there is none of them.
-        sentences, positions: int64 [mentions]: the numbers of the sentence, and of the mention in
-            its line.
-        aliases: int64 [mentions].
-        gold: int64 [mentions, most of one]: the gold entities; -1 for no more.
-        answers: int64 [mentions]: the best candidate; -1 if there is none, 0 for NIL.
-        shares: float64 [mentions]: its probability among the candidates.
+    Of several gold entities, the best one counts.
     """
 
-    rank: np.ndarray
-    place: np.ndarray
-    candidates: np.ndarray
-    counts: np.ndarray
+    rank: np.ndarray  # how many candidates score higher than it; -1 if it is none, nor NIL right
+    place: np.ndarray  # its place among the candidates by popularity; -1 if it is none of them
+    candidates: np.ndarray  # the number of candidates
+    counts: np.ndarray  # how often the training data has it; of several, the most frequent one
     documents: np.ndarray
-    own: Mapping[str, np.ndarray]
-    loss: np.ndarray
+    own: Mapping[str, np.ndarray]  # slices that the lines define: bool [mentions] by name
+    loss: np.ndarray  # -log of its probability among the own candidates; NaN if it is none
     sentences: np.ndarray
-    positions: np.ndarray
+    positions: np.ndarray  # in the line
     aliases: np.ndarray
-    gold: np.ndarray
-    answers: np.ndarray
-    shares: np.ndarray
+    gold: np.ndarray  # int64 [mentions, most of one]: the gold entities; -1 for no more
+    answers: np.ndarray  # the best candidate; -1 if there is none, 0 for NIL
+    shares: np.ndarray  # its probability among the candidates
 
     @property
     def is_right(self) -> np.ndarray:
@@ -178,40 +161,24 @@ def metrics_of(scored: Scored, members: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SliceResult:
-    """The result on one slice.
-
-    Attributes:
-        name: That of the slice.
-        documents: The number of documents with a mention in it.
-        metrics: Those of `metrics_of` of the model.
-        accuracy: The accuracy of each system.
-        difference: The accuracy of the model minus that of each other system.
-    """
+    """The result on one slice."""
 
     name: str
-    documents: int
-    metrics: dict[str, float]
-    accuracy: dict[str, Estimate]
-    difference: dict[str, Estimate]
+    documents: int  # those with a mention in it
+    metrics: dict[str, float]  # `metrics_of` the model
+    accuracy: dict[str, Estimate]  # of each system
+    difference: dict[str, Estimate]  # the accuracy of the model minus that of each other system
 
 
 @dataclass(frozen=True)
 class Results:
-    """The result on a split.
+    """The result on a split."""
 
-    Attributes:
-        source: The file of the mentions.
-        documents: The number of its documents.
-        systems: The names of the systems, the model first.
-        slices: The result on each slice that has mentions.
-        by_count: The same for mentions by the training count of their entity.
-    """
-
-    source: str
+    source: str  # the file of the mentions
     documents: int
-    systems: list[str]
-    slices: list[SliceResult]
-    by_count: list[SliceResult]
+    systems: list[str]  # the model first
+    slices: list[SliceResult]  # those that have mentions
+    by_count: list[SliceResult]  # mentions by the training count of their entity
 
 
 def results_of(
@@ -230,8 +197,7 @@ def results_of(
         others: Whether other systems are right, bool [mentions], by their names.
         source: The file of the mentions.
         chosen: The slices that are reported; None: all.
-        resamples: Number of bootstrap resamples.
-        seed: Their seed.
+        resamples, seed: Of the bootstrap.
     """
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     names = [*is_right]
@@ -282,13 +248,9 @@ def count_bins(counts: np.ndarray) -> dict[str, np.ndarray]:
 def report(
     results: Results, mentions: Iterable[dict[str, Any]], folder: Path, facts: Mapping[str, str]
 ) -> None:
-    """Writes the report and the mentions to a folder, and prints it.
+    """Writes the report and the `mention_records` to a folder, and prints it.
 
-    Args:
-        results: The result.
-        mentions: Those of `mention_records`.
-        folder: Created if it does not exist.
-        facts: What was scored, beside what the results say.
+    `facts` say what was scored, beside what the results say.
     """
     tables, sentences = tables_of(results), summary(results)
     count = results.slices[0].metrics["mentions"]
@@ -312,13 +274,7 @@ def report(
 def mention_records(
     scored: Scored, table: EntityTable, others: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
-    """Yields each mention with what the model answers, and whether it and others are right.
-
-    Args:
-        scored: The mentions.
-        table: The entities.
-        others: Whether other systems are right, bool [mentions], by their names.
-    """
+    """Yields each mention with what the model answers, and whether it and others are right."""
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     answers = zip(scored.aliases.tolist(), scored.answers.tolist(), strict=True)
     for number, (alias, answer) in enumerate(answers):

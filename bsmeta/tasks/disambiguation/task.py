@@ -97,12 +97,8 @@ class EntityDisambiguator:
         """Computes minus the log-probability of the entities that each mention means.
 
         The probability is over the entities that the mention is compared with; those of several
-        right ones are added.
-
-        Args:
-            model: The wrapped model.
-            batch: The inputs of `BiEncoder.forward`, and `targets` (bool [mentions, scores], the
-                right ones; none: not trained on).
+        right ones are added. The batch has the inputs of `BiEncoder.forward`, and `targets`, bool
+        [mentions, scores]: the right ones (none: not trained on).
         """
         targets = batch["targets"]
         scores = model(**{name: batch[name] for name in batch if name != "targets"}).scores.float()

@@ -42,17 +42,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 class EntityTexts:
-    """The tokens of the texts of entities.
+    """The tokens of the texts of entities, of parts of `ENTITY_TEXT`.
 
-    Args:
-        table: The entities.
-        tokenizer: That of the encoder, with the special tokens.
-        parts: The parts of a text, of `ENTITY_TEXT`.
-        max_length: Most tokens of a text, with the special ones.
-
-    Attributes:
-        settings: What of the configuration determines the tokens.
-        max_length: The same.
+    A text has at most `max_length` tokens, with the special ones. `settings` is what of the
+    configuration determines them.
     """
 
     def __init__(
@@ -79,12 +72,7 @@ class EntityTexts:
         return "\n".join(f"{name}: {text}" for name, text in self._texts(entity).items())
 
     def tokens(self, entity: int, is_masked: bool = False) -> list[int]:
-        """The tokens of an entity's text.
-
-        Args:
-            entity: Its number in the table.
-            is_masked: Whether the mask replaces each token of the title.
-        """
+        """The tokens of an entity's text; the mask may replace each token of the title."""
         title, rest = self._cached(entity)
         if is_masked:
             title = [self._tokenizer.mask_token_id] * len(title)
@@ -93,14 +81,9 @@ class EntityTexts:
     def tensors(
         self, entities: np.ndarray, is_masked: np.ndarray
     ) -> tuple[dict[str, torch.Tensor], int]:
-        """The inputs of the model for some entities, and how many tokens they have.
+        """`entity_ids` and `entity_mask`, int64 [entities, tokens], and how many tokens there are.
 
-        Args:
-            entities: int64 [entities].
-            is_masked: bool [entities]: whether the title is masked.
-
-        Returns:
-            `entity_ids` and `entity_mask`, int64 [entities, tokens].
+        Of some entities, the titles are masked.
         """
         pairs = zip(entities.tolist(), is_masked.tolist(), strict=True)
         tokens = [self.tokens(entity, masked) for entity, masked in pairs]
@@ -145,12 +128,8 @@ def window(
 ) -> np.ndarray:
     """The tokens around a mention, with a marker before and after it.
 
-    Args:
-        tokens: Those of the sentence.
-        start, end: The first token of the mention, and the one after its last.
-        markers: The tokens before and after the mention.
-        length: Most tokens of the window, with the markers. The mention keeps at most half of it;
-            the context before and after it is as long as the sentence and the window allow.
+    It has at most `length` tokens, with the markers. The mention keeps at most half of them; the
+    context before and after it is as long as the sentence and the window allow.
     """
     end = min(end, start + max(1, length // 2 - 2))
     room = length - (end - start) - 2
@@ -184,12 +163,7 @@ class Limits(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A row of a sentence.
-
-    Attributes:
-        start, end: Its first token, and the one after its last.
-        mentions: Numbers of its mentions, in the order of the text.
-    """
+    """A row of a sentence: its tokens, and the numbers of its mentions in the order of the text."""
 
     start: int
     end: int
@@ -197,14 +171,9 @@ class Chunk(NamedTuple):
 
 
 def overlapping(spans: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The range of parts (tokens or words) that each span overlaps.
+    """The range of parts (tokens or words) that each span overlaps; both in characters, [n, 2].
 
-    Args:
-        spans: int[n, 2], characters.
-        parts: int[m, 2], characters; starts and ends do not fall.
-
-    Returns:
-        int[n, 2], first part and the one after the last; not ascending where a span has none.
+    Starts and ends of the parts do not fall. A range is not ascending where a span has none.
     """
     first = np.searchsorted(parts[:, 1], spans[:, 0], side="right")
     after = np.searchsorted(parts[:, 0], spans[:, 1], side="left")
@@ -271,14 +240,7 @@ def _groups(
 
 
 def widen(start: int, end: int, low: int, high: int, size: int) -> tuple[int, int]:
-    """A range around another, of `size` if there is room, with as much before as after it.
-
-    Args:
-        start, end: The range inside; `end - start <= size`.
-        low: The least start.
-        high: The greatest end.
-        size: The greatest length.
-    """
+    """The range around another, of `size` if low to high has room; as much before as after it."""
     spare = size - (end - start)
     after = min(high - end, spare - min(start - low, spare // 2))
     before = min(start - low, spare - after)
@@ -287,42 +249,23 @@ def widen(start: int, end: int, low: int, high: int, size: int) -> tuple[int, in
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the store: a sentence, or a part of one.
+    """A row of the store: a sentence, or a part of one; its arrays are int64 [mentions]."""
 
-    Attributes:
-        number: Its number in the store.
-        sentence, document: The numbers of the sentence and of the document.
-        tokens: int64 [tokens], without special tokens.
-        starts, ends: int64 [mentions], in tokens.
-        aliases: int64 [mentions], numbers in the table.
-        entities: int64 [mentions, most of one], numbers in the table of the entities that each
-            mention means; -1 for no more.
-        is_gold: bool [mentions]; false for weak labels.
-        positions: int64 [mentions], in the line.
-        slices: The line's own slices that each mention is in.
-    """
-
-    number: int
+    number: int  # in the store
     sentence: int
     document: int
-    tokens: np.ndarray
-    starts: np.ndarray
+    tokens: np.ndarray  # int64 [tokens], without special tokens
+    starts: np.ndarray  # in tokens
     ends: np.ndarray
-    aliases: np.ndarray
-    entities: np.ndarray
-    is_gold: np.ndarray
-    positions: np.ndarray
-    slices: list[tuple[str, ...]]
+    aliases: np.ndarray  # numbers in the table
+    entities: np.ndarray  # int64 [mentions, most of one]: those that it means; -1 for no more
+    is_gold: np.ndarray  # bool; false for weak labels
+    positions: np.ndarray  # in the line
+    slices: list[tuple[str, ...]]  # the line's own slices that each mention is in
 
 
 class Mentions:
-    """The mentions of some rows, one after the other.
-
-    Attributes:
-        rows: int64 [mentions]: which of the rows each is in.
-        sentences, documents, positions, aliases: int64 [mentions]; see `Row`.
-        entities: int64 [mentions, most of one]; see `Row`.
-    """
+    """The mentions of some rows, one after the other, with the places of their rows; see `Row`."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         counts = [len(row.aliases) for row in rows]
@@ -335,12 +278,7 @@ class Mentions:
 
 
 class MentionTexts:
-    """Makes the inputs of the encoder of mentions.
-
-    Args:
-        tokenizer: With the special tokens of the task.
-        config: The run.
-    """
+    """Makes the inputs of the encoder of mentions."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DisambiguationConfig) -> None:
         data = config.data_config
