@@ -64,8 +64,7 @@ _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe
 
 _END = attrgetter("char_end_idx", "relative_end_pos")
 
-LONGEST_SAMPLE = 5000
-"""Characters of the text by which its language is detected."""
+LONGEST_SAMPLE = 5000  # characters of the text by which its language is detected
 
 
 def date_of_url(url: str) -> str | None:
@@ -229,7 +228,6 @@ class WebsiteDescription(Annotator):
 
 
 def _from_page(row: Row) -> str | None:
-    """The meta description of the page, on one line."""
     if row.html is None:
         return None
     meta = row.page.declared.meta

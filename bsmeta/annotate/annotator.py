@@ -320,14 +320,12 @@ class Annotation:
 
 
 def _number(column: Any) -> int:
-    """The number of records of a column, which may be undecoded."""
     if isinstance(column, msgspec.Raw):
         column = _RAW_RECORDS.decode(column)
     return len(column) if isinstance(column, list | dict) else 0
 
 
 def _reason(error: Exception) -> str:
-    """The reason by which a failure is counted."""
     if isinstance(error, AnnotationError | PageError):
         return error.reason
     return "memory" if isinstance(error, MemoryError) else f"error_{type(error).__name__}"

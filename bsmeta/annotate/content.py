@@ -244,7 +244,6 @@ def _ranges(marks: bytearray, mark: int) -> Iterator[Span]:
 
 
 def _runs(words: list[int], count: int) -> Iterator[tuple[int, ...]]:
-    """The runs of that length, by their first word."""
     return zip(*(words[shift:] for shift in range(count)), strict=False)
 
 
@@ -271,7 +270,6 @@ def _rising_runs(
 
 
 def _hashes(words: list[int], count: int) -> _UInt64:
-    """A hash of each run of that length."""
     numbers = np.array(words, np.int64).view(np.uint64)
     hashes = np.zeros(max(len(words) - count + 1, 0), np.uint64)
     for shift in range(count):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, cast
 from xml.etree import ElementTree
 
 from bsmeta.annotate.config import DescriptionsConfig
@@ -54,14 +54,6 @@ FORMATS = (".tsv", ".jsonl", ".sqlite")
 _SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT) WITHOUT ROWID"
 
 
-class Article(NamedTuple):
-    """An article of the dump; `redirect` is the title that it leads to, if it is only that."""
-
-    title: str
-    redirect: str | None
-    text: str
-
-
 def descriptions_of_dump(path: Path) -> dict[str, str]:
     """The first sentence of the article about each domain.
 
@@ -76,18 +68,15 @@ def descriptions_of_dump(path: Path) -> dict[str, str]:
     named: dict[str, str] = {}
     with closing(sqlite3.connect("")) as database:  # temporary, on the disk
         database.execute("CREATE TABLE sentences (title TEXT PRIMARY KEY, sentence TEXT)")
-        for article in articles(path):
-            match = _DOMAIN_TITLE.fullmatch(article.title)
-            if article.redirect is not None:
-                if match:
-                    redirects[match[1].lower()] = article.redirect
+        for title, redirect, text in _articles(path):
+            if match := _DOMAIN_TITLE.fullmatch(title):
+                redirects[match[1].lower()] = title if redirect is None else redirect
+            if redirect is not None:
                 continue
-            row = article.title, first_sentence(article.text)
+            row = title, first_sentence(text)
             database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", row)
-            if match:
-                redirects[match[1].lower()] = article.title
-            for domain in _WEBSITE.findall(article.text[:_INTRODUCTION]):
-                _keep_nearer(named, domain.lower(), article.title)
+            for domain in _WEBSITE.findall(text[:_INTRODUCTION]):
+                _keep_nearer(named, domain.lower(), title)
         titles = {**named, **redirects}
         query = "SELECT sentence FROM sentences WHERE title = ?"
         found = {
@@ -104,8 +93,8 @@ def _keep_nearer(named: dict[str, str], domain: str, title: str) -> None:
         named[domain] = title
 
 
-def articles(path: Path) -> Iterator[Article]:
-    """The articles and redirects of a dump; raises DataError if it cannot be read."""
+def _articles(path: Path) -> Iterator[tuple[str, str | None, str]]:
+    """Yields title and text of articles; of a redirect, also the title that it leads to."""
     try:
         with _opened(path) as file:
             events = ElementTree.iterparse(file, events=("start", "end"))
@@ -116,7 +105,7 @@ def articles(path: Path) -> Iterator[Article]:
                     if fields["ns"].text == "0":
                         redirect = fields["redirect"].get("title") if "redirect" in fields else None
                         text = fields["text"].text if "text" in fields else None
-                        yield Article(fields["title"].text or "", redirect, text or "")
+                        yield fields["title"].text or "", redirect, text or ""
                     root.clear()
     except (OSError, EOFError, StopIteration, KeyError, ElementTree.ParseError) as error:
         raise DataError(
@@ -134,21 +123,23 @@ def first_sentence(text: str) -> str:
     """The first sentence of an article in wikitext, without markup and parentheses."""
     text = _WITHOUT_CONTENT.sub("", text[:_INTRODUCTION])
     for pattern, replacement in ((_TEMPLATE, ""), (_FILE, ""), (_LINK, r"\1")):
-        for _ in range(_DEEPEST):
-            text, count = pattern.subn(replacement, text)
-            if not count:
-                break
-    text = _MARKUP.sub("", _OUTSIDE_LINK.sub(r"\1", text))
-    for _ in range(_DEEPEST):
-        text, count = _PARENTHESES.subn("", text)
-        if not count:
-            break
+        text = _without(pattern, text, replacement)
+    text = _without(_PARENTHESES, _MARKUP.sub("", _OUTSIDE_LINK.sub(r"\1", text)))
     for line in text.splitlines():
         line = " ".join(line.split())
         if line and not line.startswith(_NO_PROSE):
             start, end = next(sentences(line, "rules"))
             return line[start:end]
     return ""
+
+
+def _without(pattern: re.Pattern[str], text: str, replacement: str = "") -> str:
+    """A text without a nested pattern, from the inside out."""
+    for _ in range(_DEEPEST):
+        text, count = pattern.subn(replacement, text)
+        if not count:
+            break
+    return text
 
 
 def is_description(text: str) -> bool:
@@ -244,10 +235,11 @@ def write_table(path: Path, suffix: str, rows: Iterable[tuple[str, str]]) -> Non
         return
     with path.open("w", encoding="utf-8") as file:
         for domain, description in rows:
-            row = {"domain": domain, "description": description}
-            is_tsv = suffix == ".tsv"
-            text = f"{domain}\t{description}" if is_tsv else json.dumps(row, ensure_ascii=False)
-            file.write(text + "\n")
+            line = f"{domain}\t{description}"
+            if suffix == ".jsonl":
+                row = {"domain": domain, "description": description}
+                line = json.dumps(row, ensure_ascii=False)
+            file.write(line + "\n")
 
 
 if __name__ == "__main__":

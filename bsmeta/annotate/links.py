@@ -33,17 +33,9 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 import msgspec
 import xxhash
 
+from bsmeta.annotate import pool
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import VERSION, Page, PageError, parse_page
-from bsmeta.annotate.pool import (
-    PAGE_STEP,
-    Advance,
-    Chunk,
-    Failures,
-    Pool,
-    Status,
-    chunks_of_file,
-)
 from bsmeta.annotate.shard import FOLDER, PART, Counts, damaged_shard
 from bsmeta.annotate.sources import InputFile, counted, decode
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -221,7 +213,6 @@ def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int,
 
 @lru_cache(maxsize=1 << 16)
 def _target(base: str, href: str) -> str | None:
-    """The key of the page that a link leads to."""
     try:
         return link_key(urljoin(base, href))
     except ValueError:
@@ -229,7 +220,7 @@ def _target(base: str, href: str) -> str | None:
 
 
 def make_index(
-    config: AnnotateConfig, files: Sequence[InputFile], output: Path, advance: Advance
+    config: AnnotateConfig, files: Sequence[InputFile], output: Path, advance: pool.Advance
 ) -> None:
     """Makes the index of the pages of all files, as far as it is not there.
 
@@ -239,13 +230,14 @@ def make_index(
     headers = {file.name: _header(config, file) for file in files}
     missing = [file for file in files if _first_line(_path(output, file)) != headers[file.name]]
     chunks = chain.from_iterable(
-        chunks_of_file(config, Chunk(number), file.path) for number, file in enumerate(missing)
+        pool.chunks_of_file(config, pool.Chunk(number), file.path)
+        for number, file in enumerate(missing)
     )
     before = [0, *accumulate(file.bytes for file in missing)]
     opened: BinaryIO | None = None
     try:
-        with Pool(config, Collecting(config)) as pool:
-            for chunk, lines in pool.map(chunks):
+        with pool.Pool(config, Collecting(config)) as workers:
+            for chunk, lines in workers.map(chunks):
                 file = missing[chunk.shard]
                 path = _path(output, file)
                 part = path.with_name(path.name + PART)
@@ -276,11 +268,11 @@ class Collecting:
     def __init__(self, config: AnnotateConfig) -> None:
         self._page_bytes = int(config.page_mb * 1e6)
 
-    def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> bytes:
+    def __call__(self, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status) -> bytes:
         """The JSON lines; see `annotator.Annotation` for the arguments."""
         lines = []
         for number, item in enumerate(chunk.items):
-            if (number, PAGE_STEP) in failures:
+            if (number, pool.PAGE_STEP) in failures:
                 continue
             status.begin(number)
             record = decode(item, self._page_bytes)
@@ -331,7 +323,7 @@ _ROW = msgspec.json.Decoder(_Row)
 
 
 def write_linked_sets(
-    shards: Iterable[Path], output: Path, folder: Path, dev_share: float, advance: Advance
+    shards: Iterable[Path], output: Path, folder: Path, dev_share: float, advance: pool.Advance
 ) -> str:
     """Writes the training data of a disambiguator; returns a summary.
 
@@ -379,7 +371,7 @@ def is_held_out(url: str, share: float) -> bool:
     return xxhash.xxh3_64_intdigest(url.encode()) < share * 2**64
 
 
-def _rows(shards: Iterable[Path], advance: Advance) -> Iterator[_Row]:
+def _rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
     done = 0
     for shard in shards:
         number = 0

@@ -44,8 +44,7 @@ _DETECTOR_BYTES = 1 << 17
 _SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
 _ESCAPE = b"\x1b"  # begins the sequences of ISO-2022, which is ASCII and thus UTF-8 otherwise
 
-VERSION = 2
-"""To be increased when the same page would give another text or other tags."""
+VERSION = 2  # to be increased when the same page would give another text or other tags
 
 PARAGRAPHS = names(
     """p div li ul ol hr pre blockquote dt dd dl menu figcaption figure h1 h2 h3 h4 h5 h6 nav
@@ -218,7 +217,6 @@ def _has_long_tag(html: str) -> bool:
 
 
 def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
-    """Reads what a page says about itself, wherever it says it."""
     meta = page.declared.meta
     for node in tree.css(_DECLARATIONS):
         match node.tag:

@@ -16,15 +16,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from bsmeta.annotate.about_page import (
-    Datasource,
-    Html,
-    Language,
-    Timestamp,
-    Title,
-    Url,
-    WebsiteDescription,
-)
+from bsmeta.annotate import about_page, spans
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Content
@@ -40,27 +32,26 @@ from bsmeta.annotate.shard import (
     read_journal,
 )
 from bsmeta.annotate.sources import InputFile, counted
-from bsmeta.annotate.spans import Entity, EntityParagraph, Label, Length, Paragraph, Spelling
 from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.files import free_bytes
 
 ANNOTATORS: dict[str, type[Annotator]] = {
     kind.name: kind
     for kind in (
-        Html,
+        about_page.Html,
         Content,
-        Url,
-        Title,
-        Timestamp,
-        WebsiteDescription,
-        Datasource,
-        Length,
-        Paragraph,
-        Language,
-        Spelling,
-        Label,
-        Entity,
-        EntityParagraph,
+        about_page.Url,
+        about_page.Title,
+        about_page.Timestamp,
+        about_page.WebsiteDescription,
+        about_page.Datasource,
+        spans.Length,
+        spans.Paragraph,
+        about_page.Language,
+        spans.Spelling,
+        spans.Label,
+        spans.Entity,
+        spans.EntityParagraph,
     )
 }
 """The annotators; rows list their columns in this order, followed by those of custom annotators."""
@@ -97,7 +88,6 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
 
 
 def _imported(name: str) -> type[Annotator]:
-    """The class of a dotted path."""
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ConfigurationError(
@@ -305,7 +295,6 @@ def _fingerprints(
 
 
 def _header(config: AnnotateConfig, file: InputFile) -> Header:
-    """The header of the shard of a file, without annotators."""
     pages = PageSettings(VERSION, config.profile, config.page_mb)
     return Header(file.bytes, file.xxh3, pages, config.keep_html)
 

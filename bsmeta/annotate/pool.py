@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 
 TIME_LIMIT = "time_limit"
 DIED = "worker_died"
-PAGE_STEP = -1
-"""The step in which the text of a page is made; step k is that of annotator k."""
+PAGE_STEP = -1  # the step in which the text of a page is made; step k is that of annotator k
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
 _DEATHS = 2  # crashes on one page before the page is blamed
@@ -278,7 +277,6 @@ class Pool:
 def _serve(
     connection: Connection, work: Work, status: Status, memory_bytes: int, parent: int
 ) -> None:
-    """Main loop of a worker process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return

@@ -93,7 +93,6 @@ def _types(report: Report) -> Table:
 
 
 def _lengths(report: Report) -> Table:
-    """Number of pages by the length of their text, in characters."""
     table = Table("Lengths", "", [Column("characters of text"), Column("pages", COUNT)])
     found = report.total.lengths
     for n in range(min(found), max(found) + 1) if found else ():

@@ -64,8 +64,7 @@ class InputRecord(msgspec.Struct):
     problem: str = ""  # why the record cannot be used, such as `not_json`
 
 
-Item = bytes | InputRecord
-"""A record, or the JSON line of one."""
+Item = bytes | InputRecord  # a record, or the JSON line of one
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,6 @@ def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
 
 
 def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
-    """The rows of a Parquet file; columns as in JSON lines."""
     size, number = os.path.getsize(path), 0
     try:
         with pq.ParquetFile(path) as file:
@@ -326,7 +324,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def _damaged(path: str, number: int, reason: str) -> DataError:
-    """The error for a file that cannot be read to its end."""
     return DataError(
         f"{path}: damaged after {counted(number, 'record')} ({reason}); what was "
         "annotated before is kept: replace the file, or take it out of `input`"

@@ -25,7 +25,7 @@ from typing import Any
 import xxhash
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.progress import report_progress
+from bsmeta.core.progress import exclusively, report_progress
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -157,12 +157,29 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
-def unwritable(path: Path, error: OSError) -> DataError:
-    """The error to raise when a file or folder cannot be written, such as on a full disk."""
-    return DataError(
-        f"{path} cannot be written: {error} ({gigabytes(free_bytes(path))} are free there); free "
-        "some space, or name another folder"
-    )
+@contextmanager
+def writing(path: Path, what: str, lock: Path | None = None) -> Iterator[None]:
+    """Holds the lock file of a file or folder that one process at a time writes.
+
+    Args:
+        path: The file or folder.
+        what: What is done under the lock; see `exclusively`.
+        lock: The lock file, whose folder is made if it is missing; None: beside `path`.
+
+    Raises:
+        DataError: If it cannot be written, such as on a full disk.
+    """
+    lock = lock or path.with_name(f"{path.name}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with exclusively(lock, what):
+            yield
+    except OSError as error:
+        free = gigabytes(free_bytes(path))
+        raise DataError(
+            f"{path} cannot be written: {error} ({free} are free there); free some space, or name "
+            "another folder"
+        ) from error
 
 
 def gigabytes(count: int) -> str:

@@ -31,9 +31,9 @@ from bsmeta.config.causal_lm import StageConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, differing
-from bsmeta.core.files import file_hash, free_bytes, gigabytes, replacing, unwritable
+from bsmeta.core.files import file_hash, free_bytes, gigabytes, replacing, writing
 from bsmeta.core.process import EXIT_PREEMPTED
-from bsmeta.core.progress import Show, exclusively, progress_bar
+from bsmeta.core.progress import Show, progress_bar
 from bsmeta.data.io.file_sets import filled
 from bsmeta.data.io.files import FileRef, size_of
 from bsmeta.data.io.remote import CancelledError, range_parts
@@ -92,19 +92,15 @@ def stage(config: StageConfig, out: Path) -> str:
             is full.
     """
     files = [*run_files(config)]
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # The machines that share the folder may all call this at once.
-        with exclusively(out.with_name(f"{out.name}.lock"), f"copying to {out}"):
-            if out.exists():
-                check_copies(out, files)
-                done = "was complete, and every file has its hash"
-            else:
-                copy_files(out.with_name(f"{out.name}.part"), files, config.parallel_files)
-                out.with_name(f"{out.name}.part").rename(out)
-                done = "is complete, and every file is verified"
-    except OSError as error:
-        raise unwritable(out, error) from error
+    # The machines that share the folder may all call this at once.
+    with writing(out, f"copying to {out}"):
+        if out.exists():
+            check_copies(out, files)
+            done = "was complete, and every file has its hash"
+        else:
+            copy_files(out.with_name(f"{out.name}.part"), files, config.parallel_files)
+            out.with_name(f"{out.name}.part").rename(out)
+            done = "is complete, and every file is verified"
     total = gigabytes(sum(file.size for file in files))
     keys = [f"  {key}={value}" for key, value in run_keys(config, out, files).items()]
     return "\n".join([f"{out} {done} ({len(files):,} files, {total}). Train with", *keys])

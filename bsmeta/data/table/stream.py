@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
-from bsmeta.core.files import building, file_hash, unwritable, write_json
+from bsmeta.core.files import building, file_hash, write_json, writing
 from bsmeta.core.progress import exclusively, opaque_work, report_progress
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 from bsmeta.data.seeds import derive, permutation
@@ -74,17 +74,13 @@ def open_store(
     from datasets import load_from_disk
 
     now = json.loads(json.dumps(key))  # as it reads back: tuples are lists
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{folder}.lock", f"the rows of {folder}"):
-            if overwrite and folder.exists() and _read_key(folder)["key"] != now:
-                shutil.rmtree(folder)  # processes that have mapped its files keep them
-            if not folder.exists():
-                with opaque_work():
-                    _write(folder, now, build())
-            saved = _read_key(folder)
-    except OSError as error:
-        raise unwritable(folder, error) from error
+    with writing(folder, f"the rows of {folder}"):
+        if overwrite and folder.exists() and _read_key(folder)["key"] != now:
+            shutil.rmtree(folder)  # processes that have mapped its files keep them
+        if not folder.exists():
+            with opaque_work():
+                _write(folder, now, build())
+        saved = _read_key(folder)
     differences = "\n".join(differing(saved["key"], now, "in the store"))
     if differences:
         raise ConfigurationError(

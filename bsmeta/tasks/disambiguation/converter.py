@@ -24,8 +24,7 @@ from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
 ENCODER_OF_FIRST = "google-bert/bert-base-cased"
-EPOCHS_OF_FIRST, EPOCHS_OF_SECOND = 10, 1
-"""What the generations train without a key that says it."""
+EPOCHS_OF_FIRST, EPOCHS_OF_SECOND = 10, 1  # what the generations train without a key that says it
 HEADER = """\
 # Converted from {source} by python -m bsmeta.tasks.disambiguation.converter
 defaults:
@@ -109,7 +108,6 @@ def _entity_dir(value: Any, source: Source) -> Converted:
 
 
 def _first_files(source: Source) -> dict[str, list[str]]:
-    """The files of types and of relations that embeddings name."""
     found: dict[str, list[str]] = {"types": [], "relations": []}
     for embedding in source.get("data_config.ent_embeddings") or []:
         arguments = embedding.get("args", {})
@@ -121,7 +119,6 @@ def _first_files(source: Source) -> dict[str, list[str]]:
 
 
 def _second_systems(source: Source) -> dict[str, list[str]]:
-    """The type system that is used."""
     folder = source.get("data_config.entity_type_data.type_symbols_dir")
     return {"types": [PurePosixPath(str(folder)).name] if folder else []}
 

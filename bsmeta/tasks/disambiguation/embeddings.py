@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.files import replacing, unwritable
-from bsmeta.core.progress import exclusively, report_progress, reporting
+from bsmeta.core.files import replacing, writing
+from bsmeta.core.progress import report_progress, reporting
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, build_model, run_model
@@ -36,7 +36,6 @@ Embeddings = Callable[[np.ndarray], np.ndarray]
 VECTORS_AT_ONCE = 8192
 _VECTORS, _HASHES = "vectors.f{bits}", "texts.u64"
 _AT_ONCE = 4096
-_WHAT = "the vectors of entities"
 QUERIES_AT_ONCE, _BLOCK = 1024, 1 << 16  # entities that are compared at a time, and with how many
 
 
@@ -46,7 +45,6 @@ def _folder_name(*parts: Any) -> str:
 
 
 def _weights_hash(weights: Mapping[str, torch.Tensor]) -> str:
-    """The xxh3 of some weights, in hexadecimal."""
     content = xxhash.xxh3_128()
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
@@ -76,16 +74,11 @@ class EntityVectors:
         encode: Encode,
         dtype: str = "<f4",
     ) -> None:
-        self._folder = folder
-        self._lock = folder / "lock"
+        self._writing = partial(writing, folder, "the vectors of entities", folder / "lock")
         name = _VECTORS.format(bits=8 * np.dtype(dtype).itemsize)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with exclusively(self._lock, _WHAT):
-                self._vectors = _grown(folder / name, dtype, (count, size))
-                self._hashes = _grown(folder / _HASHES, "<u8", (count,))
-        except OSError as error:
-            raise unwritable(folder, error) from error
+        with self._writing():
+            self._vectors = _grown(folder / name, dtype, (count, size))
+            self._hashes = _grown(folder / _HASHES, "<u8", (count,))
         self._text = text
         self._encode = encode
         self._is_current = np.zeros(count, bool)
@@ -101,11 +94,8 @@ class EntityVectors:
             # 0 means that there is no vector.
             hashes = np.fromiter((xxhash.xxh3_64_intdigest(text) or 1 for text in texts), np.uint64)
             if (self._hashes[asked] != hashes).any():
-                try:
-                    with exclusively(self._lock, _WHAT):
-                        self._compute(asked, hashes)
-                except OSError as error:
-                    raise unwritable(self._folder, error) from error
+                with self._writing():
+                    self._compute(asked, hashes)
             self._is_current[asked] = True
         return np.asarray(self._vectors[entities])
 
@@ -307,15 +297,11 @@ class Neighbors:
     ) -> None:
         self._entities = entities
         file = folder / f"{vectors.name_of('neighbors', entities.tolist(), total, count)}.npy"
-        folder.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{file}.lock", "the nearest entities of each entity"):
+        with writing(file, "the nearest entities of each entity"):
             if not file.exists():
                 found = _nearest(vectors, entities, total, count)
-                try:
-                    with replacing(file) as part:
-                        np.save(part, found)
-                except OSError as error:
-                    raise unwritable(file, error) from error
+                with replacing(file) as part:
+                    np.save(part, found)
         self._found = np.load(file, mmap_mode="r")
 
     def __call__(self, entities: np.ndarray) -> np.ndarray:

@@ -149,7 +149,6 @@ def _map(folder: Path, entry: dict[str, Any]) -> np.ndarray:
 
 
 def _checksum(values: np.ndarray) -> str:
-    """The xxh3 of an array, in hexadecimal."""
     content = xxhash.xxh3_128()
     for start in range(0, len(values), _BLOCK):
         content.update(np.ascontiguousarray(values[start : start + _BLOCK]).data)

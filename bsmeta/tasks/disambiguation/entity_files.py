@@ -46,14 +46,12 @@ from bsmeta.tasks.disambiguation.profiles import (
 )
 
 RECORDS, VOCABULARY, NUMBERS = "record_trie.marisa", "vocabulary_trie.marisa", "itoexti.npy"
-NONE = -1
-"""The number that fills up the pairs of a key."""
+NONE = -1  # the number that fills up the pairs of a key
 log = logging.getLogger(__name__)
 TYPES, TYPE_NAMES = "qid2types.json", "type_vocab.json"
 RELATIONS, RELATION_NAMES = ("qid2relations.json", "kg_conn.txt"), "relation_vocab.json"
 """The names in the first generation's tutorial."""
-CONNECTED = "connected to"
-"""The relation of a pair that names none."""
+CONNECTED = "connected to"  # the relation of a pair that names none
 Names = dict[str, list[int | str]]
 
 
@@ -94,7 +92,6 @@ class _MappingFile(Problems):
             self.refuse(key, f"{key!r} is there twice", occurrence=2)
 
     def refuse(self, key: str, reason: str, occurrence: int = 1) -> None:
-        """Adds a problem of a key."""
         place = -1
         for _ in range(occurrence):
             quoted = (json.dumps(key, ensure_ascii=False), json.dumps(key))
@@ -126,7 +123,6 @@ def _read(path: Path, form: Any) -> Any:
 
 
 def _read_tries(folder: Path) -> dict[str, Any]:
-    """The content of a folder of tries."""
     try:
         import marisa_trie
     except ImportError as error:
@@ -304,7 +300,6 @@ def _titles(mappings: Path) -> dict[str, str]:
 def _mentions(
     mappings: Path, known: Mapping[str, str], most: int
 ) -> dict[str, list[tuple[str, float]]]:
-    """The aliases of each entity, with scores."""
     path = locate(mappings, "alias2qids") or mappings / "alias2qids.json"
     file = _MappingFile(path, dict[str, list[tuple[str, float]]])
     mentions = defaultdict(list)
@@ -337,7 +332,6 @@ def _candidate_problems(
 
 
 def _types(files: Files, known: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
-    """The names of the types of each entity, by file."""
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for path, vocabulary in files:
         file = _MappingFile(path, dict[str, list[tuple[str, float]]] if path.is_dir() else Names)

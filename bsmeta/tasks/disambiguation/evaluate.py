@@ -19,15 +19,7 @@ from torch import nn
 
 from bsmeta.config.evaluation import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import (
-    Location,
-    begin_with,
-    check_keys,
-    locate,
-    report_folder,
-    training_run,
-)
+from bsmeta.tasks import TASKS, checkpoints
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Candidates, Data, candidates_of
 from bsmeta.tasks.disambiguation.embeddings import Embeddings, EntityEncoder, split_embeddings
@@ -210,17 +202,19 @@ def score(
     )
 
 
-def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
+def run(
+    config: EvaluateConfig, locations: Sequence[checkpoints.Location], context: EvaluationContext
+) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     key = "per_device_eval_batch_size"
-    check_keys(config, "task=disambiguation", key)
+    checkpoints.check_keys(config, "task=disambiguation", key)
     for location in locations:
-        train = training_run(config, location, DisambiguationConfig)
-        begin_with(train, location)
+        train = checkpoints.training_run(config, location, DisambiguationConfig)
+        checkpoints.begin_with(train, location)
         if config.per_device_eval_batch_size is not None:
             train.data_config.per_device_eval_batch_size = config.per_device_eval_batch_size
         data = Data(train)
@@ -237,7 +231,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
         folder = Path()  # only rank 0 writes
         if context.is_main:
             has_other_data = config.validation_file is not None
-            folder = report_folder(config, location, has_other_data=has_other_data)
+            folder = checkpoints.report_folder(config, location, has_other_data=has_other_data)
         score_and_report(data, model, sentences, context, location.name, folder)
 
 
@@ -308,13 +302,13 @@ def _other_model(
     return other
 
 
-def compared_data(config: DisambiguationConfig) -> tuple[Location, Data]:
+def compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Location, Data]:
     """The model of `compare_with`, and the entities of this run as that model reads them.
 
     Raises:
         ConfigurationError: If it is no model of this task.
     """
-    location = locate(str(config.compare_with))
+    location = checkpoints.locate(str(config.compare_with))
     where = f"compare_with={config.compare_with}"
     if location.config is None:
         raise ConfigurationError(f"{where}: there is no config.yaml beside the model")
@@ -325,5 +319,5 @@ def compared_data(config: DisambiguationConfig) -> tuple[Location, Data]:
         other.data_config, train_file=own.train_file, entity_table=own.entity_table,
         prep_dir=own.prep_dir, max_mentions=own.max_mentions, max_words=own.max_words,
     )  # fmt: skip
-    begin_with(other, location)
+    checkpoints.begin_with(other, location)
     return location, Data(other)

@@ -21,17 +21,13 @@ from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.metadata.records import WholeLine
 
 Form = TypeVar("Form")
-Advance = Callable[[int], None]
-"""Called periodically with the number of bytes read."""
+Advance = Callable[[int], None]  # called periodically with the number of bytes read
 
-LISTED = 20
-"""Problems that an error lists."""
-LINES = 1000
-"""Lines that are read at a time."""
+LISTED = 20  # problems that an error lists
+LINES = 1000  # lines that are read at a time
 ALL_MENTIONS = "final_loss"
 """The slice of every gold mention; lines must not define it. Its metrics have no prefix."""
-MEMBER = 0.5
-"""A mention is in a slice if its value there is greater."""
+MEMBER = 0.5  # a mention is in a slice if its value there is greater
 _WORD = re.compile(r"\S+")
 _INT64 = 1 << 63
 _UNUSED = {"doc_sent_idx", "parent_title", "sources"}
@@ -211,7 +207,6 @@ def _valid(lines: Iterable[tuple[int, _Raw]], problems: Problems) -> Iterator[Li
 
 
 def _problems(raw: _Raw) -> Iterator[str]:
-    """Yields the problems of a line."""
     name, spans = "char_spans", raw.char_spans
     unit, length = "characters", len(raw.sentence)
     if spans is None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,8 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.models import pretrained
 from bsmeta.models.layers import encoder_layers
-from bsmeta.models.pretrained import (
-    check_files,
-    explained,
-    model_shape,
-    model_source,
-    token_limit,
-    vocabulary_of,
-    whole_weights,
-)
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 from bsmeta.training.task import batches_within
@@ -52,13 +44,10 @@ PRIOR_AT_FIRST = (1.0, 0.0)
 PRIOR_SCALE = 10.0
 """What one unit of the trained parameters changes them by: Adam moves every parameter by about the
 learning rate a step, which suits matrices and is too little for a single weight."""
-TOKENS_AT_ONCE = 8192
-"""Padded tokens of a batch of entity texts."""
-KEPT_CHUNKS = 2
-"""Batches of a step whose activations are kept for the backward pass."""
+TOKENS_AT_ONCE = 8192  # padded tokens of a batch of entity texts
+KEPT_CHUNKS = 2  # batches of a step whose activations are kept for the backward pass
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MOST_TOKENS = 512
-"""Tokens of a text, at most, if the encoder has no limit of its own."""
+MOST_TOKENS = 512  # tokens of a text, at most, if the encoder has no limit of its own
 
 
 def states_before(
@@ -98,25 +87,18 @@ def after_states(
 
     layers = encoder_layers(encoder)
     hook = layers[-last].register_forward_pre_hook(replace, with_kwargs=True)
-    with hook, _skipped(layers[: len(layers) - last], states):
-        # The encoder makes masks and positions for its layers; its tokens are not used.
-        output = encoder(input_ids=torch.zeros_like(mask), attention_mask=mask)
-    return output.last_hidden_state
-
-
-@contextmanager
-def _skipped(layers: Sequence[nn.Module], states: torch.Tensor) -> Iterator[None]:
-    """The layers return these states instead of running.
-
-    Encoders that expect a tuple of a layer take its first part, which the next layer ignores.
-    """
-    for layer in layers:
+    # The first layers return the states instead of running. Encoders that expect a tuple of a layer
+    # take its first part, which the next layer ignores.
+    for layer in layers[:-last]:
         layer.forward = lambda *_, **__: states
     try:
-        yield
+        with hook:
+            # The encoder makes masks and positions for its layers; its tokens are not used.
+            output = encoder(input_ids=torch.zeros_like(mask), attention_mask=mask)
     finally:
-        for layer in layers:
+        for layer in layers[:-last]:
             del layer.forward
+    return output.last_hidden_state
 
 
 @dataclass(frozen=True)
@@ -334,7 +316,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
                 f"data_config.{name}={length}: expected at most {most:,}, the "
                 "tokens that the encoder takes"
             )
-    with whole_weights():  # DeepSpeed partitions the module as a whole
+    with pretrained.whole_weights():  # DeepSpeed partitions the module as a whole
         mention_encoder = _encoder(config, tokenizer, config.encoder_layers)
         entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
     if config.train_layers is not None:
@@ -362,15 +344,15 @@ def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     with suppress(OSError, ValueError, KeyError, TypeError):  # a trained model, or another folder
         content = json.loads((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
         shape = _shape(content["mention_encoder"])
-    limit = token_limit(shape or model_shape(config, AutoModel), tokenizer)
+    limit = pretrained.token_limit(shape or pretrained.model_shape(config, AutoModel), tokenizer)
     return min(limit or MOST_TOKENS, MOST_TOKENS)
 
 
 def _encoder(
     config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
 ) -> PreTrainedModel:
-    key, source = model_source(config)
-    shape = model_shape(config, AutoModel)
+    key, source = pretrained.model_source(config)
+    shape = pretrained.model_shape(config, AutoModel)
     if layers is not None:
         if layers > shape.num_hidden_layers:
             raise ConfigurationError(
@@ -379,7 +361,7 @@ def _encoder(
             )
         shape.num_hidden_layers = layers
     is_real = torch.get_default_device().type != "meta"
-    with explained(key, source, AutoModel):
+    with pretrained.explained(key, source, AutoModel):
         if config.model_config_file is not None or not is_real:
             encoder = AutoModel.from_config(shape, dtype=torch.float32)
         else:
@@ -405,7 +387,7 @@ def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
 
 
 def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
-    check_files(source, where)
+    pretrained.check_files(source, where)
     model, info = AutoModel.from_pretrained(
         source, config=shape, output_loading_info=True, dtype=torch.float32
     )
@@ -421,7 +403,7 @@ def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
 
 def _add_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Adds the special tokens of the task: they begin as what ends a text, so as to separate."""
-    if len(tokenizer) > vocabulary_of(encoder):
+    if len(tokenizer) > pretrained.vocabulary_of(encoder):
         encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     like = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if like is None:
@@ -459,12 +441,12 @@ def load_model(folder: Path) -> BiEncoder:
     Raises:
         DataError: If it is damaged, incomplete or another model.
     """
-    check_files(str(folder), f"{folder}")
+    pretrained.check_files(str(folder), f"{folder}")
     try:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         settings = Settings(**content["settings"])
         shapes = [content["mention_encoder"], content["entity_encoder"]]
-        with whole_weights():
+        with pretrained.whole_weights():
             encoders = [
                 shape and _bare(AutoModel.from_config(_shape(shape), dtype=torch.float32))
                 for shape in shapes

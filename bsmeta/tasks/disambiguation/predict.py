@@ -20,8 +20,8 @@ import numpy as np
 from ahocorasick_rs import AhoCorasick, MatchKind
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import file_hash, unwritable
-from bsmeta.core.progress import exclusively, file_bar
+from bsmeta.core.files import file_hash, writing
+from bsmeta.core.progress import file_bar
 from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import Data
@@ -40,8 +40,7 @@ from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.texts import Row, divide, overlapping
 from bsmeta.training.task import batched, batches_of
 
-TEXTS_AT_ONCE = 200
-"""Texts whose rows are sorted by length and scored together."""
+TEXTS_AT_ONCE = 200  # texts whose rows are sorted by length and scored together
 _EDGE = "\1"
 """Stands at both ends of every word while matching, so that matches end where words do."""
 _WORD_EDGE = re.compile(r"\b")
@@ -149,14 +148,12 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
     path = None if config.train_file is None else Path(config.train_file)
     if path is not None and path.is_file():
         key = {"file": file_hash(path), "alias_form": config.alias_form}
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with exclusively(f"{folder}.lock", "the forms of aliases in the training sentences"):
-                if not _is_current(folder, key, table):
-                    found = count_forms(path, table, config.alias_form)
-                    _write_counts(folder, {**key, "entities": table.fingerprint}, found)
-        except OSError as error:
-            raise unwritable(folder, error) from error
+        with writing(folder, "the forms of aliases in the training sentences"):
+            saved = ArrayFolder(folder).facts if (folder / MANIFEST).exists() else {}
+            is_same = saved.items() >= key.items()
+            if not is_same or table.entities_of(saved["entities"]) is None:
+                found = count_forms(path, table, config.alias_form)
+                _write_counts(folder, {**key, "entities": table.fingerprint}, found)
     counts = {}
     if (folder / MANIFEST).exists():
         arrays = ArrayFolder(folder)
@@ -189,14 +186,6 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
         number = counted[form].occurrences if form in counted else 0
         counted[form] = FormCount(best[form][0], counts.total(), number)
     return counted
-
-
-def _is_current(folder: Path, key: dict[str, str], table: EntityTable) -> bool:
-    if not (folder / MANIFEST).exists():
-        return False
-    saved = ArrayFolder(folder).facts
-    same = all(saved.get(name) == value for name, value in key.items())
-    return same and table.entities_of(saved["entities"]) is not None
 
 
 def _write_counts(folder: Path, facts: dict[str, str], counts: dict[str, FormCount]) -> None:
@@ -253,7 +242,6 @@ class Predictor:
         return [self._span(text, mention) for mention in mentions]
 
     def _span(self, text: str, mention: Any) -> Span:
-        """A mention of a record."""
         try:
             start, end = int(mention["start"]), int(mention["end"])
         except (KeyError, TypeError, ValueError) as error:

@@ -53,10 +53,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FORMAT = 2
 _ENTITIES = "data_config.entity_table"
-PART = 500
-"""Lines that are encoded at a time."""
-GROUP = 40
-"""Parts of each process that are completed together: an interrupted build loses a group."""
+PART = 500  # lines that are encoded at a time
+GROUP = 40  # parts of each process that are completed together: an interrupted build loses a group
 _OF_ROWS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}
 _OF_MENTIONS = {
     "start": "uint16",
@@ -305,7 +303,6 @@ def _finished(rows: Dataset, path: Path, scan: Scan) -> Dataset:
 
 
 def _refuse_repeated(path: Path, sentences: np.ndarray, lines: np.ndarray) -> None:
-    """Refuses numbers of sentences that are not unique."""
     order = np.lexsort((lines, sentences))
     sentences, lines = sentences[order], lines[order]
     same = np.flatnonzero((sentences[1:] == sentences[:-1]) & (lines[1:] != lines[:-1]))

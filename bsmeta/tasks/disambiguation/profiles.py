@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.files import building, unwritable
-from bsmeta.core.progress import exclusively, file_bar
+from bsmeta.core.files import building, writing
+from bsmeta.core.progress import file_bar
 from bsmeta.tasks.disambiguation.entities import (
     NIL_ID,
     ArrayFolder,
@@ -74,22 +74,18 @@ def write_table(
     lines: Iterable[tuple[int, Profile]], problems: Problems, folder: Path, *, max_candidates: int
 ) -> EntityTable:
     """Writes a table of numbered profiles; see `build_entities`."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{folder}.lock", f"the table {folder}"):
-            if folder.exists():
-                raise ConfigurationError(
-                    f"{folder} exists; name another folder, delete it to build it again, or add "
-                    "entities to it"
-                )
-            columns = _Columns(None)
-            columns.add(0, Profile(NIL_ID, [], ""), problems)
-            columns.add_all(lines, problems)
-            with building(folder) as part:
-                part.mkdir()
-                columns.write(part, max_candidates)
-    except OSError as error:
-        raise unwritable(folder, error) from error
+    with writing(folder, f"the table {folder}"):
+        if folder.exists():
+            raise ConfigurationError(
+                f"{folder} exists; name another folder, delete it to build it again, or add "
+                "entities to it"
+            )
+        columns = _Columns(None)
+        columns.add(0, Profile(NIL_ID, [], ""), problems)
+        columns.add_all(lines, problems)
+        with building(folder) as part:
+            part.mkdir()
+            columns.write(part, max_candidates)
     return EntityTable.open(folder)
 
 
@@ -103,13 +99,11 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
     """
     problems = Problems(profiles)
     before = EntityTable.open(folder)  # or the lock file would create a folder of a wrong name
-    try:
-        with exclusively(f"{folder}.lock", f"the table {folder}"):
-            columns = _Columns(ArrayFolder(folder))
-            columns.add_all(json_lines(profiles, Profile, problems), problems)
-            columns.write(folder, before.max_candidates)
-    except OSError as error:  # what was appended is after the end of the arrays
-        raise unwritable(folder, error) from error
+    # What an addition that does not fit has appended is after the end of the arrays.
+    with writing(folder, f"the table {folder}"):
+        columns = _Columns(ArrayFolder(folder))
+        columns.add_all(json_lines(profiles, Profile, problems), problems)
+        columns.write(folder, before.max_candidates)
     return EntityTable.open(folder)
 
 
@@ -150,7 +144,6 @@ class _Names(_Texts):
         return self._table.find(string) if number < 0 and self._table is not None else number
 
     def number(self, string: str) -> int:
-        """The number of a string, which is added if it has none."""
         number = self.find(string)
         if number < 0:
             number = self._numbers[string] = self._next
@@ -160,8 +153,6 @@ class _Names(_Texts):
 
 
 class _Lists:
-    """Lists of numbers, one after the other."""
-
     def __init__(self) -> None:
         self.values = array("i")
         self.ends = array("q")
@@ -245,7 +236,6 @@ class _Columns:
         return self._before[name] if self._before else np.empty(0, dtype)
 
     def write(self, folder: Path, max_candidates: int) -> None:
-        """Writes the columns after those of the table."""
         writer = ArrayWriter(folder, self._before)
         for name in (*_TEXTS, *_LISTS):
             column, dtype = getattr(self, name), np.uint8 if name in _TEXTS else np.int32

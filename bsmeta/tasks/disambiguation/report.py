@@ -45,8 +45,7 @@ TAIL_MOST, TORSO_MOST = 10, 1000
 SHORT = {"HD": "head", "TO": "torso", "TL": "tail", "TS": "toes"}
 """What Bootleg calls the bands in the names of slices."""
 TOP = 5
-OF_LINES = "_of_lines"
-"""Ends the name of a slice that lines define although it is built in."""
+OF_LINES = "_of_lines"  # ends the name of a slice that lines define although it is built in
 QUALITIES = ("accuracy", "top5", "popular_accuracy")
 MODEL, POPULAR = "model", "most popular candidate"
 COUNT_BINS = (0, 1, 2, 4, 11, 31, 101, 301, 1001)

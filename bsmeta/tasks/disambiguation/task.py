@@ -22,27 +22,13 @@ from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.process import release_signals
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream
+from bsmeta.tasks.disambiguation import evaluate, report
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import SPLITS, Data, TrainingBatches
-from bsmeta.tasks.disambiguation.evaluate import (
-    compared_data,
-    last_split,
-    score,
-    score_and_report,
-)
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Detector, Predictor, open_detector
-from bsmeta.tasks.disambiguation.report import (
-    BUILT_IN,
-    QUALITIES,
-    Scored,
-    is_reported,
-    metrics_of,
-    name_of_own,
-    slices_of,
-)
 from bsmeta.tasks.disambiguation.texts import Row
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
@@ -113,7 +99,7 @@ class EntityDisambiguator:
         """Scores the gold mentions of the dev split; [] if there is none."""
         if self._dev_rows is None:
             return []
-        scored = score(self.data, model, self._dev_rows, context)
+        scored = evaluate.score(self.data, model, self._dev_rows, context)
         return metrics(scored, self._config, "validation")
 
     @cached_property
@@ -123,12 +109,12 @@ class EntityDisambiguator:
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split (without one, the dev split), once, with the exported model."""
-        sentences = last_split(self.data)
+        sentences = evaluate.last_split(self.data)
         if sentences is None:
             return []
         exported = models.load_model(context.exported / "model").to(context.device)
         name, folder = str(context.exported), context.folder / "evaluation"
-        scored = score_and_report(self.data, exported, sentences, context, name, folder)
+        scored = evaluate.score_and_report(self.data, exported, sentences, context, name, folder)
         return metrics(scored, self._config, "test")
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -163,12 +149,12 @@ class EntityDisambiguator:
         return open_detector(self._config.data_config, data.table, data.prep_dir / "forms")
 
 
-def metrics(scored: Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
+def metrics(scored: report.Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
     """The metrics of every slice; those of all mentions without a prefix."""
     found = [Metric("loss", float(np.nanmean(scored.loss)), "min", split)]
-    for name, members in slices_of(scored, config.eval_slices).items():
+    for name, members in report.slices_of(scored, config.eval_slices).items():
         prefix = "" if name == ALL_MENTIONS else f"{name}_"
-        for metric, value in metrics_of(scored, members).items():
+        for metric, value in report.metrics_of(scored, members).items():
             is_count = metric.startswith("mentions")
             found.append(Metric(prefix + metric, value, None if is_count else "max", split))
     return found
@@ -194,10 +180,12 @@ def check_data(data: Data) -> None:
     splits = {name: data.split(name) for name in SPLITS}
     held_out = [found for name, found in splits.items() if found is not None and name != "train"]
     own = sorted({name for sentences in held_out for name in sentences.facts["slices"]})
-    for name in {*own} & {*BUILT_IN}:
-        log.warning("the lines define the slice %s, too; theirs is %s", name, name_of_own(name))
+    for name in {*own} & {*report.BUILT_IN}:
+        log.warning(
+            "the lines define the slice %s, too; theirs is %s", name, report.name_of_own(name)
+        )
     for name in config.eval_slices or []:
-        known = [*dict.fromkeys([*BUILT_IN, *own])]
+        known = [*dict.fromkeys([*report.BUILT_IN, *own])]
         if name not in known:
             raise ConfigurationError(
                 f"eval_slices: there is no slice {name!r}{nearest(name, known)}; expected some of "
@@ -215,15 +203,15 @@ def check_data(data: Data) -> None:
         sentences.gold()
     last = splits["test"] or splits["dev"]
     if config.compare_with is not None and last is not None:
-        compared_data(config)[1].other(last.path)
+        evaluate.compared_data(config)[1].other(last.path)
 
 
 def _metric_names(config: DisambiguationConfig, own: list[str]) -> Iterator[str]:
     """The metrics that can say which checkpoint is the best."""
     yield "loss"
-    for name in (*BUILT_IN, *map(name_of_own, own)):
-        if is_reported(name, config.eval_slices):
+    for name in (*report.BUILT_IN, *map(report.name_of_own, own)):
+        if report.is_reported(name, config.eval_slices):
             prefix = "" if name == ALL_MENTIONS else f"{name}_"
-            for quality in QUALITIES:
+            for quality in report.QUALITIES:
                 yield f"{prefix}{quality}"
                 yield f"{prefix}{quality}_in_candidates"

@@ -107,7 +107,6 @@ class EntityTexts:
         return title, rest
 
     def _texts(self, entity: int) -> dict[str, str]:
-        """The parts that an entity has, in their order."""
         texts = {part: self._part(part, entity) for part in self._parts}
         return {part: text for part, text in texts.items() if text}
 
