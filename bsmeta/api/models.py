@@ -23,9 +23,9 @@ from bsmeta.api.runs import Run
 from bsmeta.config.evaluation import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.core.keys import refuse_out_of_bounds
+from bsmeta.metadata.metadata_type import OWN
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
-from bsmeta.metadata.sampling import OWN
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, plan_comparisons

@@ -38,70 +38,22 @@ from bsmeta.core.errors import ConfigurationError, DataError, UserError, differi
 from bsmeta.core.files import file_hash
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.io.shards import shards_fingerprint
-from bsmeta.data.stream.fingerprint import NOT_THERE, fingerprint
-from bsmeta.data.stream.live import LiveStreams, phases_of
-from bsmeta.data.stream.packing import PackedSequence
+from bsmeta.data.stream.held_out import NOT_THERE
+from bsmeta.data.stream.live import LiveStreams, fingerprint, open_corpora, phases_of
 from bsmeta.data.stream.plan import Phases, Position
-from bsmeta.data.stream.sources import Survey, open_corpora, survey_data
+from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.windows import count_names
+from bsmeta.data.text.chunks import PackedSequence
 from bsmeta.data.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
 FORMAT = 6
-
 MANIFEST = "manifest.json"
-
 TARGET = 0x80
 """Set in `marks` for tokens that are targets; the other bits are the token type."""
 
 BUFFER = 1 << 20
-
-
-class PreparedStream:
-    """The sequences of one stream.
-
-    Raises:
-        DataError: If a file is missing or has the wrong size.
-    """
-
-    def __init__(self, folder: Path, manifest: dict[str, Any], stream: int) -> None:
-        self._stream = stream
-        self._shards: list[str] = manifest["shards"]
-        files = manifest["streams"][stream]["files"]
-        columns = {name: mapped(folder, manifest, stream, name) for name in files}
-        self._tokens, self._marks = columns["tokens"], columns["marks"]
-        self._lengths, self._types = columns["lengths"], columns["types"]
-        self._documents, self._counts = columns["documents"], columns["counts"]
-        self._rows, self._positions = columns["rows"], columns["positions"]
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        return len(self._rows)
-
-    def position_after(self, index: int) -> Position:
-        """The position after a sequence; the beginning for -1."""
-        return Position(*self._positions[index].tolist()) if index >= 0 else Position()
-
-    def sequence(self, index: int) -> PackedSequence:
-        """A sequence, as `LogicalStream` yielded it."""
-        begins = self._rows[index - 1].tolist() if index else [0, 0, 0]
-        tokens, chunks, documents = map(slice, begins, self._rows[index].tolist())
-        marks = self._marks[tokens]
-        return PackedSequence(
-            ids=self._tokens[tokens].astype(np.int32),
-            token_types=marks & ~np.uint8(TARGET),
-            loss_mask=marks >= TARGET,
-            lengths=self._lengths[chunks].astype(np.int64),
-            types=self._types[chunks].astype(np.int32),
-            documents=tuple(
-                f"{self._shards[shard]}:{number}"
-                for shard, number in self._documents[documents].tolist()
-            ),
-            counts=self._counts[index].astype(np.float64),
-            stream=self._stream,
-            position_after=self.position_after(index),
-        )
 
 
 class PreparedStreams:
@@ -132,7 +84,7 @@ class PreparedStreams:
             corpora = open_corpora(config, survey.shards)
             shards = shards_fingerprint([shard for one in corpora for shard in one.shards])
         facts = fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
-        self.fingerprint = as_saved(facts)
+        self.fingerprint = _as_saved(facts)
         if self.fingerprint["held_out"] == NOT_THERE:  # the prepared data was filtered by it
             self.fingerprint["held_out"] = saved["held_out"]
         differences = "\n".join(differing(saved, self.fingerprint, "when it was prepared"))
@@ -178,18 +130,53 @@ class PreparedStreams:
         return self._live
 
 
-def file_name(stream: int, column: str) -> str:
-    """The file of a stream's array, relative to the folder."""
+class PreparedStream:
+    """The sequences of one stream."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], stream: int) -> None:
+        self._stream = stream
+        self._shards: list[str] = manifest["shards"]
+        files = manifest["streams"][stream]["files"]
+        self._arrays = {name: _mapped(folder, manifest, stream, name) for name in files}
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self._arrays["rows"])
+
+    def position_after(self, index: int) -> Position:
+        """The position after a sequence; the beginning for -1."""
+        positions = self._arrays["positions"]
+        return Position(*positions[index].tolist()) if index >= 0 else Position()
+
+    def sequence(self, index: int) -> PackedSequence:
+        """A sequence, as `LogicalStream` yielded it."""
+        arrays = self._arrays
+        begins = arrays["rows"][index - 1].tolist() if index else [0, 0, 0]
+        tokens, chunks, documents = map(slice, begins, arrays["rows"][index].tolist())
+        marks = arrays["marks"][tokens]
+        return PackedSequence(
+            ids=arrays["tokens"][tokens].astype(np.int32),
+            token_types=marks & ~np.uint8(TARGET),
+            loss_mask=marks >= TARGET,
+            lengths=arrays["lengths"][chunks].astype(np.int64),
+            types=arrays["types"][chunks].astype(np.int32),
+            documents=tuple(
+                f"{self._shards[shard]}:{number}"
+                for shard, number in arrays["documents"][documents].tolist()
+            ),
+            counts=arrays["counts"][index].astype(np.float64),
+            stream=self._stream,
+            position_after=self.position_after(index),
+        )
+
+
+def _file_name(stream: int, column: str) -> str:
     return f"stream-{stream:05}.{column}"
 
 
-def mapped(folder: Path, manifest: dict[str, Any], stream: int, column: str) -> np.ndarray:
-    """An array of a stream, mapped into memory.
-
-    Raises:
-        DataError: If its file is missing or of another size.
-    """
-    path = folder / file_name(stream, column)
+def _mapped(folder: Path, manifest: dict[str, Any], stream: int, column: str) -> np.ndarray:
+    """An array of a stream, mapped into memory."""
+    path = folder / _file_name(stream, column)
     expected = manifest["streams"][stream]["files"][column]["bytes"]
     found = path.stat().st_size if path.exists() else None
     if found != expected:
@@ -222,20 +209,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Compares all files with their hashes in the manifest; refuses the first that differs."""
-    for stream, entry in enumerate(manifest["streams"]):
-        for column, facts in entry["files"].items():
-            mapped(folder, manifest, stream, column)  # raises if missing or of the wrong size
-            path = folder / file_name(stream, column)
-            if file_hash(path) != facts["xxh3"]:
-                raise DataError(
-                    f"{path} is damaged: its content has another "
-                    "hash than when it was prepared; delete the folder and prepare it again"
-                )
-
-
-def as_saved(value: dict[str, Any]) -> dict[str, Any]:
+def _as_saved(value: dict[str, Any]) -> dict[str, Any]:
     """A dict as it reads back after saving."""
     return json.loads(json.dumps(value))
 
@@ -267,7 +241,7 @@ class ColumnFiles:
         self._hashes = {name: xxhash.xxh3_64() for name in columns}
         self._sizes = dict.fromkeys(columns, 0)
         self._files = {
-            name: open(folder / file_name(stream, name), "xb", BUFFER)  # noqa: SIM115 (see __exit__)
+            name: open(folder / _file_name(stream, name), "xb", BUFFER)  # noqa: SIM115 (see __exit__)
             for name in columns
         }
 
@@ -305,42 +279,36 @@ class StreamWriter(Dataset):
     """
 
     def __init__(
-        self,
-        live: LiveStreams,
-        config: DataConfig,
-        columns: dict[str, dict[str, Any]],
-        epochs: int,
-        folder: Path,
+        self, live: LiveStreams, columns: dict[str, dict[str, Any]], epochs: int, folder: Path
     ) -> None:
         self._live = live
         self._columns = columns
-        self._count = len(live)
         self._epochs = epochs
         self._folder = folder
         self._shards = {shard.name: place for place, shard in enumerate(live.shards)}
 
     def __len__(self) -> int:
         """Number of streams."""
-        return self._count
+        return len(self._live)
 
     def __getitem__(self, stream: int) -> dict[str, Any] | UserError:
-        if not 0 <= stream < self._count:
+        if not 0 <= stream < len(self):
             raise IndexError(stream)
         try:
-            return self._write(stream, self._live.sequences(stream, Position(), self._epochs))
+            return self._write(stream)
         except UserError as error:
             return error
 
-    def _write(self, stream: int, sequences: Iterator[PackedSequence]) -> dict[str, Any]:
+    def _write(self, stream: int) -> dict[str, Any]:
         ends = np.zeros(3, np.int64)
         facts = {"sequences": 0, "tokens": 0, "documents": 0}
         with ColumnFiles(self._folder, stream, self._columns) as files:
-            for sequence in sequences:
+            for sequence in self._live.sequences(stream, Position(), self._epochs):
                 ends += (len(sequence.ids), len(sequence.lengths), len(sequence.documents))
+                targets = np.where(sequence.loss_mask, TARGET, 0).astype(np.uint8)
                 files.add(
                     tokens=sequence.ids,
-                    marks=sequence.token_types
-                    | np.where(sequence.loss_mask, TARGET, 0).astype(np.uint8),
+                    marks=sequence.token_types | targets,
                     lengths=sequence.lengths,
                     types=sequence.types,
                     documents=self._numbers(sequence.documents),
@@ -392,12 +360,12 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
         "shards": [shard.name for shard in live.shards],
     }
     if out.exists():
-        return check_folder(out, as_saved(manifest))
+        return _check_folder(out, _as_saved(manifest))
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
-        writer = StreamWriter(live, data, columns, config.epochs, partial)
-        manifest["streams"] = write_streams(writer, data.num_workers)
+        writer = StreamWriter(live, columns, config.epochs, partial)
+        manifest["streams"] = _write_streams(writer, data.num_workers)
         (partial / "config.yaml").write_text(to_yaml(config))
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
         partial.rename(out)
@@ -408,7 +376,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     return manifest
 
 
-def write_streams(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
+def _write_streams(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
     """Writes all streams, several at a time, and shows the progress."""
     streams = []
     with progress_bar("streams", len(writer)) as show:
@@ -421,13 +389,8 @@ def write_streams(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]
     return streams
 
 
-def check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of an existing folder, after checking that it is intact.
-
-    Raises:
-        ConfigurationError: If it has other data, which is left unchanged.
-        DataError: If it has no prepared data, or is damaged.
-    """
+def _check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of an existing folder, after checking that it is of this data, and intact."""
     manifest = read_manifest(out)
     saved = {name: manifest[name] for name in expected}
     differences = "\n".join(differing(saved, expected, "there"))
@@ -436,7 +399,15 @@ def check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
             f"out={out} holds other prepared data; name another folder, or delete it:\n"
             f"{differences}"
         )
-    verify(out, manifest)
+    for stream, entry in enumerate(manifest["streams"]):
+        for column, facts in entry["files"].items():
+            _mapped(out, manifest, stream, column)  # raises if missing or of the wrong size
+            path = out / _file_name(stream, column)
+            if file_hash(path) != facts["xxh3"]:
+                raise DataError(
+                    f"{path} is damaged: its content has another "
+                    "hash than when it was prepared; delete the folder and prepare it again"
+                )
     print(f"{out} is there already; all its hashes are right", file=sys.stderr)
     return manifest
 

@@ -95,11 +95,12 @@ def stage(config: StageConfig, out: Path) -> str:
     # The machines that share the folder may all call this at once.
     with writing(out, f"copying to {out}"):
         if out.exists():
-            check_copies(out, files)
+            _check_copies(out, files)
             done = "was complete, and every file has its hash"
         else:
-            copy_files(out.with_name(f"{out.name}.part"), files, config.parallel_files)
-            out.with_name(f"{out.name}.part").rename(out)
+            part = out.with_name(f"{out.name}.part")
+            _copy_files(part, files, config.parallel_files)
+            part.rename(out)
             done = "is complete, and every file is verified"
     total = gigabytes(sum(file.size for file in files))
     keys = [f"  {key}={value}" for key, value in run_keys(config, out, files).items()]
@@ -110,7 +111,7 @@ def run_files(config: StageConfig) -> Iterator[Shard]:
     """The files that the run reads; the name of each is its path in the folder."""
     data = config.data_config
     for number, source in enumerate(source_configs(data).values()):
-        folder = train_folder(config, number)
+        folder = f"{TRAIN}/{number}" if data.sources else TRAIN
         for shard in with_samples(list_shards(source)):
             yield replace(shard, name=f"{folder}/{shard.name}")
     held_out = validation_path(data)
@@ -126,17 +127,12 @@ def run_files(config: StageConfig) -> Iterator[Shard]:
         yield file
 
 
-def train_folder(config: StageConfig, source: int) -> str:
-    """The folder of the shards of a source, relative to the whole."""
-    return f"{TRAIN}/{source}" if config.data_config.sources else TRAIN
-
-
 def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str, str]:
     """The keys with which a run reads the copies."""
     keys = {}
     sources = config.data_config.sources
     for number in range(max(1, len(sources))):
-        folder = f"{train_folder(config, number)}/"
+        folder = f"{TRAIN}/{number}/" if sources else f"{TRAIN}/"
         names = [file.name.removeprefix(folder) for file in files if file.name.startswith(folder)]
         is_plain = all("/" not in name and name.endswith(SUFFIXES) for name in names)
         key = f"data_config.sources.{number}.train_file" if sources else "data_config.train_file"
@@ -149,13 +145,8 @@ def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str
     return keys
 
 
-def check_copies(out: Path, files: Iterable[Shard]) -> None:
-    """Compares a complete folder with the listing, and its files with their hashes.
-
-    Raises:
-        ConfigurationError: If it holds other data, or was not written by this module.
-        DataError: If a file is missing or damaged.
-    """
+def _check_copies(out: Path, files: Iterable[Shard]) -> None:
+    """Compares a complete folder with the listing, and its files with their hashes."""
     copies = read_manifest(out)
     if not copies:
         raise ConfigurationError(
@@ -200,12 +191,8 @@ def content_of(file: Shard) -> str:
     return file.path.content_id if isinstance(file.path, FileRef) else file.samples
 
 
-def copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
-    """Copies what is missing of the files to a folder, several files at a time.
-
-    Raises:
-        ConfigurationError, DataError: See `stage`.
-    """
+def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
+    """Copies what is missing of the files to a folder, several files at a time."""
     folder.mkdir(exist_ok=True)
     if any(folder.iterdir()) and not (folder / MANIFEST).exists():
         raise ConfigurationError(
@@ -265,8 +252,7 @@ class Copier:
 
     Args:
         manifest: Gets a line for each complete file.
-        show: Shows the bytes that are done.
-        done: Those of complete files.
+        done: Bytes of complete files.
 
     Attributes:
         cancelled: Set to end the copying; a later call continues it.

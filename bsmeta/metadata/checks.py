@@ -14,9 +14,8 @@ from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, during
 from bsmeta.core.errors import Problem, nearest, show
 from bsmeta.core.keys import bound_problems
-from bsmeta.metadata.metadata_type import CONFIG_KEY, config_problem, setting
+from bsmeta.metadata.metadata_type import CONFIG_KEY, CONSTANT, RANDOM, config_problem, setting
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
-from bsmeta.metadata.sampling import CONSTANT, RANDOM, weight_of
 
 _LIST = "metadata_list"
 _SPECIAL_TOKENS = (
@@ -35,7 +34,10 @@ _TAKEN = {
 def metadata_problems(config: MetadataConfig) -> list[Problem]:
     """All problems with the configuration; empty if there are none."""
     found = [*_list_problems(config), *bound_problems(config, f"{CONFIG_KEY}.")]
-    found += _prefix_problems(config)
+    key, longest, length = "prefix_max_tokens", config.prefix_max_tokens, config.max_seq_len
+    if longest is not None and 2 <= length <= longest:
+        expected = f"1 to {length - 1} (max_seq_len - 1), or null"
+        found.append(config_problem(key, show(longest), expected, setting(key, "null")))
     found += _template_problems(config)
     found += _bucket_problems(config)
     for metadata_type in PROCESSORS.values():
@@ -66,7 +68,9 @@ def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
             fix = "a chance below 1 (for text alone: metadata_probability=0)"
             expected = "a type that can be drawn"
             yield config_problem(f"{prefix}metadata_dropout", found, expected, fix)
-        elif phase.random_sample_metadata and not any(weight_of(name, phase) for name in types):
+        elif phase.random_sample_metadata and not any(
+            type_of(name).weight(name, phase) for name in types
+        ):
             key = f"{prefix}random_sample_metadata_weights"
             fix = "give one of them a weight (for text alone: metadata_probability=0)"
             expected = "a type of metadata_list that can be drawn"
@@ -118,13 +122,6 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
             expected = f"types of metadata_list{nearest(unknown, types)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
             yield config_problem(name, f"the type {unknown}", expected, fix)
-
-
-def _prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
-    key, longest, length = "prefix_max_tokens", config.prefix_max_tokens, config.max_seq_len
-    if longest is not None and 2 <= length <= longest:
-        expected = f"1 to {length - 1} (max_seq_len - 1), or null"
-        yield config_problem(key, show(longest), expected, setting(key, "null"))
 
 
 def _template_problems(config: MetadataConfig) -> Iterator[Problem]:

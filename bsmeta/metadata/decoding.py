@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Set
 from operator import attrgetter
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -73,38 +74,67 @@ _OTHER = str | int | float | bool | list[msgspec.Raw] | None
 _Tree = dict[str, Any]  # the fields of an object: a type (a leaf), or the `_Tree` of an object
 
 
-class Decoder(Protocol):
+class Decoder(ABC):
     """Turns the lines of a shard into documents.
+
+    Args:
+        config: `metadata_list` and `metadata_column_list` select what is decoded.
+        source: The name of the source, in a mixture: documents get it that do not state one.
+        content: The part of the text to keep (`data_config.content`).
 
     Attributes:
         columns: Names or dotted paths of what it reads; a reader may leave out everything else.
         late: Those of them that a `PartialLine` may lack.
     """
 
-    columns: frozenset[str]
-    late: frozenset[str]
+    def __init__(self, config: MetadataConfig, source: str, content: str) -> None:
+        named = source and SOURCE_KEY in config.metadata_list
+        self._source = Record(source, SOURCE_KEY, "global") if named else None
+        self._content = content
+
+    def _set_columns(self, columns: Set[str], late_keys: dict[str, str]) -> None:
+        """Sets what is read, and the types' keys of what may come late, by column."""
+        self.columns = frozenset(columns if self._content == ALL else {*columns, COLUMN})
+        self.late = frozenset(late_keys)
+        self._late_keys = late_keys
 
     def decode(self, line: Line) -> Document:
-        """Decodes one line."""
+        """Decodes one line.
+
+        Raises:
+            BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
+                `wrong_type`, or what `KeptText` and `content_spans` raise. Columns of lazy types
+                are not decoded here (only their syntax is checked, except that of the longest
+                column); rendering may still reject their records.
+        """
+        document = self._document(line)
+        if self._content != ALL:
+            document.keep(KeptText(document.text, content_spans(line, self._content)))
+        if self._source is not None and not document.has(SOURCE_KEY):
+            document.add(SOURCE_KEY, self._source)
+        return document
+
+    @abstractmethod
+    def _document(self, line: Line) -> Document:
+        """The whole document of a line."""
+
+    def _late(self, line: Line) -> dict[str, Undecoded]:
+        """The columns that a partial line produces when they are needed, by their types' keys."""
+        late = line.late if isinstance(line, PartialLine) else {}
+        return {key: late[name] for name, key in self._late_keys.items() if name in late}
 
 
 def make_decoder(
     config: MetadataConfig, columns: Mapping[str, str], source: str = "", content: str = ALL
 ) -> Decoder:
-    """The decoder of a corpus.
+    """The decoder of a corpus; see `Decoder`.
 
     Args:
         columns: The path of the text and of each type; empty for the record form.
-        source: The name of the source, in a mixture.
-        content: The part of the text to keep (`data_config.content`).
     """
-    decoder: Decoder
-    decoder = MappingDecoder(config, columns) if columns else DocumentDecoder(config)
-    if content != ALL:
-        decoder = _ContentDecoder(decoder, content)
-    if source and SOURCE_KEY in config.metadata_list:
-        return _NamedSourceDecoder(decoder, source)
-    return decoder
+    if columns:
+        return MappingDecoder(config, columns, source, content)
+    return DocumentDecoder(config, source, content)
 
 
 def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
@@ -145,22 +175,16 @@ def _last_list_end(line: bytes, begin: int, stop: int) -> int | None:
     return None
 
 
-class DocumentDecoder:
-    """Turns the lines of a shard into documents.
+class DocumentDecoder(Decoder):
+    """Decodes the published forms.
 
     Both data formats are read: one column per type (`metadata_html`, ...), or `text` with one list
     `metadata`, which takes precedence if a line has both. A record without a `key` gets that of its
     column.
-
-    Args:
-        config: `metadata_list` and `metadata_column_list` select the columns to decode.
-
-    Attributes:
-        columns: Names of the columns that are decoded; a reader may leave out all others.
-        late: Those of them that a `PartialLine` may lack.
     """
 
-    def __init__(self, config: MetadataConfig) -> None:
+    def __init__(self, config: MetadataConfig, source: str = "", content: str = ALL) -> None:
+        super().__init__(config, source, content)
         columns = _columns(config)
         keys = column_keys()
         eager = [name for name in columns if not type_of(name).is_lazy]
@@ -168,20 +192,11 @@ class DocumentDecoder:
         self._lazy = [(_field(name), name) for name in columns if type_of(name).is_lazy]
         line = _line_type(columns)
         self._decoder = msgspec.json.Decoder(line)
-        self.columns = frozenset(field.encode_name for field in msgspec.structs.fields(line))
+        names = {field.encode_name for field in msgspec.structs.fields(line)}
+        self._set_columns(names, {f"metadata_{name}": name for _, name in self._lazy})
         self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
-        self._late_keys = {f"metadata_{name}": name for _, name in self._lazy}
-        self.late = frozenset(self._late_keys)
 
-    def decode(self, line: Line) -> Document:
-        """Decode one line.
-
-        Raises:
-            BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
-                `wrong_type`. Columns of lazy types are not decoded here (only their syntax is
-                checked, except that of the longest column); rendering may still reject their
-                records.
-        """
+    def _document(self, line: Line) -> Document:
         try:
             row = self._row(line)
         except UNREADABLE as error:
@@ -189,7 +204,6 @@ class DocumentDecoder:
         if isinstance(row.text, msgspec.UnsetType):
             raise BadDocument("missing_text", "the object has no `text`")
         records: dict[str, list[Record]] = {}
-        undecoded: dict[str, Undecoded] = {}
         address_column = getattr(row, ADDRESS_FIELD, NO_COLUMN)
         if row.metadata is not None:
             if not all(record.key for record in row.metadata):
@@ -198,12 +212,12 @@ class DocumentDecoder:
             return Document(row.text, row.url, records, address_column=address_column)
         for field, key in self._eager:
             group(records, key, getattr(row, field))
+        undecoded: dict[str, Undecoded] = {}
         for field, key in self._lazy:
             raw = getattr(row, field)
             if not is_empty(raw):
                 undecoded[key] = raw
-        undecoded |= _late_columns(line, self._late_keys)
-        return Document(row.text, row.url, records, undecoded, address_column)
+        return Document(row.text, row.url, records, undecoded | self._late(line), address_column)
 
     def _row(self, line: Line) -> _Line:
         """The columns of a line; the longest column is parsed only if necessary."""
@@ -228,12 +242,6 @@ class DocumentDecoder:
         if row.text is msgspec.UNSET:
             return False
         return row.url is not None or b'"url"' not in bytes(column)
-
-
-def _late_columns(line: Line, keys: Mapping[str, str]) -> dict[str, Undecoded]:
-    """The columns that a partial line produces when they are needed, by the keys of their types."""
-    late = line.late if isinstance(line, PartialLine) else {}
-    return {key: late[name] for name, key in keys.items() if name in late}
 
 
 def _columns(config: MetadataConfig) -> list[str]:
@@ -276,7 +284,7 @@ def _line_type(columns: list[str]) -> type[_Line]:
     return cast("type[_Line]", line)
 
 
-class MappingDecoder:
+class MappingDecoder(Decoder):
     """Decodes records by the paths of their text and metadata.
 
     A record that lacks a path, or has null or an empty string there, lacks that type.
@@ -284,17 +292,16 @@ class MappingDecoder:
     Args:
         columns: The path of the text (`text` if it is not mapped) and of each type.
 
-    Attributes:
-        columns: Its paths; a reader may leave out everything else.
-        late: Those of them that a `PartialLine` may lack.
-
     Raises:
         ConfigurationError: If a type with a column of many records shares it with another type.
     """
 
-    def __init__(self, config: MetadataConfig, columns: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: MetadataConfig, columns: Mapping[str, str], source: str, content: str
+    ) -> None:
+        super().__init__(config, source, content)
         self._text_path = columns.get(TEXT, TEXT)
-        self._address: Callable[[Any], Any] = _nothing
+        self._address: Callable[[Any], Any] = lambda _: None
         tree: _Tree = {}
         paths = {key: columns[key] for key in columns if key in config.metadata_list}
         lazy = {key: path for key, path in paths.items() if type_of(key).is_lazy}
@@ -312,26 +319,22 @@ class MappingDecoder:
         if ADDRESS_KEY not in paths:  # compared with the held-out ones, but not trained on
             _add_leaf(tree, address, msgspec.Raw)
             self._address = _getter(address)
-        self.columns = frozenset((self._text_path, address, *paths.values()))
         # A field of a struct is not a column of its own.
-        self._late_keys = {path: key for key, path in lazy.items() if path in tree}
-        self.late = frozenset(self._late_keys)
+        late = {path: key for key, path in lazy.items() if path in tree}
+        self._set_columns({self._text_path, address, *paths.values()}, late)
         self._decoder = msgspec.json.Decoder(_struct(tree))
         self._text = _getter(self._text_path)
         self._lazy = [(key, _getter(path)) for key, path in lazy.items()]
         self._values = [(key, _getter(path)) for key, path in paths.items() if key not in lazy]
 
-    def decode(self, line: Line) -> Document:
-        """Decodes one line.
-
-        Raises:
-            BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string`, or
-                `wrong_type` (an object where a value or a list of records is expected).
-        """
+    def _document(self, line: Line) -> Document:
         try:
             row = self._decoder.decode(line.text if isinstance(line, PartialLine) else line)
         except UNREADABLE as error:
-            raise self._bad_document(error) from error
+            bad = bad_document(error)
+            if bad.reason == "wrong_type" and bad.detail.endswith(f"`$.{self._text_path}`"):
+                bad = BadDocument("text_not_string", bad.detail)
+            raise bad from error
         text = self._text(row)
         if type(text) is not str:
             raise BadDocument("missing_text", f"the object has no `{self._text_path}`")
@@ -350,54 +353,12 @@ class MappingDecoder:
             raw = raw_of(row)
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
-        undecoded |= _late_columns(line, self._late_keys)
+        undecoded |= self._late(line)
         address = self._address(row)
         if type(address) is str:
             return Document(text, address, records, undecoded)
-        return Document(
-            text, None, records, undecoded, address if type(address) is msgspec.Raw else NO_COLUMN
-        )
-
-    def _bad_document(self, error: Exception) -> BadDocument:
-        bad = bad_document(error)
-        if bad.reason == "wrong_type" and bad.detail.endswith(f"`$.{self._text_path}`"):
-            return BadDocument("text_not_string", bad.detail)
-        return bad
-
-
-class _ContentDecoder:
-    """Cuts documents to the main content that an extractor found."""
-
-    def __init__(self, decoder: Decoder, content: str) -> None:
-        self.columns = decoder.columns | {COLUMN}
-        self.late = decoder.late
-        self._decoder = decoder
-        self._content = content
-
-    def decode(self, line: Line) -> Document:
-        document = self._decoder.decode(line)
-        document.keep(KeptText(document.text, content_spans(line, self._content)))
-        return document
-
-
-class _NamedSourceDecoder:
-    """Adds the name of the source to documents that do not state one themselves."""
-
-    def __init__(self, decoder: Decoder, source: str) -> None:
-        self.columns = decoder.columns
-        self.late = decoder.late
-        self._decoder = decoder
-        self._record = Record(source, SOURCE_KEY, "global")
-
-    def decode(self, line: Line) -> Document:
-        document = self._decoder.decode(line)
-        if not document.has(SOURCE_KEY):
-            document.add(SOURCE_KEY, self._record)
-        return document
-
-
-def _nothing(_: Any) -> None:
-    return None
+        column = address if type(address) is msgspec.Raw else NO_COLUMN
+        return Document(text, None, records, undecoded, column)
 
 
 def _record(value: Record | str | int | float, key: str) -> Record:

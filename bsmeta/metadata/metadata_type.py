@@ -28,20 +28,7 @@ from bsmeta.metadata.records import BadDocument, Record
 if TYPE_CHECKING:
     from tldextract import ExtractResult
 
-MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
+MONTHS = [names[-1] for names in date_parser.parserinfo.MONTHS]
 """English names: `strftime("%B")` would follow the locale of the machine."""
 
 _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
@@ -49,6 +36,10 @@ _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 19
 _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
 
 CONFIG_KEY = "data_config.metadata_config"
+
+OWN, SHUFFLED, WRONG, MATCHED = "own", "shuffled", "wrong", "matched"
+CONSTANT, RANDOM = "constant", "random"
+"""Whose values a document is rendered with, or what replaces them; see `rendering`."""
 
 EXAMPLE_TEXT = "Ada Lovelace wrote a program."
 """The text of the model card's example."""
@@ -291,6 +282,17 @@ class MetadataType:
     def sample_rate(cls, config: MetadataConfig) -> float:
         """The probability that the type is a sampling candidate."""
         return 1.0 if cls.sample_rate_key is None else getattr(config, cls.sample_rate_key)
+
+    @classmethod
+    def dropout(cls, key: str, config: MetadataConfig) -> float:
+        """The probability that the type is dropped before sampling."""
+        return 1.0 - (1.0 - config.metadata_dropout.get(key, 0.0)) * cls.sample_rate(config)
+
+    @classmethod
+    def weight(cls, key: str, config: MetadataConfig) -> float:
+        """The sampling weight of the type, configured by its key or by the name of its column."""
+        weights = config.random_sample_metadata_weights
+        return next((weights[name] for name in (key, *cls.columns) if name in weights), 1.0)
 
     @classmethod
     def prompt_value(cls, value: str) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from bsmeta.metadata.spans import KeptText
 
 NO_COLUMN = msgspec.Raw()
 
@@ -19,7 +22,6 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Raised by the decoder if a line or column is not JSON of the expected types."""
 
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
-
 
 WholeLine = bytes | memoryview
 """A line, or a view into the block it was read in: copying costs as much as decompression."""
@@ -96,18 +98,8 @@ _ADDRESSES = msgspec.json.Decoder(str | list[_Value | str] | None)
 _RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-
 Undecoded = msgspec.Raw | Callable[[], bytes]
 """The JSON of a column, or a function that returns it."""
-
-
-class Kept(Protocol):
-    """A part of a text that is kept."""
-
-    text: str
-
-    def clip(self, key: str, records: Sequence[Record]) -> list[Record]:
-        """The records of a key as they are in the text that is kept."""
 
 
 class Document:
@@ -133,7 +125,7 @@ class Document:
     ) -> None:
         self.text = self.whole_text = text
         self.url = url
-        self._kept: Kept | None = None
+        self._kept: KeptText | None = None
         self._records = records
         self._undecoded = undecoded or {}
         self._address_column = address_column
@@ -157,7 +149,7 @@ class Document:
             del self._undecoded[key]
         return self._records.get(key, ())
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptText) -> None:
         """Cuts the text and the local records; those not yet decoded are cut when they are.
 
         Raises:
@@ -193,15 +185,11 @@ def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None
         return _RECORD_LIST.decode(raw)
     except UNREADABLE as error:
         with contextlib.suppress(*UNREADABLE):
-            alone = first_of(memoryview(raw))
+            # It may have been cut out together with the columns after it.
+            alone = bytes(_KEYS.decode(b'{"":' + memoryview(raw) + b"}")[""])
             if alone != bytes(raw):
                 return _decode_column(column, alone)
         raise bad_document(error, f"metadata_{column}: ") from error
-
-
-def first_of(column: memoryview) -> bytes:
-    """The list of a column that was cut out together with the columns after it."""
-    return bytes(_KEYS.decode(b'{"":' + column + b"}")[""])
 
 
 def group(

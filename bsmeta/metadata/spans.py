@@ -33,23 +33,16 @@ from bsmeta.config.data import EXTRACTORS
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
 
-Int64 = NDArray[np.int64]
-
-Strings = NDArray[np.object_]
-
-_MAX_TOKEN_TYPES = 256
-
-_FAR_RELATIVE = 1 << 24
-
-_ZONES = 4
-
-_CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
-
 COLUMN = "content_spans"
-
 ALL = "all"
 
 Spans = list[tuple[int, int]]
+Int64 = NDArray[np.int64]
+
+_MAX_TOKEN_TYPES = 256
+_FAR_RELATIVE = 1 << 24
+_ZONES = 4
+_CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ class LocalTags:
     """The insertions of one type's local records: one row per record, in the order of the data.
 
     Attributes:
-        token_type: Token type: 1 + the type's index in `metadata_list`.
+        token_type: 1 + the type's index in `metadata_list`.
         spans: int64 [n, 2], character offsets in the text.
         relative: int64 [n, 2], relative start and end positions, if every record has them.
     """
@@ -83,15 +76,12 @@ class Insertions:
 
     positions: Int64
     token_types: NDArray[np.uint8]
-    strings: Strings
+    strings: NDArray[np.object_]
     is_wrapper: NDArray[np.bool_] | None = None
 
 
 def record_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
-    """The character spans of local records.
-
-    Returns:
-        int64 [n, 2].
+    """The character spans of local records: int64 [n, 2].
 
     Raises:
         BadDocument: `missing_position`, `negative_position`, `end_before_start` or
@@ -204,7 +194,9 @@ def _sort_keys(tag: LocalTags) -> Int64:
     else:
         zones = np.full((2, count), _EMPTY_OPENING)
         keys[0] = np.where(with_content, (rows, -rows), [[0], [1]])
-        keys[1] = _nesting(starts, ends, with_content, rows)
+        # At the same place and relative position: closing, empty, opening.
+        far = np.int64(1) << 40  # beyond every position and every number of records
+        keys[1] = np.where(with_content, (far - ends, -far - starts), rows)
         keys[2] = tag.relative.T
     first_is_inner = (zones == _CLOSING) | (zones == _EMPTY_CLOSING)
     keys[3] = zones * (2 * _MAX_TOKEN_TYPES) + np.where(
@@ -213,23 +205,10 @@ def _sort_keys(tag: LocalTags) -> Int64:
     return keys.reshape(4, -1)
 
 
-def _nesting(starts: Int64, ends: Int64, with_content: NDArray[np.bool_], rows: Int64) -> Int64:
-    """Sort keys for tags at the same place and relative position: closing, empty, opening."""
-    far = np.int64(1) << 40  # beyond every position and every number of records
-    closings = np.where(with_content, -far - starts, rows)
-    openings = np.where(with_content, far - ends, rows)
-    return np.stack((openings, closings))
-
-
 def wrap_runs(
     insertions: Insertions, before: Mapping[int, str], after: Mapping[int, str]
 ) -> Insertions:
-    """Put a type's special tokens around each run of its strings.
-
-    Args:
-        before: The string to put before a run, by token type.
-        after: The string to put after a run, by token type.
-    """
+    """Put the special tokens of types, by token type, before and after each run of its strings."""
     positions, token_types = insertions.positions, insertions.token_types
     if not len(token_types) or not (before or after):
         return insertions
@@ -251,11 +230,7 @@ def wrap_runs(
 
 
 def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
-    """Insert the strings into the text.
-
-    Returns:
-        The new text, and int32 [m, 2], the span of each string in it.
-    """
+    """The text with the strings inserted, and int32 [m, 2], the span of each string in it."""
     strings = insertions.strings.tolist()
     positions = insertions.positions
     lengths = np.fromiter(map(len, strings), np.int64, len(strings))
@@ -281,10 +256,7 @@ _LINES = msgspec.json.Decoder(_Line)
 
 
 def content_spans(line: Line, content: str) -> Spans:
-    """The spans of a line's text that are trained on.
-
-    Returns:
-        Start and end of each; none if the extractor failed.
+    """The spans of a line's text that are trained on; none if the extractor failed.
 
     Raises:
         BadDocument: `no_content_spans` if the extractor was not run, or `wrong_type`.

@@ -31,7 +31,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
-from bsmeta.data.seeds import derive
+from bsmeta.data import derive
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, digest_of, progress_of, runs_of

@@ -29,8 +29,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.rendering import Renderer
-from bsmeta.metadata.sampling import TypeSampler
+from bsmeta.metadata.rendering import Renderer, TypeSampler
 
 METADATA_LIST = [
     "html",

@@ -6,7 +6,7 @@
 Synthetic shards (names of one file of 104 kB) are on a local disk, and on a Hub on this machine
 that pages its listings and limits requests like the real one for a free account. One process is all
 ranks, one after another. The first surveys the shards (`survey_data`); each of the others unpickles
-the result and takes it over (`surveyed_corpora`), and the last opens its whole stream. What a rank
+the result and takes it over (`Survey.corpora`), and the last opens its whole stream. What a rank
 reads afterwards, to train, is not counted.
 
 Keys (defaults in `Setting`): shards; alone, how many ranks are measured where each surveys for
@@ -38,7 +38,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))  # for the Hub of the tests
 from bsmeta.config.data import DataConfig  # noqa: E402
 from bsmeta.data.io.hub import commit_of  # noqa: E402
-from bsmeta.data.stream.sources import survey_data, surveyed_corpora  # noqa: E402
+from bsmeta.data.stream.survey import survey_data  # noqa: E402
 from bsmeta.data.stream.train_stream import TrainStream  # noqa: E402
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard  # noqa: E402
 from tests.data.hub_server import REPO, Answer, Hub, used_hub  # noqa: E402
@@ -207,7 +207,7 @@ def take_over(sent: bytes, config: DataConfig, rank: int) -> None:
     survey = pickle.loads(sent)
     world = max(RANKS)
     if rank < world - 1:
-        surveyed_corpora(config, survey)
+        survey.corpora(config)
         return
     TrainStream(
         config, small_tokenizer(), seed=1, rank=rank, world_size=world, global_batch_size=world,

@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.stream.packing import fair_share
-from bsmeta.data.text.chunks import Chunk, cut, fitting, within
+from bsmeta.data.text.chunks import Chunk, cut, fair_share, fitting, within
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokens import TextTokenizer, Tokens, places_between
 from bsmeta.metadata.records import Document, Record

@@ -193,11 +193,11 @@ def test_no_access_points_are_built_from_a_bad_copy(hub: Hub, tmp_path: Path) ->
     refused = 0
     for bit in range(0, 8000, 797):
         ref = shard(hub, tmp_path / str(bit), "s.jsonl.gz", GZIP)
-        right = build_index(ref).arrays()
+        right = build_index(ref).arrays
         Blocks(ref).drop()
         hub.faults = [corrupting(flip(bit), 2000)]
         try:
-            built = build_index(ref).arrays()
+            built = build_index(ref).arrays
         except (DataError, OSError):
             refused += 1
         else:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from bsmeta.data.batch import CONTAINERS, SequenceBlocks, merged, set_up_worker, stacked
-from bsmeta.data.stream.packing import PackedSequence
+from bsmeta.data.batch import set_up_worker
 from bsmeta.data.stream.plan import Position
+from bsmeta.data.stream.train_stream import CONTAINERS, SequenceBlocks, merged, stacked
+from bsmeta.data.text.chunks import PackedSequence
 from bsmeta.training.distributed import GarbageCollection
 
 

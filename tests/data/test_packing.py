@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.data.stream.packing import best_fit, one_each
+from bsmeta.data.text.chunks import best_fit, one_each
 
 CAPACITY = 20
 lengths = st.lists(st.integers(1, CAPACITY), max_size=80)

@@ -266,7 +266,7 @@ def test_ranks_and_workers_share_out_every_sequence_once(
     streams = 16
     dealt: list[int] = []
     for rank in range(world_size):
-        division = Division(streams, rank, world_size, workers)
+        division = Division(rank, world_size, workers)
         for worker in range(workers):
             own = list(islice(division.sequences(done, worker), 64 // workers))
             dealt += own

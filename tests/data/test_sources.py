@@ -13,7 +13,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.files import FileRef
 from bsmeta.data.io.hub import commit_of
-from bsmeta.data.stream.sources import Survey, survey_data
+from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard, write_shards

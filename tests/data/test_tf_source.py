@@ -12,8 +12,8 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.stream.live import Source, source_of
 from bsmeta.data.stream.plan import Share
-from bsmeta.data.stream.sources import NativeSource, Source, source_of
 from bsmeta.data.stream.tf_source import TensorFlowSource, tensorflow
 from tests.data.helpers import Run, pages, run, same, small_config, write_shard, write_shards
 
@@ -29,10 +29,10 @@ def listed(source: Source, order: list[Share], place: int = 0, number: int = 0) 
     return [one for one in windows if one[2].lines or one[2].damage]
 
 
-def pair(config: DataConfig) -> tuple[NativeSource, TensorFlowSource]:
+def pair(config: DataConfig) -> tuple[Source, TensorFlowSource]:
     source = source_of(dataclasses.replace(config, reader="tf"))
     assert isinstance(source, TensorFlowSource)
-    return NativeSource(config), source
+    return Source(config), source
 
 
 def test_no_gpu_is_seen() -> None:
@@ -101,7 +101,7 @@ def test_damage_ends_a_shard_but_not_the_epoch(tmp_path: Path) -> None:
     native, other = pair(small_config(tmp_path))
     windows = [one[2] for one in listed(other, [Share(one) for one in native.shards()])]
     assert [one.shard.name for one in windows if one.damage] == ["part-01.jsonl.gz"]
-    assert [one.first for one in windows if one.shard.name == "part-02.jsonl.gz"] == [0, 8]
+    assert [one.numbers[0] for one in windows if one.shard.name == "part-02.jsonl.gz"] == [0, 8]
 
 
 def test_bad_lines_are_counted_alike(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.tokens import TextTokenizer, byte_lengths
+from bsmeta.data.text.tokenizer import byte_lengths
+from bsmeta.data.text.tokens import TextTokenizer
 from tests.data.helpers import small_tokenizer
 
 SMALL = small_tokenizer()

@@ -357,12 +357,7 @@ def _without_first(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
 
 
 def _checked_start(response: httpx2.Response, entry: Entry, start: int) -> int:
-    """How many bytes of a response are before `start`: all, if the server ignores ranges.
-
-    Raises:
-        TransientError: If it is not the file, but may be when the request is repeated.
-        DataError: If it is another file.
-    """
+    """How many bytes of a response are before `start`: all, if the server ignores ranges."""
     check_transient(response)
     status = response.status_code
     if status == 416:

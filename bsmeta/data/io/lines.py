@@ -22,8 +22,9 @@ import struct
 import sys
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
@@ -50,13 +51,9 @@ from bsmeta.metadata.records import Line, WholeLine
 log = logging.getLogger(__name__)
 
 SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
-
 SMALLEST = 1 << 20  # bytes of the smallest file worth an index
-
 LONG_FRAME = 4 << 20  # bytes: from here on, the frames of a Zstandard file are too few to seek
-
 KIND = "index"
-
 POINT = np.dtype([("offset", "<u8"), ("raw", "<u8"), ("bits", "u1"), ("has_window", "u1")])
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -72,13 +69,23 @@ class ShardIndex:
     """The access points of one shard.
 
     Args:
-        numbers: int64[points, 4]: raw, line, offset and bits of each `AccessPoint`, in order.
-        windows: Their windows, compressed.
+        arrays: As the cache holds them: `numbers`, int64[points, 4], the raw, line, offset and bits
+            of each `AccessPoint`, in order; `windows`, their compressed windows, end to end; and
+            `ends`, where each of these ends.
     """
 
-    def __init__(self, numbers: np.ndarray, windows: Sequence[bytes]) -> None:
-        self._numbers = numbers
-        self._windows = windows
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self._numbers, self._ends = arrays["numbers"], arrays["ends"]
+        self._windows = arrays["windows"].tobytes()
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, windows: Sequence[bytes] = ()) -> ShardIndex:
+        """The index of points with these numbers and windows, by default empty ones."""
+        packed = [zlib.compress(window, 1) for window in windows or [b""] * len(numbers)]
+        ends = np.cumsum([len(window) for window in packed], dtype=np.int64)
+        content = np.frombuffer(b"".join(packed), np.uint8)
+        return cls({"numbers": numbers, "ends": ends, "windows": content})
 
     def before(self, line: int) -> AccessPoint | None:
         """The last point from which line `line` can be reached; None if there is none.
@@ -89,22 +96,9 @@ class ShardIndex:
         if place < 0:
             return None
         raw, number, offset, bits = self._numbers[place].tolist()
-        return AccessPoint(raw, number, offset, bits, zlib.decompress(self._windows[place]))
-
-    def arrays(self) -> Arrays:
-        """The index as arrays for the cache."""
-        return {
-            "numbers": self._numbers,
-            "ends": np.cumsum([len(window) for window in self._windows], dtype=np.int64),
-            "windows": np.frombuffer(b"".join(self._windows), np.uint8),
-        }
-
-    @classmethod
-    def from_arrays(cls, kept: Arrays) -> ShardIndex:
-        """The index from cached arrays."""
-        windows, ends = kept["windows"].tobytes(), kept["ends"].tolist()
-        spans = zip([0, *ends], ends, strict=False)
-        return cls(kept["numbers"], [windows[start:end] for start, end in spans])
+        begin = self._ends[place - 1] if place else 0
+        window = zlib.decompress(self._windows[begin : self._ends[place]])
+        return AccessPoint(raw, number, offset, bits, window)
 
 
 class IndexCache:
@@ -113,14 +107,12 @@ class IndexCache:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._wanted: queue.SimpleQueue[str | FileRef] = queue.SimpleQueue()
-        self._builder = (
-            0  # PID of the process with the builder thread: threads do not survive a fork
-        )
+        self._builder = 0  # PID of the process with the thread: threads do not survive a fork
 
     def load(self, path: str | FileRef) -> ShardIndex | None:
         """The index of a shard's current content; None if there is none yet."""
         kept = self._cache.load(path, KIND)
-        return ShardIndex.from_arrays(kept) if kept else None
+        return ShardIndex(kept) if kept else None
 
     def build(self, path: str | FileRef) -> None:
         """Builds the index of a shard, unless it exists; a Parquet file needs none.
@@ -130,7 +122,7 @@ class IndexCache:
             DataError: If the shard is on the Hub and cannot be reached.
         """
         if not is_parquet(path):
-            self._cache.make(path, KIND, lambda: build_index(path).arrays())
+            self._cache.make(path, KIND, lambda: build_index(path).arrays)
 
     def request(self, path: str | FileRef) -> None:
         """Requests a background build of the index of a shard, if it is worth one."""
@@ -153,17 +145,18 @@ class IndexCache:
 def build_index(path: str | FileRef) -> ShardIndex:
     """The access points of a shard, from one pass over it."""
     if str(path).endswith(".gz"):
-        return gzip_index(path)
+        return _gzip_index(path)
     if str(path).endswith(".zst"):
-        return zst_index(path)
+        return _zst_index(path)
     with open_file(path) as file:
-        ends = line_ends(file)
+        ends = _line_ends(file)
     raw = np.arange(0, size_of(path), SPACING)
-    numbers = np.stack([raw, np.searchsorted(ends, raw), raw, np.zeros_like(raw)], axis=1)
-    return ShardIndex(numbers, [zlib.compress(b"")] * len(raw))
+    return ShardIndex.of(
+        np.stack([raw, np.searchsorted(ends, raw), raw, np.zeros_like(raw)], axis=1)
+    )
 
 
-def zst_index(path: str | FileRef) -> ShardIndex:
+def _zst_index(path: str | FileRef) -> ShardIndex:
     """The frames of a Zstandard file that begin at least `SPACING` bytes of content apart."""
     points: list[tuple[int, int, int, int]] = []
     raw = lines = frame = 0
@@ -177,8 +170,45 @@ def zst_index(path: str | FileRef) -> ShardIndex:
                 lines += block.count(b"\n")
         except DamagedFileError as error:
             raise OSError(str(error)) from error
-    numbers = np.array(points, np.int64).reshape(-1, 4)
-    return ShardIndex(numbers, [zlib.compress(b"")] * len(points))
+    return ShardIndex.of(np.array(points, np.int64).reshape(-1, 4))
+
+
+def _gzip_index(path: str | FileRef) -> ShardIndex:
+    """The access points of a gzip file, found by indexed_gzip while it is read.
+
+    Its export format is a header, then 18 bytes per point, then the windows of the points that have
+    one (the first point of each member has none).
+    """
+    from indexed_gzip import IndexedGzipFile
+
+    exported = io.BytesIO()
+    # A local file is read directly, not through Python.
+    opened = open_file(path) if isinstance(path, FileRef) else contextlib.nullcontext(path)
+    with opened as source, IndexedGzipFile(source, spacing=SPACING) as file:
+        ends = _line_ends(file)
+        file.export_index(fileobj=exported)
+    data = exported.getvalue()
+    header = struct.Struct("<5sBBQQIII")
+    *_, raw_size, _, window_size, count = header.unpack_from(data)
+    rows = np.frombuffer(data, POINT, count=count, offset=header.size)
+    place, windows = header.size + rows.nbytes, []
+    rows = rows[rows["raw"] < raw_size]  # the last point may be the end of the file
+    for has_window in rows["has_window"]:
+        size = window_size if has_window else 0
+        windows.append(data[place : place + size])
+        place += size
+    raw = rows["raw"].astype(np.int64)
+    numbers = [raw, np.searchsorted(ends, raw), rows["offset"], rows["bits"]]
+    return ShardIndex.of(np.stack(numbers, axis=1).astype(np.int64), windows)
+
+
+def _line_ends(file: BinaryIO) -> np.ndarray:
+    """Offsets of all line ends (int64)."""
+    ends, place = [np.zeros(0, np.int64)], 0
+    for block in reporting(iter(lambda: file.read(BLOCK), b"")):
+        ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + place)
+        place += len(block)
+    return np.concatenate(ends)
 
 
 def begins_with_long_frame(path: str | FileRef) -> bool:
@@ -197,69 +227,7 @@ def begins_with_long_frame(path: str | FileRef) -> bool:
     return False
 
 
-def gzip_index(path: str | FileRef) -> ShardIndex:
-    """The access points of a gzip file, found by indexed_gzip while it is read.
-
-    Its export format is a header, then 18 bytes per point, then the windows of the points that have
-    one (the first point of each member has none).
-    """
-    from indexed_gzip import IndexedGzipFile
-
-    exported = io.BytesIO()
-    # A local file is read directly, not through Python.
-    opened = open_file(path) if isinstance(path, FileRef) else contextlib.nullcontext(path)
-    with opened as source, IndexedGzipFile(source, spacing=SPACING) as file:
-        ends = line_ends(file)
-        file.export_index(fileobj=exported)
-    data = exported.getvalue()
-    header = struct.Struct("<5sBBQQIII")
-    *_, raw_size, _, window_size, count = header.unpack_from(data)
-    rows = np.frombuffer(data, POINT, count=count, offset=header.size)
-    place, windows = header.size + rows.nbytes, []
-    rows = rows[rows["raw"] < raw_size]  # the last point may be the end of the file
-    for has_window in rows["has_window"]:
-        size = window_size if has_window else 0
-        windows.append(zlib.compress(data[place : place + size], 1))
-        place += size
-    raw = rows["raw"].astype(np.int64)
-    numbers = [raw, np.searchsorted(ends, raw), rows["offset"], rows["bits"]]
-    return ShardIndex(np.stack(numbers, axis=1).astype(np.int64), windows)
-
-
-def line_ends(file: BinaryIO) -> np.ndarray:
-    """Offsets of all line ends (int64)."""
-    ends, place = [np.zeros(0, np.int64)], 0
-    for block in reporting(iter(lambda: file.read(BLOCK), b"")):
-        ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + place)
-        place += len(block)
-    return np.concatenate(ends)
-
-
-def main() -> None:
-    """Builds the indexes of the shards that the command line names."""
-    parser = argparse.ArgumentParser(description="Build the access points of shards.")
-    parser.add_argument("shards", nargs="+", help="files, folders or globs, also hf://")
-    parser.add_argument("--cache", help="cache folder (data_config.cache_dir)")
-    arguments = parser.parse_args()
-    config = DataConfig(cache_dir=arguments.cache)
-    indexes = IndexCache(Cache(config.cache_dir))
-    try:
-        found = {path for entry in arguments.shards for path in expand(entry, config)}
-        paths = sorted(found, key=str)
-        check_are_files(paths)
-        for path in paths:
-            indexes.build(path)
-            print(path)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()
-
-
-class ShardReader(Protocol):
+class ShardReader(ABC):
     """The documents of one shard as lines of JSON, whatever its format.
 
     Attributes:
@@ -268,17 +236,21 @@ class ShardReader(Protocol):
         damage: Why no further line can be read, in a truncated or damaged file; else empty.
     """
 
-    path: str | FileRef
-    line: int
-    ended: bool
-    damage: str
+    def __init__(self, path: str | FileRef) -> None:
+        self.path = path
+        self.line = 0
+        self.ended = False
+        self.damage = ""
 
     def read(self, first: int, count: int) -> Sequence[Line]:
         """Up to `count` lines from line `first` on; fewer if the shard ends or is damaged."""
+        return self.take(range(first, first + count))
 
+    @abstractmethod
     def take(self, numbers: Sequence[int]) -> Sequence[Line]:
         """The lines with these numbers, which increase; fewer if the shard ends or is damaged."""
 
+    @abstractmethod
     def close(self) -> None:
         """Closes the file."""
 
@@ -304,20 +276,15 @@ def open_shard(
     return LineReader(path, indexes)
 
 
-class LineReader:
+class LineReader(ShardReader):
     """The lines of one shard, without their ends and a byte order mark before the first.
 
     Args:
         indexes: Where its access points may be found.
-
-    Attributes:
-        line: Number of the next line.
-        ended: Whether the last `read` reached the end of what can be read.
-        damage: Why no further line can be read, in a truncated or damaged file; else empty.
     """
 
     def __init__(self, path: str | FileRef, indexes: IndexCache | None = None) -> None:
-        self.path = path
+        super().__init__(path)
         self._indexes = indexes
         self._index: ShardIndex | None = None
         self._enter(None)
@@ -433,15 +400,35 @@ class LineReader:
 
 def first_lines(path: str | FileRef, count: int) -> list[bytes]:
     """The first lines of a shard, with all columns."""
-    reader = open_shard(path)
-    lines = [bytes(line) for line in reader.read(0, count)]
-    reader.close()
-    return lines
+    with contextlib.closing(open_shard(path)) as reader:
+        return [bytes(line) for line in reader.read(0, count)]
 
 
 def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
     """Whether a shard has a line of this number."""
-    reader = open_shard(path, indexes, columns=())
-    found = reader.read(line, 1)
-    reader.close()
-    return bool(found)
+    with contextlib.closing(open_shard(path, indexes, columns=())) as reader:
+        return bool(reader.read(line, 1))
+
+
+def main() -> None:
+    """Builds the indexes of the shards that the command line names."""
+    parser = argparse.ArgumentParser(description="Build the access points of shards.")
+    parser.add_argument("shards", nargs="+", help="files, folders or globs, also hf://")
+    parser.add_argument("--cache", help="cache folder (data_config.cache_dir)")
+    arguments = parser.parse_args()
+    config = DataConfig(cache_dir=arguments.cache)
+    indexes = IndexCache(Cache(config.cache_dir))
+    try:
+        found = {path for entry in arguments.shards for path in expand(entry, config)}
+        paths = sorted(found, key=str)
+        check_are_files(paths)
+        for path in paths:
+            indexes.build(path)
+            print(path)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

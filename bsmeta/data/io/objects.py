@@ -59,10 +59,17 @@ class Bucket(Store):
     """A store of objects in buckets.
 
     Objects are listed once by each process, which reads only those.
+
+    Attributes:
+        regions: Those of buckets that are in another one than configured, as S3 reports them.
     """
 
     scheme: ClassVar[str]
     fixed_version = "and do not overwrite objects while a run reads them"
+
+    def __init__(self) -> None:
+        self.regions: dict[str, str] = {}
+        self._lock = threading.Lock()
 
     def parse(self, url: str, revision: str | None) -> Pattern:
         match = ADDRESS.fullmatch(url)
@@ -110,9 +117,6 @@ class Bucket(Store):
     def _no_access(self, code: str) -> str:
         """What to do about a refusal for lack of permission."""
 
-    def _check_region(self, response: httpx2.Response, bucket: str, shown: str) -> None:
-        """Raises a `TransientError` if a bucket is in a region that was not known."""
-
     @contextlib.contextmanager
     def _request(
         self,
@@ -123,15 +127,7 @@ class Bucket(Store):
         headers: Headers,
         ref: FileRef | None = None,
     ) -> Iterator[httpx2.Response]:
-        """A successful response, to be read inside the context.
-
-        Args:
-            ref: The object that is requested, if it is one.
-
-        Raises:
-            TransientError: If the request, or reading the response, may succeed on a retry.
-            DataError: If it will not.
-        """
+        """A successful response, to be read inside the context (`ref`: if it is of an object)."""
         with transport_errors(what, self.server):
             client = client_of(os.getpid())
             with client.stream(method, url, headers=headers) as response:
@@ -154,7 +150,10 @@ class Bucket(Store):
             raise TransientError(shown)
         if ref is not None and (status in (412, 416) or (status == 404 and code != "NoSuchBucket")):
             raise self.changed(ref, shown, f"the object of ETag {ref.etag}")
-        self._check_region(response, bucket, shown)
+        region = response.headers.get("x-amz-bucket-region")
+        if region and status in (301, 307, 400) and region != self.regions.get(bucket):
+            self.regions[bucket] = region
+            raise TransientError(f"{shown}: the bucket is in the region {region}")
         if status == 404:
             reason = f"there is no such bucket: {bucket}; correct its name, or the endpoint"
         elif code == "InvalidObjectState":
@@ -180,15 +179,14 @@ def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> l
     found: list[FileRef] = []
     page: str | None = ""
     while page is not None:
-        refs, next_page = attempts.call(
-            what, partial(store.list_page, pattern, page, what, settings)
-        )
+        request = partial(store.list_page, pattern, page, what, settings)
+        refs, next_page = attempts.call(what, request)
         found += [ref for ref in refs if not ref.path.endswith("/")]  # the marker of a folder
         page = next_page or None
     return found
 
 
-def listing_prefix(pattern: Pattern) -> str:
+def _listing_prefix(pattern: Pattern) -> str:
     """What the names of all objects begin with that a pattern may match."""
     return re.split(r"[*?\[]", pattern.pattern, maxsplit=1)[0]
 
@@ -203,12 +201,11 @@ class S3(Bucket):
     def __init__(self) -> None:
         from botocore.session import Session
 
+        super().__init__()
         self._session = Session()
         with self._errors():
             self._has_credentials = self._session.get_credentials() is not None
-        self._regions: dict[str, str] = {}  # of buckets that are in another one than configured
         self._clients: dict[str | None, Any] = {}
-        self._lock = threading.Lock()
 
     @property
     def server(self) -> str:
@@ -218,7 +215,7 @@ class S3(Bucket):
         self, pattern: Pattern, page: str, what: str, settings: RemoteSettings
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
-        parameters = {"Prefix": listing_prefix(pattern), "EncodingType": "url"}
+        parameters = {"Prefix": _listing_prefix(pattern), "EncodingType": "url"}
         parameters |= {} if pattern.is_deep else {"Delimiter": "/"}
         parameters |= {"ContinuationToken": page} if page else {}
         url = self._sign("list_objects_v2", bucket, parameters)
@@ -278,13 +275,6 @@ class S3(Bucket):
         match = re.search(rb"<Code>([\w.]+)</Code>", body)
         return match[1].decode() if match else ""
 
-    def _check_region(self, response: httpx2.Response, bucket: str, shown: str) -> None:
-        region = response.headers.get("x-amz-bucket-region")
-        is_asked_for = response.status_code in (301, 307, 400)
-        if region and is_asked_for and region != self._regions.get(bucket):
-            self._regions[bucket] = region
-            raise TransientError(f"{shown}: the bucket is in the region {region}")
-
     def _no_access(self, code: str) -> str:
         if not self._has_credentials:
             return (
@@ -308,7 +298,7 @@ class S3(Bucket):
     def _sign(self, method: str, bucket: str, parameters: dict[str, Any]) -> str:
         """The signed address of a request, which grants what it asks for until it expires."""
         with self._errors():
-            client = self._client(self._regions.get(bucket))
+            client = self._client(self.regions.get(bucket))
             asked = {"Bucket": bucket, **parameters}
             return str(client.generate_presigned_url(method, Params=asked, ExpiresIn=EXPIRY))
 
@@ -425,9 +415,9 @@ class CloudStorage(Bucket):
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
 
+        super().__init__()
         scope = "https://www.googleapis.com/auth/devstorage.read_only"
         self._credentials: Any = None
-        self._lock = threading.Lock()
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         if emulator:
             self._endpoint = emulator if "://" in emulator else f"http://{emulator}"
@@ -451,7 +441,7 @@ class CloudStorage(Bucket):
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
         fields = "items(name,size,generation,md5Hash,crc32c),nextPageToken"
-        parameters = {"prefix": listing_prefix(pattern), "fields": fields}
+        parameters = {"prefix": _listing_prefix(pattern), "fields": fields}
         parameters |= {} if pattern.is_deep else {"delimiter": "/"}
         parameters |= {"pageToken": page} if page else {}
         url = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"

@@ -1,7 +1,6 @@
 """Read the rows of a Parquet shard as lines of JSON, from any row on.
 
-Counterpart of `lines.LineReader`: the number of a document is that of its row, and every later
-stage handles the lines like those of a `.jsonl` shard. The footer has the number of rows of each
+The number of a document is that of its row. The footer has the number of rows of each
 row group, so any group is entered directly, without an index. Inside a group, rows are decoded page
 by page in small batches, so memory does not grow with the group; rows before the first requested
 one are decoded, but not converted. Only requested columns are read.
@@ -36,6 +35,7 @@ from pyarrow import types
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import LFS, LFS_POINTER, FileRef, open_file, refuse_bad_copy
+from bsmeta.data.io.lines import ShardReader
 from bsmeta.metadata.records import Line, PartialLine
 
 BATCH_BYTES = 2 << 20  # decoded at a time
@@ -53,24 +53,18 @@ NO_ROWS = pa.record_batch([], names=[])
 DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 """What Arrow raises for content that it cannot decode."""
 
-
 UNSUPPORTED = (pa.ArrowNotImplementedError, TypeError)
 """What is raised for types that cannot be decoded, or not be written as JSON."""
 
 
-class ParquetReader:
-    """The rows of one shard; see `lines.ShardReader`.
+class ParquetReader(ShardReader):
+    """The rows of one shard.
 
     Args:
         columns: Names of the columns to read, as far as the shard has them (`a.b` is the field `b`
             of the struct `a`); None reads all.
         late: Columns of lists that are converted only when they are needed: its lines are
             `PartialLine`s.
-
-    Attributes:
-        line: Number of the next row.
-        ended: Whether the last `read` reached the end of what can be read.
-        damage: Why no further row could be read, in a truncated or damaged file; else empty.
 
     Raises:
         OSError: If a local file cannot be opened.
@@ -84,10 +78,7 @@ class ParquetReader:
         columns: Collection[str] | None = None,
         late: Collection[str] = (),
     ) -> None:
-        self.path = path
-        self.line = 0
-        self.ended = False
-        self.damage = ""
+        super().__init__(path)
         self._columns = None if columns is None else sorted(columns)
         self._parquet: pq.ParquetFile | None = None  # if its footer is readable
         self._ends: list[int] = []  # of the row groups: number of the row after the last one
@@ -104,13 +95,17 @@ class ParquetReader:
                 buffer_size=COLUMN_BUFFER,
                 page_checksum_verification=True,
             )
-            self._late = [name for name in late if can_be_late(parquet.schema_arrow, name)]
-            self._ends = row_group_ends(parquet.metadata)
+            schema = parquet.schema_arrow
+            self._late = [
+                name
+                for name in late  # those of which all values can be converted: no error comes late
+                if schema.names.count(name) == 1
+                and _is_any_list(kind := schema.field(name).type)
+                and _is_safe(kind)
+            ]
+            groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+            self._ends = [*itertools.accumulate(group.num_rows for group in groups)]
             self._parquet = parquet
-
-    def read(self, first: int, count: int) -> list[Line]:
-        """Up to `count` rows from row `first` on; fewer if the shard ends or is damaged."""
-        return self.take(range(first, first + count))
 
     def take(self, numbers: Sequence[int]) -> list[Line]:
         """The rows with these numbers, which increase; fewer if the shard ends or is damaged."""
@@ -121,8 +116,8 @@ class ParquetReader:
                 while len(lines) < len(numbers) and self._go_to(numbers[len(lines)]):
                     end = self._first + len(self._batch)
                     rows = numbers[len(lines) : bisect.bisect_left(numbers, end)]
-                    batch = chosen(self._batch, [row - self._first for row in rows])
-                    lines += partial_lines(batch, self._late) if self._late else json_lines(batch)
+                    batch = _chosen(self._batch, [row - self._first for row in rows])
+                    lines += _partial_lines(batch, self._late) if self._late else json_lines(batch)
                     self.line = rows[-1] + 1
         self.ended = len(lines) < len(numbers)
         return lines
@@ -155,10 +150,9 @@ class ParquetReader:
         self._group = group
         self._first = self._ends[group - 1] if group else 0
         self._batch = NO_ROWS
+        metadata = self._parquet.metadata.row_group(group)
         self._batches = self._parquet.iter_batches(
-            batch_size=batch_rows(
-                self._parquet.metadata.row_group(group), self._columns, self._late
-            ),
+            batch_size=_batch_rows(metadata, self._columns, self._late),
             row_groups=[group],
             columns=self._columns,
             use_threads=False,  # they would not survive the fork of the loader processes
@@ -177,13 +171,11 @@ class ParquetReader:
             refuse_bad_copy(self.path)
             where = f"row group {self._group}" if self._parquet else "the footer"
             self.damage = f"{where} cannot be read: {error}"
-            if self._parquet is None and self._is_pointer():
-                self.damage = LFS
+            if self._parquet is None:
+                self._file.seek(0)
+                if self._file.read(len(LFS_POINTER)) == LFS_POINTER:
+                    self.damage = LFS
             self._group = -1  # to be entered again
-
-    def _is_pointer(self) -> bool:
-        self._file.seek(0)
-        return self._file.read(len(LFS_POINTER)) == LFS_POINTER
 
     def _unsupported(self, error: Exception) -> DataError:
         """The error about a file that is intact, but has something that cannot be read."""
@@ -201,14 +193,8 @@ class ParquetReader:
         )
 
 
-def row_group_ends(metadata: pq.FileMetaData) -> list[int]:
-    """For each row group, the number of rows in it and those before it."""
-    groups = range(metadata.num_row_groups)
-    return list(itertools.accumulate(metadata.row_group(group).num_rows for group in groups))
-
-
-def batch_rows(
-    group: pq.RowGroupMetaData, columns: Sequence[str] | None, late: Sequence[str] = ()
+def _batch_rows(
+    group: pq.RowGroupMetaData, columns: Sequence[str] | None, late: Sequence[str]
 ) -> int:
     """How many rows of a row group to decode at a time, from their average size.
 
@@ -216,22 +202,16 @@ def batch_rows(
     """
     size = sum(
         (column.total_uncompressed_size + column.num_values * VALUE_BYTES)
-        // (LATE_SHARE if is_selected(column.path_in_schema, late) else 1)
+        // (LATE_SHARE if _is_selected(column.path_in_schema, late) else 1)
         for column in map(group.column, range(group.num_columns))
-        if columns is None or is_selected(column.path_in_schema, columns)
+        if columns is None or _is_selected(column.path_in_schema, columns)
     )
     return max(min(BATCH_BYTES * group.num_rows // max(size, 1), BATCH_ROWS), 1)
 
 
-def is_selected(path: str, columns: Sequence[str]) -> bool:
+def _is_selected(path: str, columns: Sequence[str]) -> bool:
     """Whether a path in the schema (`a.b`) belongs to one of the columns."""
     return any(path == column or path.startswith(f"{column}.") for column in columns)
-
-
-def can_be_late(schema: pa.Schema, name: str) -> bool:
-    """Whether a column has lists, and each of them can be converted: no error may occur late."""
-    places = schema.get_all_field_indices(name)
-    return len(places) == 1 and _is_any_list(kind := schema.types[places[0]]) and _is_safe(kind)
 
 
 def _is_safe(kind: pa.DataType) -> bool:
@@ -276,7 +256,7 @@ def _is_any_list(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in tests)
 
 
-def chosen(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
+def _chosen(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     """Some rows of a batch, in increasing order; without a copy if they are consecutive."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return batch.slice(rows[0], len(rows))
@@ -296,7 +276,7 @@ def json_lines(batch: pa.RecordBatch) -> list[bytes]:
     return list(map(_ENCODER.encode, _objects(batch.schema, batch.columns)))
 
 
-def partial_lines(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLine]:
+def _partial_lines(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLine]:
     """The rows of a batch without the late columns, which are lists."""
     late = [name for name in late if name in batch.schema.names]
     columns: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]

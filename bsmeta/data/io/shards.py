@@ -103,7 +103,8 @@ def list_shards(config: DataConfig) -> list[Shard]:
     kept = [
         file
         for file in files
-        if not is_excluded(file.path, config) and not file.is_same_as(held_out)
+        if not is_excluded(file.path, config)
+        and not (held_out and file.status and os.path.samestat(file.status, held_out))
     ]
     if not kept:
         validation_path(config)  # refused where it is a pattern that matches them all
@@ -136,12 +137,6 @@ class _Listed(NamedTuple):
     path: str | FileRef
     identity: str | FileRef
     status: os.stat_result | None
-
-    def is_same_as(self, status: os.stat_result | None) -> bool:
-        """Whether a status is that of this file, whatever its name."""
-        return (
-            status is not None and self.status is not None and os.path.samestat(self.status, status)
-        )
 
     def shard(self, name: str) -> Shard:
         """The shard of this name. Copying tools set back a file's mtime, but not its ctime."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,11 +19,13 @@ import msgspec
 import numpy as np
 import xxhash
 
+from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
+from bsmeta.core.files import file_hash
 from bsmeta.data.io.files import Arrays, Cache, FileRef
 from bsmeta.data.io.lines import open_shard
-from bsmeta.data.io.shards import numbered
+from bsmeta.data.io.shards import numbered, validation_path, what_it_is
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import NO_COLUMN, UNREADABLE, BadDocument, Document, Line
@@ -32,9 +35,50 @@ log = logging.getLogger(__name__)
 KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could not be read
 BATCH = 256
 SHOWN = 3  # unreadable lines in a message
+NOT_THERE = "not there"
 
 _URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
 _PORT = re.compile(r":(?:80|443)?$")
+
+
+def held_out_fingerprint(config: DataConfig) -> str:
+    """Identifies the data held out: a hash of the validation file, or why there is none.
+
+    Raises:
+        DataError: If the file is on the Hub, which cannot be reached.
+    """
+    path = validation_path(config)
+    if path is None:
+        return "nothing"
+    if isinstance(path, FileRef):
+        return path.etag
+    return file_hash(path) if os.path.exists(path) else NOT_THERE
+
+
+def held_out(config: DataConfig) -> HeldOutFingerprints | None:
+    """The documents that must not be trained on; None without a validation file.
+
+    Raises:
+        DataError: If the file is missing or cannot be read: what is in it would be trained on.
+    """
+    path = validation_path(config)
+    if path is None:
+        return None
+    if not isinstance(path, FileRef) and not os.path.exists(path):
+        raise DataError(
+            f"data_config.validation_file: {path} is not there (from {os.getcwd()}), so its "
+            "documents cannot be kept out of training; expected a file of documents, or null to "
+            "train without a held-out file"
+        )
+    if not isinstance(path, FileRef) and not os.path.isfile(path):  # a pipe would block the run
+        raise DataError(
+            f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "
+            "documents"
+        )
+    try:
+        return HeldOutFingerprints.of(path, Cache(config.cache_dir), config.columns)
+    except OSError as error:
+        raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
 
 
 class HeldOutFingerprints:
@@ -53,10 +97,13 @@ class HeldOutFingerprints:
             OSError: If the file cannot be read.
             DataError: If the file is damaged or holds no document.
         """
-        kind = kind_of(columns)
+        kind = KIND
+        if columns:  # they depend on where texts and URLs are
+            places = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
+            kind = f"{KIND}-{xxhash.xxh3_64_hexdigest(repr(places).encode())}"
         kept = cache.load(path, kind)
         if kept is None:
-            found: Arrays = {"fingerprints": fingerprints(path, columns)}
+            found: Arrays = {"fingerprints": _fingerprints(path, columns)}
             try:
                 cache.make(path, kind, lambda: found)
             except OSError as error:  # a read-only home folder only costs time
@@ -66,28 +113,19 @@ class HeldOutFingerprints:
 
     def overlap(self, document: Document) -> str:
         """What a document shares with the held-out ones: `text`, `url`, or nothing."""
-        if text_fingerprint(document.whole_text) in self._fingerprints:
+        if _of_text(document.whole_text) in self._fingerprints:
             return "text"
         for url in document.addresses(ADDRESS_KEY):
-            if url_fingerprint(url) in self._fingerprints:
+            if _of_url(url) in self._fingerprints:
                 return "url"
         return ""
 
 
-def kind_of(columns: Mapping[str, str] | None) -> str:
-    """The name of the facts in the cache: they depend on where texts and URLs are."""
-    if not columns:
-        return KIND
-    places = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
-    return f"{KIND}-{xxhash.xxh3_64_hexdigest(repr(places).encode())}"
-
-
-def text_fingerprint(text: str) -> int:
-    """The fingerprint of a text."""
+def _of_text(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def url_fingerprint(url: str) -> int | None:
+def _of_url(url: str) -> int | None:
     """The fingerprint of a URL, distinct from that of the same text; None if it is blank."""
     normalized = normalized_url(url)
     return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
@@ -116,16 +154,8 @@ class _Lenient(msgspec.Struct):
     metadata_url: msgspec.Raw = NO_COLUMN
 
 
-def fingerprints(path: str | FileRef, columns: Mapping[str, str] | None = None) -> np.ndarray:
-    """Fingerprints of the texts and URLs of a file (uint64).
-
-    Of a document with invalid records, the text and the URL are included. Blank lines are left
-    out.
-
-    Raises:
-        OSError: If the file cannot be read.
-        DataError: If the file is damaged, has no text, or has lines whose text cannot be read.
-    """
+def _fingerprints(path: str | FileRef, columns: Mapping[str, str] | None) -> np.ndarray:
+    """Fingerprints of the texts and URLs of a file (uint64); blank lines are left out."""
     decoder = make_decoder(MetadataConfig(metadata_list=[]), columns or {})
     texts, urls = set[int](), set[int]()
     unreadable: list[str] = []
@@ -139,31 +169,24 @@ def fingerprints(path: str | FileRef, columns: Mapping[str, str] | None = None) 
                         unreadable.append(f"{numbered(path, number)}: {error}")
                     continue
                 if document.text:
-                    texts.add(text_fingerprint(document.text))
-                numbers = map(url_fingerprint, document.addresses(ADDRESS_KEY))
+                    texts.add(_of_text(document.text))
+                numbers = map(_of_url, document.addresses(ADDRESS_KEY))
                 urls |= {found for found in numbers if found is not None}
     if reader.damage:
         unreadable.append(f"{numbered(path, reader.line)}: {reader.damage}")
     if unreadable or not texts:
+        more = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
+        problems = f"{', '.join(unreadable[:SHOWN])}{more}" or "no text in it"
         raise DataError(
-            f"data_config.validation_file: {path} cannot be kept out of training: "
-            f"{_listed(unreadable)}; expected a whole file of documents; replace it, or set "
-            "validation_file=null to train without a held-out file"
+            f"data_config.validation_file: {path} cannot be kept out of training: {problems}; "
+            "expected a whole file of documents; replace it, or set validation_file=null to train "
+            "without a held-out file"
         )
     return np.array(sorted(texts | urls), np.uint64)
 
 
-def _listed(unreadable: Sequence[str]) -> str:
-    more = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
-    return f"{', '.join(unreadable[:SHOWN])}{more}" or "no text in it"
-
-
 def _read(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
-    """The document of a line; of one with invalid records, its text and URL.
-
-    Raises:
-        BadDocument: If the line has no text that can be read.
-    """
+    """The document of a line; of one with invalid records, its text and URL."""
     try:
         return decoder.decode(line)
     except BadDocument:

@@ -3,59 +3,190 @@
 A logical stream yields the packed sequences of its windows, epoch after epoch, each with the
 position after it. The position after the last trained sequence is all that a resumed run needs: it
 rebuilds that window and continues in it. `train_stream` divides the sequences among ranks;
-`prepared` has the role of this module for sequences prepared in advance.
+`prepare` has the role of this module for sequences prepared in advance.
+
+The lines of windows come from a `Source`; all sources return the same lines in the same windows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import BY_TEXT, DataConfig
+from bsmeta.config.data import BY_TEXT, DataConfig, source_configs
 from bsmeta.config.metadata import phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.lines import LONG_FRAME, begins_with_long_frame
-from bsmeta.data.io.shards import shards_fingerprint, some_of
-from bsmeta.data.stream.fingerprint import fingerprint
-from bsmeta.data.stream.packing import PackedSequence, PackedWindow
-from bsmeta.data.stream.plan import Phases, Position, Share, order_of, sequence_order
-from bsmeta.data.stream.sources import Corpus, Source, Survey, deal_corpora, surveyed_corpora
-from bsmeta.data.stream.windows import HALF_USED, REASONS, Window, WindowMaker, skipped_counts
+from bsmeta.data.io.files import Cache
+from bsmeta.data.io.lines import (
+    LONG_FRAME,
+    IndexCache,
+    ShardReader,
+    begins_with_long_frame,
+    first_lines,
+    has_line,
+    open_shard,
+)
+from bsmeta.data.io.shards import (
+    Shard,
+    check_is_listed,
+    list_shards,
+    shards_fingerprint,
+    some_of,
+    with_samples,
+)
+from bsmeta.data.stream.plan import Phases, Position, Share, deal, order_of, sequence_order
+from bsmeta.data.stream.windows import (
+    HALF_USED,
+    REASONS,
+    PlacedWindow,
+    Window,
+    WindowMaker,
+    skipped_counts,
+)
+from bsmeta.data.text.chunks import PackedSequence, PackedWindow
+from bsmeta.data.text.tokenizer import tokenizer_fingerprint
+from bsmeta.metadata.decoding import make_decoder
+
+if TYPE_CHECKING:
+    from bsmeta.data.stream.survey import Survey
+
+log = logging.getLogger(__name__)
 
 Sequences = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as a packed window and its index in it."""
 
-log = logging.getLogger(__name__)
 
+class Source:
+    """The shards of a corpus, and windows of their lines.
 
-class LogicalStream:
-    """The endless sequences of one stream.
-
-    Args:
-        config: `max_bad_documents` is used.
+    It reads with `open_shard`, whose readers can start anywhere in a shard at the same cost.
     """
 
-    def __init__(
-        self,
-        stream: int,
-        shares: Sequence[Share],
-        maker: WindowMaker,
-        config: DataConfig,
-        seed: int,
-        source: Source,
-        phases: Phases,
-    ) -> None:
-        self._stream = stream
-        self._shares = shares
-        self._maker = maker
+    def __init__(self, config: DataConfig) -> None:
         self._config = config
-        self._seed = seed
-        self._source = source
-        self._phases = phases
+        self._cache = Cache(config.cache_dir)
+        self._indexes = IndexCache(self._cache)
+        self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
+
+    def shards(self) -> list[Shard]:
+        """The training shards, sorted by name; see `list_shards`."""
+        return list_shards(self._config)
+
+    def with_samples(self, shards: Sequence[Shard]) -> list[Shard]:
+        """The shards with the hashes of their samples; see `shards.with_samples`."""
+        return with_samples(shards, cache=self._cache)
+
+    def first_lines(self, shard: Shard, count: int) -> list[bytes]:
+        """The first lines of a shard."""
+        return first_lines(shard.path, count)
+
+    def has_line(self, shard: Shard, line: int) -> bool:
+        """Whether a shard has a line of this number."""
+        return has_line(shard.path, line, self._indexes)
+
+    def windows(
+        self, epoch: int, order: Sequence[Share], place: int, number: int
+    ) -> Iterator[PlacedWindow]:
+        """The windows of an epoch from a place on.
+
+        The source drops a window's lines when the next window is requested.
+
+        Args:
+            order: The shares in the order of the epoch.
+            place: The share to start with.
+            number: The window of that share to start with.
+        """
+        for at in range(place, len(order)):
+            share = order[at]
+            reader = self._reader(share.shard)
+            window = number if at == place else 0
+            while not reader.ended:
+                yield at, window, self._window(epoch, share, window, reader)
+                window += 1
+            reader.close()
+
+    def _reader(self, shard: Shard) -> ShardReader:
+        try:
+            check_is_listed(shard)
+            self._indexes.request(shard.path)
+            decoder = self._decoder
+            return open_shard(shard.path, self._indexes, decoder.columns, decoder.late)
+        except OSError as error:
+            raise DataError(f"{shard.path} cannot be read: {error}") from error
+
+    def _window(self, epoch: int, share: Share, number: int, reader: ShardReader) -> Window:
+        documents = share.documents(number, self._config.window_documents)
+        lines = reader.take(documents)
+        return Window(epoch, share.shard, documents, lines, reader.damage)
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The documents of one source of a mixture, or of a run without one.
+
+    Attributes:
+        name: Name of the source; "" without a mixture.
+        source: Reads its shards.
+        shards: The shards, sorted; in a mixture, their names begin with that of the source.
+    """
+
+    name: str
+    config: DataConfig
+    source: Source
+    shards: list[Shard]
+
+
+def open_corpora(
+    config: DataConfig, shards: Mapping[str, Sequence[Shard]] | None = None
+) -> list[Corpus]:
+    """The corpora of a run, in the order of `data_config.sources`.
+
+    Args:
+        shards: The shards of each source, by its name; None lists them.
+    """
+    corpora = []
+    for name, data in source_configs(config).items():
+        source = source_of(data)
+        own = source.shards() if shards is None else shards[name]
+        if name:
+            own = [replace(shard, name=f"{name}/{shard.name}") for shard in own]
+        corpora.append(Corpus(name, data, source, [*own]))
+    return corpora
+
+
+def source_of(config: DataConfig) -> Source:
+    """The source that `reader` names; TensorFlow is imported only for `tf`."""
+    if config.reader == "tf":
+        from bsmeta.data.stream.tf_source import TensorFlowSource
+
+        return TensorFlowSource(config)
+    return Source(config)
+
+
+def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
+    """The shares of each stream of each corpus."""
+    order = sequence_order(config)
+    return [deal(corpus.shards, order.portions(number)) for number, corpus in enumerate(corpora)]
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalStream:
+    """The endless sequences of one stream, from its shares of the shards of a source."""
+
+    stream: int
+    shares: Sequence[Share]
+    source: Source
+    maker: WindowMaker
+    config: DataConfig
+    seed: int
+    phases: Phases
 
     def sequences(self, position: Position, epochs: int | None = None) -> Iterator[PackedSequence]:
         """The sequences from a position on.
@@ -67,7 +198,9 @@ class LogicalStream:
             DataError: If a whole epoch yields none, too many documents are bad, or one is bad where
                 `bad_documents` is strict.
         """
-        keys = self._config.metadata_config.metadata_list
+        if not self.shares:  # a stream of a mixture that has no sequences
+            return
+        keys = self.config.metadata_config.metadata_list
         skipped: Counter[str] = Counter()  # not yet reported by a sequence
         while epochs is None or position.epoch < epochs:
             begin = position
@@ -86,13 +219,16 @@ class LogicalStream:
                     here = here._replace(sequence=index + 1, emitted=here.emitted + 1)
                     position_after = here if index + 1 < len(packed) else position
                     part, place = packed[index]
-                    sequence = part.sequence(place, self._stream, position_after)
+                    sequence = part.sequence(place, self.stream, position_after)
                     if skipped:
                         sequence.counts += skipped_counts(skipped, keys)
                         skipped.clear()
                     yield sequence
             if begin.is_epoch_start() and position.emitted == begin.emitted:
-                raise DataError(self._no_sequences())
+                names = ", ".join(share.shard.name for share in self.shares)
+                raise DataError(
+                    f"stream {self.stream} has no usable document in its part of {names}"
+                )
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
 
     def _epoch(self, begin: Position) -> Iterator[tuple[int, int, Sequences, Counter[str]]]:
@@ -102,8 +238,8 @@ class LogicalStream:
         released before its sequences are yielded: they may be ten times as large.
         """
         emitted = begin.emitted - begin.sequence
-        order = order_of(self._shares, self._seed, begin.epoch, self._stream)
-        windows = self._source.windows(begin.epoch, order, begin.share, begin.window)
+        order = order_of(self.shares, self.seed, begin.epoch, self.stream)
+        windows = self.source.windows(begin.epoch, order, begin.share, begin.window)
         for place, number, window in windows:
             packed, bad = self._made(window, emitted)
             del window
@@ -122,49 +258,45 @@ class LogicalStream:
             emitted: Number of sequences that the stream yielded before the window.
         """
         made: Sequences = []
-        documents, skipped = self._maker.documents(window, self._phases.of(self._stream, emitted))
+        documents, skipped = self.maker.documents(window, self.phases.of(self.stream, emitted))
         used: set[int] = set()
         while True:
-            packed = self._maker.pack(window, documents)
-            left = self._phases.left(self._stream, emitted)
+            packed = self.maker.pack(window, documents)
+            left = self.phases.left(self.stream, emitted)
             count = len(packed) if left is None else min(left, len(packed))
             made += [(packed, place) for place in range(count)]
             if count == len(packed):
                 return made, skipped
-            if self._config.row_budget == BY_TEXT:
+            if self.config.row_budget == BY_TEXT:
                 return made + self._in_later_phases(window, emitted, count, len(packed)), skipped
             opened = packed.documents(0, count)
             skipped[HALF_USED] += len(opened & packed.documents(count, len(packed)))
             used |= opened
             emitted += count
-            phase = self._phases.of(self._stream, emitted)
-            documents, _ = self._maker.documents(window, phase, leave_out=used)
+            phase = self.phases.of(self.stream, emitted)
+            documents, _ = self.maker.documents(window, phase, leave_out=used)
 
     def _in_later_phases(self, window: Window, emitted: int, done: int, size: int) -> Sequences:
         """The sequences from `done` on of a window of `size`, each in the form of its phase."""
         made: Sequences = []
         while done < size:
-            phase = self._phases.of(self._stream, emitted + done)
-            left = self._phases.left(self._stream, emitted + done)
-            documents, _ = self._maker.documents(window, phase)
-            packed = self._maker.pack(window, documents)
+            phase = self.phases.of(self.stream, emitted + done)
+            left = self.phases.left(self.stream, emitted + done)
+            documents, _ = self.maker.documents(window, phase)
+            packed = self.maker.pack(window, documents)
             last = size if left is None else min(done + left, size)
             made += [(packed, place) for place in range(done, last)]
             done = last
         return made
 
     def _checked(self, bad: int) -> int:
-        most = self._config.max_bad_documents
+        most = self.config.max_bad_documents
         if bad > most:
             raise DataError(
-                f"stream {self._stream} skipped {bad} bad documents in this epoch: more than "
+                f"stream {self.stream} skipped {bad} bad documents in this epoch: more than "
                 f"data_config.max_bad_documents={most}"
             )
         return bad
-
-    def _no_sequences(self) -> str:
-        names = ", ".join(share.shard.name for share in self._shares)
-        return f"stream {self._stream} has no usable document in its part of {names}"
 
 
 class LiveStreams:
@@ -189,12 +321,9 @@ class LiveStreams:
     ) -> None:
         if survey.failure is not None:
             raise survey.failure
-        self._config = config
-        self._seed = seed
-        self._phases = phases
-        corpora = surveyed_corpora(config, survey)
+        corpora = survey.corpora(config)
         self.shards = [shard for corpus in corpora for shard in corpus.shards]
-        self._streams: list[tuple[Corpus, Sequence[Share], WindowMaker]] = []
+        self._streams: list[LogicalStream] = []
         for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
             maker = WindowMaker(
                 corpus.config,
@@ -204,7 +333,11 @@ class LiveStreams:
                 held_out=survey.kept_out,
                 sample=survey.lines[corpus.name],
             )
-            self._streams += [(corpus, shares, maker) for shares in dealt]
+            for shares in dealt:
+                number = len(self._streams)
+                self._streams.append(
+                    LogicalStream(number, shares, corpus.source, maker, config, seed, phases)
+                )
         facts = shards_fingerprint(self.shards)
         self.fingerprint = fingerprint(config, tokenizer, seed, phases, facts, survey.held_out)
 
@@ -216,13 +349,7 @@ class LiveStreams:
         self, stream: int, position: Position, epochs: int | None = None
     ) -> Iterator[PackedSequence]:
         """The sequences of a stream; see `LogicalStream.sequences`."""
-        corpus, shares, maker = self._streams[stream]
-        if not shares:  # a stream of a mixture that has no sequences
-            return iter(())
-        logical = LogicalStream(
-            stream, shares, maker, self._config, self._seed, corpus.source, self._phases
-        )
-        return logical.sequences(position, epochs)
+        return self._streams[stream].sequences(position, epochs)
 
     def warn_of_slow_resumes(self) -> None:
         """Logs a warning if Zstandard shards, of which a few are sampled, have very long frames."""
@@ -258,3 +385,48 @@ def phases_of(
             "phases in their order: change the shares, or the decay"
         )
     return Phases(tuple(start * global_batch_size for start in starts), sequence_order(config))
+
+
+def fingerprint(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    phases: Phases,
+    shards: Mapping[str, Any],
+    held_out: str,
+) -> dict[str, Any]:
+    """Everything that determines the sequences of a run; JSON-serializable.
+
+    It is saved with checkpoints and prepared data, which are rejected for other data.
+
+    Args:
+        shards: See `shards.shards_fingerprint`.
+        held_out: See `held_out_fingerprint`.
+    """
+    found: dict[str, Any] = {
+        "seed": seed,
+        "num_streams": config.num_streams,
+        "window_documents": config.window_documents,
+        "packing": config.packing,
+        "bad_documents": config.bad_documents,
+        "max_document_chars": config.max_document_chars,
+        "on_test_overlap": config.on_test_overlap,
+        "held_out": held_out,
+        "phase_starts": list(phases.starts),
+    }
+    if config.row_budget == BY_TEXT:  # what decides the length of rows
+        found["row_budget"] = {"of": config.row_budget, "metadata": config.row_metadata_budget}
+    if config.columns:
+        found["columns"] = config.columns
+    if config.content != "all":
+        found["content"] = config.content
+    if config.sources:
+        found["sources"] = [
+            {"name": source.name, "weight": source.weight, "columns": source.columns}
+            for source in config.sources
+        ]
+    return found | {
+        "metadata_config": dataclasses.asdict(config.metadata_config),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "shards": dict(shards),
+    }

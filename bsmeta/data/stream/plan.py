@@ -39,8 +39,8 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig, parts_of
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.data import derive, permutation
 from bsmeta.data.io.shards import PARQUET, Shard
-from bsmeta.data.seeds import derive, permutation
 
 VERSION = 2
 """Version of saved positions. In version 1, streams owned whole shards, or alternating windows."""
@@ -153,54 +153,46 @@ class Division:
     exactly one reader.
     """
 
-    num_streams: int
     rank: int
     world_size: int
     workers: int
+
+    @classmethod
+    def of(cls, config: DataConfig, rank: int, world_size: int, global_batch_size: int) -> Division:
+        """The division of a run.
+
+        Raises:
+            ConfigurationError: Listing every setting that violates a divisibility constraint.
+        """
+        workers = max(config.num_workers, 1)
+        num_streams, micro = config.num_streams, config.per_device_train_batch_size
+        problems = []
+        if num_streams < 1 or num_streams % (world_size * workers):
+            problems.append(
+                f"data_config.num_streams={num_streams} is not a multiple of the processes times "
+                f"their loader workers: {world_size} x {workers} (data_config.num_workers) = "
+                f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
+            )
+        if global_batch_size < 1 or global_batch_size % world_size:
+            problems.append(
+                f"the global batch of {global_batch_size} sequences is not a multiple of the "
+                f"{world_size} processes"
+            )
+        elif micro < 1 or (global_batch_size // world_size) % micro:
+            problems.append(
+                f"a process's part of the global batch, {global_batch_size} / {world_size} = "
+                f"{global_batch_size // world_size} sequences, is not a multiple of "
+                f"data_config.per_device_train_batch_size={micro}"
+            )
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+        return cls(rank, world_size, workers)
 
     def sequences(self, done: int, worker: int) -> range:
         """Numbers g of a loader process's sequences after the first `done` sequences of the run."""
         first = done + (self.rank - done) % self.world_size
         endless = 1 << 62
         return range(first + worker * self.world_size, endless, self.world_size * self.workers)
-
-
-def division(
-    num_streams: int,
-    *,
-    rank: int,
-    world_size: int,
-    num_workers: int,
-    global_batch_size: int,
-    micro_batch_size: int,
-) -> Division:
-    """The division of a run.
-
-    Raises:
-        ConfigurationError: Listing every setting that violates a divisibility constraint.
-    """
-    workers = max(num_workers, 1)
-    problems = []
-    if num_streams < 1 or num_streams % (world_size * workers):
-        problems.append(
-            f"data_config.num_streams={num_streams} is not a multiple of the processes times their "
-            f"loader workers: {world_size} x {workers} (data_config.num_workers) = "
-            f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
-        )
-    if global_batch_size < 1 or global_batch_size % world_size:
-        problems.append(
-            f"the global batch of {global_batch_size} sequences is not a multiple of the "
-            f"{world_size} processes"
-        )
-    elif micro_batch_size < 1 or (global_batch_size // world_size) % micro_batch_size:
-        problems.append(
-            f"a process's part of the global batch, {global_batch_size} / {world_size} = "
-            f"{global_batch_size // world_size} sequences, is not a multiple of "
-            f"data_config.per_device_train_batch_size={micro_batch_size}"
-        )
-    if problems:
-        raise ConfigurationError("\n".join(problems))
-    return Division(num_streams, rank, world_size, workers)
 
 
 def sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
@@ -235,7 +227,7 @@ class SequenceOrder:
         self._num_streams = num_streams
         self._is_mixture = len(weights) > 1
         self._period = math.lcm(len(self._sources), num_streams)
-        self._known: dict[int, np.ndarray] = {}
+        self._places = lru_cache(maxsize=None)(self._places_of)
         self.streams = range(len(weights) * num_streams)
 
     def stream(self, number: int) -> int:
@@ -261,11 +253,6 @@ class SequenceOrder:
         """How many sequences each stream of a source yields in a period of the streams."""
         first = source * self._num_streams
         return [len(self._places(first + place)) for place in range(self._num_streams)]
-
-    def _places(self, stream: int) -> np.ndarray:
-        if stream not in self._known:
-            self._known[stream] = self._places_of(stream)
-        return self._known[stream]
 
     def _places_of(self, stream: int) -> np.ndarray:
         """The numbers below lcm(D, S) of a stream's sequences, increasing (int64).
@@ -383,7 +370,7 @@ def deal(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
     """The shares of each stream.
 
     Args:
-        shards: The shards, in the order in which they are laid end to end.
+        shards: In the order in which they are laid end to end.
         portions: The portion of each stream, relative to the others'.
     """
     ends = [*itertools.accumulate(map(weight, shards))]

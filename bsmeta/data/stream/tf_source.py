@@ -24,7 +24,7 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.files import Cache, DamagedFileError, content
+from bsmeta.data.io.files import DamagedFileError, content
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import (
     PARQUET,
@@ -37,6 +37,7 @@ from bsmeta.data.io.shards import (
     shard_names,
     with_samples,
 )
+from bsmeta.data.stream.live import Source
 from bsmeta.data.stream.plan import Share, step_of
 from bsmeta.data.stream.windows import PlacedWindow, Window
 
@@ -73,20 +74,15 @@ def _named_errors(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {error.message}") from error
 
 
-class TensorFlowSource:
-    """Reads lines with tf.data."""
+class TensorFlowSource(Source):
+    """Reads lines with tf.data, from any file system that TensorFlow supports."""
 
     def __init__(self, config: DataConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._tf = tensorflow()
 
     def shards(self) -> list[Shard]:
-        """The training shards, sorted by name; also on `gs://`, `s3://` and other file systems.
-
-        Raises:
-            ConfigurationError: If the format of a shard is not supported.
-            DataError: If a pattern matches nothing, or no shard is left.
-        """
+        """The training shards; refuses those whose format is not supported."""
         entries = entries_of(self._config)
         if any("://" in entry for entry in entries):
             shards = self._list(entries)
@@ -101,7 +97,7 @@ class TensorFlowSource:
         return shards
 
     def with_samples(self, shards: Sequence[Shard]) -> list[Shard]:
-        return with_samples(shards, self._open, Cache(self._config.cache_dir))
+        return with_samples(shards, self._open, self._cache)
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         return list(itertools.islice(self._lines(shard), count))
@@ -112,7 +108,6 @@ class TensorFlowSource:
     def windows(
         self, epoch: int, order: Sequence[Share], place: int, number: int
     ) -> Iterator[PlacedWindow]:
-        """The windows of an epoch from a position on; see `Source`."""
         while place < len(order):
             blocks = self._blocks(order[place:], number)
             intact = True

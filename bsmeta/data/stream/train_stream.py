@@ -3,26 +3,57 @@
 Last stage, and what the task passes to the trainer. The trainer merges the states of all ranks
 after a step and saves the result with the fingerprint; passed back here, in a run of any world size
 and number of loader processes, it continues exactly the same sequence of global batches.
+
+Each loader process reads some of the rank's logical streams and yields blocks of sequences; the
+i-th sequence of the rank comes from process i mod N. Each block is one message between processes; a
+block of several sequences saves messages. A torch DataLoader polls its processes in turn and thus
+keeps the order; the state after each sequence travels with it.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
-from typing import Any
+import gc
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+import xxhash
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, row_length
-from bsmeta.data.batch import SequenceBlocks, StepData, steps
-from bsmeta.data.prepare import PreparedStreams
-from bsmeta.data.stream.fingerprint import begun, check_fingerprint
+from bsmeta.core.errors import ConfigurationError, UserError, differing
+from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 from bsmeta.data.stream.live import LiveStreams, phases_of
-from bsmeta.data.stream.packing import PackedSequence
-from bsmeta.data.stream.plan import Position, division, sequence_order, sequences_done
-from bsmeta.data.stream.sources import Survey, survey_data
-from bsmeta.data.stream.windows import count_names, source_count_names, source_counts
+from bsmeta.data.stream.plan import Division, Position, sequence_order, sequences_done
+from bsmeta.data.stream.survey import Survey, survey_data
+from bsmeta.data.stream.windows import count_names
+from bsmeta.data.text.chunks import PackedSequence
+
+if TYPE_CHECKING:
+    from bsmeta.data.prepare import PreparedStreams
+
+log = logging.getLogger(__name__)
+
+SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
+"""What is counted for each source of a mixture; epochs on average over its streams."""
+
+DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
+"""Inputs that the model needs in another dtype than the stored one."""
+
+WIDTH_STEP = 64
+"""Rows of varying length are padded to a multiple of this, so that there are few shapes."""
+
+CONTAINERS = 50_000
+"""New objects that set off a garbage collection; a window of documents has tens of thousands."""
+
+Positioned = tuple[MicroBatch, list[tuple[int, Position]]]
+"""A micro-batch, and the position after each of its sequences in its stream, in their order."""
 
 
 class TrainStream:
@@ -67,20 +98,15 @@ class TrainStream:
         self._narrow = config.row_budget == BY_TEXT and not fixed_length
         self._global_batch_size = global_batch_size
         self._accumulation = global_batch_size // world_size // config.per_device_train_batch_size
-        self._division = division(
-            config.num_streams,
-            rank=rank,
-            world_size=world_size,
-            num_workers=config.num_workers,
-            global_batch_size=global_batch_size,
-            micro_batch_size=config.per_device_train_batch_size,
-        )
+        self._division = Division.of(config, rank, world_size, global_batch_size)
         assert max_train_steps is not None or not config.metadata_config.schedule
         phases = phases_of(config, max_train_steps or 0, global_batch_size, decay_start)
         self._first_steps = [start // global_batch_size + 1 for start in phases.starts]
         survey = survey or survey_data(config)
         self._streams: LiveStreams | PreparedStreams
         if config.prepared is not None:
+            from bsmeta.data.prepare import PreparedStreams
+
             self._streams = PreparedStreams(config, tokenizer, seed, phases, survey)
         else:
             self._streams = LiveStreams(config, tokenizer, seed, phases, survey)
@@ -97,15 +123,15 @@ class TrainStream:
         self._positions: dict[int, Position] = {}
         self._order = sequence_order(config)
         if state is not None:
-            streams = state["streams"].items()
+            self._positions = {
+                int(stream): Position.from_state(position)
+                for stream, position in state["streams"].items()
+            }
             saved, current = state["fingerprint"], self.fingerprint
             if is_branch:
-                done = sum(Position.from_state(position).emitted for _, position in streams)
-                saved, current = begun(saved, done), begun(current, done)
-            check_fingerprint(saved, current, config.on_changed_data)
-            self._positions = {
-                int(stream): Position.from_state(position) for stream, position in streams
-            }
+                done = sum(position.emitted for position in self._positions.values())
+                saved, current = _begun(saved, done), _begun(current, done)
+            _check_fingerprint(saved, current, config.on_changed_data)
         self._done = sequences_done(self._positions, self._order)
 
     @property
@@ -115,23 +141,20 @@ class TrainStream:
 
     def __iter__(self) -> Iterator[StepData]:
         """The steps from the state on."""
-        config, metadata = self._config, self._config.metadata_config
-        size = config.per_device_train_batch_size
+        config = self._config
         blocks = SequenceBlocks(
             self._sequences,
-            size=size,
+            size=config.per_device_train_batch_size,
             length=row_length(config),
             pad=self._pad,
             joined=config.cross_document_attention,
             num_streams=config.num_streams if config.sources else None,
         )
-        names = count_names(metadata.metadata_list)
-        names += source_count_names([source.name for source in config.sources])
+        names = count_names(config.metadata_config.metadata_list)
+        names += [f"{what}/{source.name}" for source in config.sources for what in SOURCE_COUNTS]
         own: dict[int, dict[str, int]] = {}
         first = self._done // self._global_batch_size + 1
-        read = steps(
-            blocks, size, self._accumulation, config.num_workers, names, narrow=self._narrow
-        )
+        read = _steps(blocks, self._accumulation, config.num_workers, names, narrow=self._narrow)
         for step, (batches, positions) in enumerate(read, first):
             own |= {stream: position.state() for stream, position in positions.items()}
             phase = bisect.bisect_right(self._first_steps, step) - 1
@@ -156,18 +179,246 @@ class TrainStream:
 
     def _counted(self, stream: int) -> Iterator[PackedSequence]:
         """The sequences of a stream of a mixture, with what they add to the counts of sources."""
-        sources, num_streams = len(self._config.sources), self._config.num_streams
-        source, place = divmod(stream, num_streams)
+        source, place = divmod(stream, self._config.num_streams)
         portions = self._order.portions(source)
-        share = portions[place] / sum(portions)
+        share = portions[place] / sum(portions)  # of the source's documents
         epoch = self._positions.get(stream, Position()).epoch
         for sequence in self.sequences(stream):
             begun = sequence.position_after.epoch - epoch
             epoch = sequence.position_after.epoch
-            own = source_counts(source, sources, len(sequence.ids), begun * share)
-            sequence.counts = np.concatenate((sequence.counts, own))
+            own = np.zeros((len(self._config.sources), len(SOURCE_COUNTS)))
+            own[source] = 1.0, len(sequence.ids), begun * share
+            sequence.counts = np.concatenate((sequence.counts, own.reshape(-1)))
             yield sequence
 
     def sequences(self, stream: int) -> Iterator[PackedSequence]:
         """The packed sequences of a stream, from where this run is in it."""
         return self._streams.sequences(stream, self._positions.get(stream, Position()))
+
+
+def _begun(fingerprint: dict[str, Any], done: int) -> dict[str, Any]:
+    """The fingerprint without the phases that begin after the first `done` sequences."""
+    starts = [start for start in fingerprint["phase_starts"] if start < done]
+    return {**fingerprint, "phase_starts": starts}
+
+
+def _check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
+    differences = "\n".join(differing(saved, current, "in the checkpoint"))
+    if not differences:
+        return
+    if on_changed == "warn":
+        log.warning("the run continues with other data than the checkpoint's:\n%s", differences)
+        return
+    raise ConfigurationError(
+        "the checkpoint is of a run on other data, which cannot be continued exactly "
+        f"(data_config.on_changed_data=warn continues nevertheless):\n{differences}"
+    )
+
+
+class Notes(NamedTuple):
+    """The facts about a sequence besides its tokens."""
+
+    tokens: int
+    documents: tuple[str, ...]
+    stream: int
+    position_after: Position
+
+
+@dataclass(slots=True)
+class Block:
+    """Sequences of one loader process.
+
+    Attributes:
+        tensors: Inputs of the model, each [sequences, L]; in a mixture also `sources`, the index
+            of each sequence's source.
+        counts: float64[sequences, counts].
+        notes: One per sequence.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    counts: np.ndarray
+    notes: list[Notes]
+
+
+class SequenceBlocks(IterableDataset):
+    """Blocks of sequences of one loader process; endless.
+
+    Args:
+        sequences: Yields the sequences of loader process w.
+        size: Sequences of a block.
+        length: Tokens of a padded sequence.
+        joined: Whether positions run through a sequence (`cross_document_attention`) instead of
+            restarting with each chunk.
+        num_streams: Streams of each source, in a mixture; None without one.
+    """
+
+    def __init__(
+        self,
+        sequences: Callable[[int], Iterator[PackedSequence]],
+        *,
+        size: int,
+        length: int,
+        pad: int,
+        joined: bool = False,
+        num_streams: int | None = None,
+    ) -> None:
+        self.size = size
+        self._num_streams = num_streams
+        self._sequences = sequences
+        self._joined = joined
+        self._length = length
+        self._pad = pad
+
+    def __iter__(self) -> Iterator[Block | UserError]:
+        worker = get_worker_info()
+        if worker or not gc.get_freeze_count():  # a worker inherits what the trainer has frozen
+            # Existing objects (mostly of libraries) are long-lived: scanning all of them in every
+            # full collection would take a tenth of the time.
+            gc.collect()
+            gc.freeze()
+            # Nothing here leaves cycles, but a window's documents would set off many collections.
+            gc.set_threshold(CONTAINERS)
+        sequences = self._sequences(worker.id if worker else 0)
+        while True:
+            try:
+                block = list(itertools.islice(sequences, self.size))
+            except UserError as error:
+                yield error  # raised in the trainer's process, without a worker's stack trace
+                return
+            stack = stacked(block, self._length, self._pad, joined=self._joined)
+            if self._num_streams is not None:
+                sources = [place.stream // self._num_streams for place in block]
+                stack.tensors["sources"] = torch.tensor(sources)
+            yield stack
+
+
+def stacked(
+    sequences: list[PackedSequence], length: int, pad: int, *, joined: bool = False
+) -> Block:
+    """A block of sequences, padded to one length; the padding is a separate chunk.
+
+    Attention follows the positions: it restarts where they do (`models.layers`). They restart
+    with each chunk, or only with each sequence if `joined`.
+    """
+    shape = (len(sequences), length)
+    ids, token_types = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
+    loss_mask = np.zeros(shape, np.bool_)
+    lengths: list[int] = []
+    types: list[int] = []
+    for row, sequence in enumerate(sequences):
+        tokens = len(sequence.ids)
+        ids[row, :tokens] = sequence.ids
+        token_types[row, :tokens] = sequence.token_types
+        loss_mask[row, :tokens] = sequence.loss_mask
+        lengths += [*sequence.lengths.tolist(), length - tokens]
+        types += [*sequence.types.tolist(), 0]
+    chunk_lengths = np.array(lengths)
+    alike = np.full(len(sequences), length) if joined else chunk_lengths
+    begins = alike.cumsum(dtype=np.int32) - alike.astype(np.int32)
+    positions = np.arange(ids.size, dtype=np.int32) - begins.repeat(alike)
+    arrays = {
+        "input_ids": ids,
+        "position_ids": positions.reshape(shape),
+        "loss_mask": loss_mask,
+        "token_types": token_types,
+        "document_types": np.array(types, np.int32).repeat(chunk_lengths).reshape(shape),
+    }
+    return Block(
+        tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
+        counts=np.stack([sequence.counts for sequence in sequences]),
+        notes=[
+            Notes(len(sequence.ids), sequence.documents, sequence.stream, sequence.position_after)
+            for sequence in sequences
+        ],
+    )
+
+
+def _steps(
+    blocks: SequenceBlocks, accumulation: int, num_workers: int, names: list[str], *, narrow: bool
+) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
+    """The micro-batches of each step, and the position of each of their streams after the step.
+
+    Args:
+        blocks: The blocks of each loader process; taking a sequence of each in turn yields the
+            rank's sequences in order.
+        num_workers: Number of loader processes; 0 does all work in this process.
+        narrow: Whether a micro-batch is only as wide as its longest sequence requires.
+    """
+    iterator: Iterator[Block | UserError] = iter(blocks)
+    if num_workers:
+        loader = DataLoader(
+            blocks,
+            batch_size=None,
+            num_workers=num_workers,
+            worker_init_fn=set_up_worker,
+            # It draws a seed for its processes: not from the dropout generator, whose state a
+            # resumed run has just restored.
+            generator=torch.Generator(),
+        )
+        iterator = iter(loader)
+    try:
+        batches = _micro_batches(iterator, blocks.size, max(num_workers, 1), names, narrow)
+        while step := list(itertools.islice(batches, accumulation)):
+            positions = {stream: position for _, part in step for stream, position in part}
+            yield [batch for batch, _ in step], positions
+    finally:
+        # Shut down now: the iterator would wait 5 s for each process that is itself waiting for
+        # data. Kept alive by the error's traceback, it would be collected as part of a cycle,
+        # its queues first, and then wait 10 s in vain for each process.
+        for process in getattr(iterator, "_workers", ()):
+            process.terminate()
+        del iterator
+
+
+def _micro_batches(
+    blocks: Iterator[Block | UserError], size: int, workers: int, names: list[str], narrow: bool
+) -> Iterator[Positioned]:
+    while True:
+        in_turn = []
+        for block in itertools.islice(blocks, workers):
+            if isinstance(block, UserError):
+                raise block
+            in_turn.append(block)
+        yield from merged(in_turn, size, names, narrow)
+
+
+def merged(
+    blocks: list[Block], size: int, names: list[str], narrow: bool = False
+) -> Iterator[Positioned]:
+    """Micro-batches of blocks of the same length, taking a sequence of each block in turn."""
+    in_turn = zip(*(block.notes for block in blocks), strict=True)
+    notes = list(itertools.chain.from_iterable(in_turn))
+    counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(notes), -1)
+    tensors = {}
+    for name in blocks[0].tensors:
+        parts = [block.tensors[name] for block in blocks]
+        tensors[name] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
+    for first in range(0, len(notes), size):
+        part = slice(first, first + size)
+        lengths = [note.tokens for note in notes[part]]
+        width = -(-max(lengths) // WIDTH_STEP) * WIDTH_STEP if narrow else None
+        own = {name: _part_of(name, whole, part, width) for name, whole in tensors.items()}
+        is_target = own["loss_mask"].numpy()
+        texts = is_target & (own["token_types"].numpy() == 0)
+        batch = MicroBatch(
+            tensors=own,
+            weight=float(np.count_nonzero(is_target)),
+            tokens=sum(lengths),
+            padding=own["input_ids"].numel() - sum(lengths),
+            documents=list(dict.fromkeys(name for note in notes[part] for name in note.documents)),
+            targets=xxhash.xxh3_64_hexdigest(
+                own["input_ids"].numpy()[texts].astype("<i4").tobytes()
+            ),
+            counts=dict(zip(names, counts[part].sum(axis=0).tolist(), strict=True)),
+        )
+        yield batch, [(note.stream, note.position_after) for note in notes[part]]
+
+
+def _part_of(name: str, whole: torch.Tensor, part: slice, width: int | None) -> torch.Tensor:
+    """Some rows of an input of the model, up to a width, in the form in which they are used."""
+    own = whole[part]
+    if width is not None and own.dim() > 1:
+        own = own[:, :width].contiguous()
+    if name in DTYPES:
+        own = own.to(DTYPES[name])
+    return own.pin_memory() if torch.cuda.is_available() else own

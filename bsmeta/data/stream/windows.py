@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -22,19 +23,20 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import phase_configs
 from bsmeta.core.errors import DataError, refuse
+from bsmeta.data import derive, document_generator
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.lines import BYTE_ORDER_MARK, LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import Shard, numbered
-from bsmeta.data.seeds import derive, document_generator
-from bsmeta.data.stream.held_out import HeldOutFingerprints
-from bsmeta.data.stream.packing import ChunkTable, PackedWindow
-from bsmeta.data.text.chunks import Chunk, cut, cut_alike
+from bsmeta.data.text.chunks import Chunk, PackedWindow, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.checks import row_budget_problems
 from bsmeta.metadata.decoding import Decoder, make_decoder
+from bsmeta.metadata.metadata_type import SHUFFLED
 from bsmeta.metadata.records import BadDocument, Document, Line
-from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.metadata.sampling import SHUFFLED, Donors, TypeSampler
+from bsmeta.metadata.rendering import Donors, Rendered, Renderer, TypeSampler
+
+if TYPE_CHECKING:
+    from bsmeta.data.stream.held_out import HeldOutFingerprints
 
 REASONS = (
     "bad_content_spans",
@@ -78,35 +80,85 @@ LEFT_OUT = "metadata_tokens_left_out"
 WITH_METADATA = "documents_with_metadata"
 """Documents that got at least one metadata type."""
 
-SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
-"""What is counted for each source of a mixture; epochs on average over its streams."""
-
 ENCODED_AT_ONCE = 8_000_000  # characters
 
 
+def count_names(keys: Sequence[str]) -> list[str]:
+    """Names of the counts; the same in every batch of a run."""
+    types = [f"documents/{key}" for key in keys]
+    bad = [f"bad_documents/{reason}" for reason in REASONS]
+    return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD, LEFT_OUT]
+
+
+def _document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
+    """What each chunk adds to the counts: a document is counted with its first chunk.
+
+    Args:
+        types: int32[chunks], metadata types of each chunk's document (bit i: keys[i]).
+        opens: bool[chunks], whether the chunk is its document's first.
+
+    Returns:
+        float64[chunks, counts].
+    """
+    counts = np.zeros((len(types), len(count_names(keys))))
+    bits = np.arange(len(keys), dtype=np.int32)
+    counts[:, 0] = opens
+    counts[:, 1] = opens & (types != 0)
+    counts[:, 2 : 2 + len(keys)] = (types[:, None] >> bits & 1) * opens[:, None]
+    return counts
+
+
+def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
+    """The counts of skipped documents alone (float64[counts])."""
+    reasons = [float(skipped[reason]) for reason in (*REASONS, *NOT_BAD)]
+    return np.array([0.0] * (2 + len(keys)) + reasons + [0.0])
+
+
 class Rejecter:
-    """Applies `bad_documents` to the documents of one window.
+    """Leaves documents of one window out.
 
     Attributes:
-        counts: Number of documents skipped, by reason.
+        counts: Number of documents left out, by reason.
     """
 
-    def __init__(self, config: DataConfig, shard: Shard) -> None:
-        self._strict = config.bad_documents == "strict"
-        self._shard = shard
+    def __init__(
+        self, config: DataConfig, shard: Shard, held_out: HeldOutFingerprints | None
+    ) -> None:
+        self._config = config
+        self._path = shard.path
+        self._held_out = held_out
         self.counts: Counter[str] = Counter()
 
-    def reject(self, line: int, error: BadDocument) -> None:
-        """Skips the document on a line, or in a row (counted from 0).
+    def admits(self, document: Document, number: int) -> bool:
+        """Whether a document has text and is not held out; otherwise it is counted.
+
+        Raises:
+            DataError: If it is held out, and `on_test_overlap` is error.
+        """
+        if not document.text:
+            self.counts[EMPTY_TEXT] += 1
+            return False
+        shared = self._held_out.overlap(document) if self._held_out else ""
+        if shared and self._config.on_test_overlap == "error":
+            raise DataError(
+                f"{self._path}, {numbered(self._path, number)}: the document has the {shared} of "
+                f"one in data_config.validation_file={self._config.validation_file}; leave the "
+                "shard out (data_config.exclude), or set data_config.on_test_overlap=drop"
+            )
+        if shared:
+            self.counts[TEST_OVERLAP] += 1
+        return not shared
+
+    def reject(self, number: int, error: BadDocument) -> None:
+        """Skips a document that cannot be used.
 
         Raises:
             DataError: In strict mode, naming file, line (or row) and reason.
         """
-        if self._strict:
-            refuse_bad_copy(self._shard.path)
-            where = f"{self._shard.path}, {numbered(self._shard.path, line)}"
+        if self._config.bad_documents == "strict":
+            refuse_bad_copy(self._path)
             raise DataError(
-                f"{where}: {error.reason}: {error.detail} "
+                f"{self._path}, {numbered(self._path, number)}: {error.reason}: {error.detail} "
                 "(data_config.bad_documents=skip counts such documents and continues)"
             )
         self.counts[error.reason] += 1
@@ -141,53 +193,6 @@ def check_length(rendered: Rendered, config: DataConfig) -> None:
         )
 
 
-def count_names(keys: Sequence[str]) -> list[str]:
-    """Names of the counts; the same in every batch of a run."""
-    types = [f"documents/{key}" for key in keys]
-    bad = [f"bad_documents/{reason}" for reason in REASONS]
-    return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD, LEFT_OUT]
-
-
-def source_count_names(sources: Sequence[str]) -> list[str]:
-    """Names of the counts of a mixture, which follow those of `count_names`."""
-    return [f"{what}/{name}" for name in sources for what in SOURCE_COUNTS]
-
-
-def source_counts(source: int, sources: int, tokens: int, epochs: float) -> np.ndarray:
-    """What a sequence adds to the counts of a mixture (float64).
-
-    Args:
-        epochs: The share of the source's documents whose next epoch begins with it.
-    """
-    counts = np.zeros((sources, len(SOURCE_COUNTS)))
-    counts[source] = 1.0, tokens, epochs
-    return counts.reshape(-1)
-
-
-def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
-    """What each chunk adds to the counts: a document is counted with its first chunk.
-
-    Args:
-        types: int32[chunks], metadata types of each chunk's document (bit i: keys[i]).
-        opens: bool[chunks], whether the chunk is its document's first.
-
-    Returns:
-        float64[chunks, counts].
-    """
-    counts = np.zeros((len(types), len(count_names(keys))))
-    bits = np.arange(len(keys), dtype=np.int32)
-    counts[:, 0] = opens
-    counts[:, 1] = opens & (types != 0)
-    counts[:, 2 : 2 + len(keys)] = (types[:, None] >> bits & 1) * opens[:, None]
-    return counts
-
-
-def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
-    """The counts of skipped documents alone (float64[counts])."""
-    reasons = [float(skipped[reason]) for reason in (*REASONS, *NOT_BAD)]
-    return np.array([0.0] * (2 + len(keys)) + reasons + [0.0])
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """Some documents of a shard that are turned into sequences together.
@@ -205,26 +210,21 @@ class Window:
     lines: Sequence[Line]
     damage: str = ""
 
-    @property
-    def first(self) -> int:
-        """Number in the shard of the first document."""
-        return self.numbers[0]
+    def seed(self, seed: int, purpose: str) -> int:
+        """The seed of a choice about the whole window in a run with this seed."""
+        return derive(seed, purpose, self.epoch, self.shard.name, self.numbers[0])
 
 
 PlacedWindow = tuple[int, int, Window]
-
-
 """Index of the share in the order of its epoch, index of the window in its share, the window."""
 
 
 @dataclass(slots=True)
 class WindowDocument:
-    """A document of a window.
+    """A document of a window, with the metadata that was drawn for it, in chunks.
 
     Attributes:
         number: Its number in the shard.
-        rendered: The document with the metadata that was drawn for it.
-        chunks: The chunks to train on, in order.
     """
 
     number: int
@@ -258,7 +258,9 @@ class WindowMaker:
         self._held_out = held_out
         self._metadata = config.metadata_config
         self._samplers = [TypeSampler(phase) for phase in phase_configs(self._metadata)]
-        self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
+        self._bits: dict[str, int] = {}
+        if not self._metadata.without_metadata_same_context:
+            self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
         self.decoder = make_decoder(self._metadata, config.columns, source, config.content)
         self._text_decoder: Decoder | None = None
         if config.row_budget == BY_TEXT:
@@ -284,7 +286,7 @@ class WindowMaker:
             DataError: If a document is bad or the shard is damaged, and `bad_documents` is strict;
                 or if a document is held out, and `on_test_overlap` is error.
         """
-        rejecter = Rejecter(self._config, window.shard)
+        rejecter = Rejecter(self._config, window.shard, self._held_out)
         numbers, rendered = [], []
         for number, document in self._render(window, rejecter, self._samplers[phase]):
             if number not in leave_out:
@@ -294,43 +296,43 @@ class WindowMaker:
             read = len(window.lines)
             line = window.numbers[read] if read < len(window.numbers) else window.numbers[-1] + 1
             rejecter.reject(line, BadDocument("damaged_file", window.damage))
-        parts = zip(numbers, rendered, self._cut(rendered), strict=True)
+        chunks = (cuts for batch in _batches(rendered) for cuts in self._cut(batch))
+        parts = zip(numbers, rendered, chunks, strict=True)
         return [WindowDocument(*part) for part in parts], rejecter.counts
 
     def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
         """The sequences that hold the chunks of a window's documents."""
-        cuts = [document.chunks for document in documents]
-        owner = np.repeat(np.arange(len(cuts)), [len(chunks) for chunks in cuts])
-        types = np.array([self._type_bits(document.rendered) for document in documents], np.int32)[
-            owner
-        ]
-        table = ChunkTable(
-            document=np.array([document.number for document in documents], np.int64)[owner],
-            types=types,
-            counts=document_counts(
-                types, np.diff(owner, prepend=-1) > 0, self._metadata.metadata_list
-            ),
+        owner = np.repeat(
+            np.arange(len(documents)), [len(document.chunks) for document in documents]
         )
+        rendered = [document.rendered for document in documents]
+        bits = [sum(self._bits.get(key, 0) for key in one.types) for one in rendered]
+        types = np.array(bits, np.int32)[owner]
+        opens = np.diff(owner, prepend=-1) > 0
+        by_text = self._config.row_budget == BY_TEXT
         return PackedWindow(
-            [chunk for chunks in cuts for chunk in chunks],
-            table,
+            [chunk for document in documents for chunk in document.chunks],
+            np.array([document.number for document in documents], np.int64)[owner],
+            types,
+            _document_counts(types, opens, self._metadata.metadata_list),
             shard=window.shard.name,
             packing=self._config.packing,
             capacity=self._metadata.max_seq_len,
-            metadata_room=(
-                metadata_room(self._config) if self._config.row_budget == BY_TEXT else None
-            ),
-            seed=derive(self._seed, "window", window.epoch, window.shard.name, window.first),
+            metadata_room=metadata_room(self._config) if by_text else None,
+            seed=window.seed(self._seed, "window"),
         )
 
     def _with_everything(self, line: bytes) -> Rendered | None:
         """A document rendered with all of its metadata; None if it is bad."""
         try:
             document = self.decoder.decode(line)
-            rendered = self._renderer.render(document, self._metadata.metadata_list)
-            check_length(rendered, self._config)
+            return self._checked(document, self._metadata.metadata_list)
         except BadDocument:
             return None
+
+    def _checked(self, document: Document, types: Sequence[str]) -> Rendered:
+        rendered = self._renderer.render(document, types)
+        check_length(rendered, self._config)
         return rendered
 
     def _render(
@@ -339,40 +341,23 @@ class WindowMaker:
         """The good documents, each with its number in the shard."""
         donors = self._donors(window)
         for index, (number, line) in enumerate(zip(window.numbers, window.lines, strict=False)):
-            rendered: Rendered | None = None
             try:
-                document = self._admitted(self.decoder, line, window, number, rejecter)
-                if document is not None:
+                document = self.decoder.decode(line)
+                if rejecter.admits(document, number):
                     generator = document_generator(
                         self._seed, window.epoch, window.shard.name, number
                     )
                     types = sampler.draw(document, generator)
                     if donors is not None:
                         document = donors.with_values(index, document, SHUFFLED)
-                    rendered = self._renderer.render(document, types)
-                    check_length(rendered, self._config)
+                    yield number, self._checked(document, types)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))
-                rendered = self._text_alone(line, window, number, rejecter)
-            if rendered is not None:
-                yield number, rendered
+                text = self._text_alone(line, number, rejecter)
+                if text is not None:
+                    yield number, text
 
-    def _admitted(
-        self, decoder: Decoder, line: Line, window: Window, number: int, rejecter: Rejecter
-    ) -> Document | None:
-        """The document of a line; None if it has no text or is held out, which is counted."""
-        document = decoder.decode(line)
-        if not document.text:
-            rejecter.counts[EMPTY_TEXT] += 1
-        elif self._is_held_out(document, window, number):
-            rejecter.counts[TEST_OVERLAP] += 1
-        else:
-            return document
-        return None
-
-    def _text_alone(
-        self, line: Line, window: Window, number: int, rejecter: Rejecter
-    ) -> Rendered | None:
+    def _text_alone(self, line: Line, number: int, rejecter: Rejecter) -> Rendered | None:
         """The text of a rejected document under `row_budget=text`, if only its metadata is bad.
 
         Which documents are trained on must not depend on the metadata that is read.
@@ -380,22 +365,17 @@ class WindowMaker:
         if self._text_decoder is None:
             return None
         try:
-            document = self._admitted(self._text_decoder, line, window, number, rejecter)
-            if document is None:
-                return None
-            rendered = self._renderer.render(document, ())
-            check_length(rendered, self._config)
+            document = self._text_decoder.decode(line)
+            return self._checked(document, ()) if rejecter.admits(document, number) else None
         except BadDocument:
             return None
-        return rendered
 
     def _donors(self, window: Window) -> Donors | None:
         """The documents whose values those of the window get, if values are shuffled."""
         if self._metadata.metadata_values != SHUFFLED:
             return None
         documents = [self._lender(line) for line in window.lines]
-        seed = derive(self._seed, "shuffled", window.epoch, window.shard.name, window.first)
-        return Donors(documents, self._metadata.metadata_list, seed)
+        return Donors(documents, self._metadata.metadata_list, window.seed(self._seed, SHUFFLED))
 
     def _lender(self, line: Line) -> Document:
         """A document that lends its values; without any if it is bad, which is reported later."""
@@ -406,29 +386,8 @@ class WindowMaker:
             return Document("", None, {})
         return Document("", None, {key: list(found) for key, found in records.items() if found})
 
-    def _is_held_out(self, document: Document, window: Window, number: int) -> bool:
-        if self._held_out is None:
-            return False
-        shared = self._held_out.overlap(document)
-        if shared and self._config.on_test_overlap == "error":
-            where = f"{window.shard.path}, {numbered(window.shard.path, number)}"
-            raise DataError(
-                f"{where}: the document has the {shared} of one in "
-                f"data_config.validation_file={self._config.validation_file}; leave the shard out "
-                "(data_config.exclude), or set data_config.on_test_overlap=drop"
-            )
-        return bool(shared)
-
-    def _type_bits(self, rendered: Rendered) -> int:
-        if self._metadata.without_metadata_same_context:
-            return 0
-        return sum(self._bits[key] for key in rendered.types)
-
     def _cut(self, rendered: Sequence[Rendered]) -> list[list[Chunk]]:
         """The chunks of each document that are trained on."""
-        return [chunks for batch in batches_of(rendered) for chunks in self._cut_batch(batch)]
-
-    def _cut_batch(self, rendered: Sequence[Rendered]) -> list[list[Chunk]]:
         cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
         if self._metadata.without_metadata_same_context:
             plain = self._encoder.encode([document.without_metadata() for document in rendered])
@@ -441,7 +400,7 @@ class WindowMaker:
         return cuts
 
 
-def batches_of(rendered: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
+def _batches(rendered: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
     """Documents in batches of about `ENCODED_AT_ONCE` characters, or of one longer document.
 
     A tokenizer needs 10 to 80 bytes of memory per character of a batch, which for a whole window

@@ -66,7 +66,8 @@ def read_records(
             for row in read_rows(path, form)
         )
     for row, record in rows:
-        missing = [name for name in wanted if not _has_text(record.get(name))]
+        texts = {name: value for name, value in record.items() if isinstance(value, str)}
+        missing = [name for name in wanted if not texts.get(name, "").strip()]
         problem = row.problem
         if problem is None and missing:
             problem = f"no text in {' and '.join(map(repr, missing))}"
@@ -74,10 +75,6 @@ def read_records(
             yield record
         else:
             bad.add(row, problem)
-
-
-def _has_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 def _json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:

@@ -14,6 +14,7 @@ within the step. The state is the number of steps done.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -32,14 +33,13 @@ from torch.utils.data import DataLoader, Dataset
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
 from bsmeta.core.files import building, file_hash, write_json, writing
 from bsmeta.core.progress import exclusively, opaque_work, report_progress
+from bsmeta.data import derive, permutation
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
-from bsmeta.data.seeds import derive, permutation
 
 if TYPE_CHECKING:
     import datasets
 
 KEY = "key.json"
-
 HASHES = "hashes.json"
 
 Collate = Callable[[np.ndarray, int], MicroBatch]
@@ -164,14 +164,15 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     A file is read again only if its size, its time of modification or its inode has changed.
 
     Args:
-        files: The files.
         folder: Where the hashes are kept; created if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / HASHES
     found: dict[Path, str] = {}
     with exclusively(f"{store}.lock", "hashing the data sets"):
-        known = _read_hashes(store)
+        known: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError):  # otherwise, all are computed again
+            known = json.loads(store.read_text())
         for file in files:
             status = file.stat()
             state = [status.st_size, status.st_mtime_ns, status.st_ino]
@@ -182,14 +183,6 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
             found[file] = known[name]["hash"]
         write_json(store, known)
     return found
-
-
-def _read_hashes(store: Path) -> dict[str, dict[str, Any]]:
-    try:
-        known: dict[str, dict[str, Any]] = json.loads(store.read_text())
-    except (OSError, ValueError):
-        return {}  # all are computed again
-    return known
 
 
 @dataclass(frozen=True)
@@ -329,7 +322,6 @@ def _bounds(counts: list[int], sizes: list[int]) -> np.ndarray:
     """Where steps begin in rows that are ordered by bucket: int64[steps + 1].
 
     Args:
-        counts: Rows of each bucket.
         sizes: Rows of a step that begins in each bucket.
     """
     steps: list[np.ndarray] = []

@@ -1,22 +1,38 @@
-"""Cut encoded documents into chunks that fit a sequence, each with its prefix.
+"""Cut encoded documents into chunks that fit a sequence, and pack those of a window into sequences.
 
 A document longer than `max_seq_len` is cut without splitting an inserted string (a tag, an entity).
 Under `row_budget=text`, only its text (with EOS, and BOS before each chunk) is measured, so that it
 is cut at the same places whatever its metadata. Training, evaluation and `explain` use the same
 chunks.
+
+Packing only depends on lengths. Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve
+Language Modeling") fills sequences almost completely and never splits a chunk. Under
+`row_budget=text`, the length of a chunk is that of its text, and its metadata takes room of its
+own: which chunks share a sequence does not depend on the metadata. A sequence is a slice of arrays
+over all tokens of a window. It is padded and gets its positions only when it is put into a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data import permutation
 from bsmeta.data.text.encoding import EncodedDocument
+from bsmeta.data.text.tokens import NO_IDS
+
+if TYPE_CHECKING:
+    from bsmeta.data.stream.plan import Position
+
+Packing = Callable[[Sequence[int], int], list[list[int]]]
 
 
 @dataclass(slots=True)  # frozen, it would take four times as long to create
@@ -26,8 +42,6 @@ class Chunk:
     Arrays are computed on access; all have the length of the chunk.
 
     Attributes:
-        start: Its first token in this chunk.
-        stop: The token after its last token in this chunk.
         prefixed: Whether the prefix (or BOS alone) comes first.
         first_text_is_target: Whether the first text token after the prefix is in the loss.
         left_out: Number of its metadata tokens that were left out for lack of room.
@@ -114,7 +128,7 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
     """
     if config.row_budget == BY_TEXT:
         room = metadata_room(config)
-        return [within(chunk, room) for chunk in cut_by_text(encoded, config.metadata_config)]
+        return [within(chunk, room) for chunk in _cut_by_text(encoded, config.metadata_config)]
     metadata = config.metadata_config
     end, prefix = len(encoded.ids), len(encoded.prefix_ids)
     chunks: list[Chunk] = []
@@ -122,15 +136,26 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
     while start < end - 1:  # EOS alone is not worth training on
         prefixed = prefix > 0 and (not chunks or metadata.prefix_on == "every_piece")
         room = metadata.max_seq_len - (prefix if prefixed else 0)
-        stop = end if end - start <= room else boundary(encoded.run, start, start + room)
+        stop = end if end - start <= room else _boundary(encoded.run, start, start + room)
         if stop == end - 1:
-            stop = boundary(encoded.run, start, stop - 1)
+            stop = _boundary(encoded.run, start, stop - 1)
         chunks.append(Chunk(encoded, start, stop, prefixed, metadata.loss_on_first_text))
         start = stop
     return chunks
 
 
-def cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chunk]:
+def _boundary(run: np.ndarray, start: int, stop: int) -> int:
+    """The last place after `start` and up to `stop` that is not inside an inserted string.
+
+    It is `stop` itself if one string extends from `start` beyond `stop`.
+    """
+    if run[stop] < 0 or run[stop - 1] != run[stop]:
+        return stop
+    outside = np.flatnonzero(run[start:stop] != run[stop])
+    return start + int(outside[-1]) + 1 if len(outside) else stop
+
+
+def _cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chunk]:
     """The chunks of a document, cut after that number of text tokens; EOS is one, BOS is in each.
 
     Where there is no BOS, nothing but metadata comes before the first token of text of a chunk:
@@ -188,6 +213,12 @@ def within(chunk: Chunk, most: int) -> Chunk:
     return cut_chunk
 
 
+def _located(
+    document: EncodedDocument, part: slice, is_kept: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    return document.text_starts[part][is_kept], document.text_ends[part][is_kept]
+
+
 def fitting(run: np.ndarray, most: int, divisible: int) -> int:
     """How many of some inserted tokens fit, such that no string is divided.
 
@@ -219,29 +250,6 @@ def _with_prefix_of(document: EncodedDocument, length: int) -> EncodedDocument:
     )
 
 
-def _located(
-    document: EncodedDocument, part: slice, is_kept: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    return document.text_starts[part][is_kept], document.text_ends[part][is_kept]
-
-
-def boundary(run: np.ndarray, start: int, stop: int) -> int:
-    """The last place after `start` and up to `stop` that is not inside an inserted string.
-
-    Args:
-        run: For each token, the inserted string that it belongs to; -1 for text.
-        start: Where the chunk begins.
-        stop: Where it would end without this constraint.
-
-    Returns:
-        `stop` itself if one string extends from `start` beyond `stop`.
-    """
-    if run[stop] < 0 or run[stop - 1] != run[stop]:
-        return stop
-    outside = np.flatnonzero(run[start:stop] != run[stop])
-    return start + int(outside[-1]) + 1 if len(outside) else stop
-
-
 def cut_alike(plain: EncodedDocument, chunks: Sequence[Chunk], config: DataConfig) -> list[Chunk]:
     """Cuts a document without metadata at the same places as its chunks with metadata.
 
@@ -267,3 +275,210 @@ def cut_alike(plain: EncodedDocument, chunks: Sequence[Chunk], config: DataConfi
             last = replace(alone, start=end - 2)
         cuts.append(last)
     return cuts
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Packs chunks into as few sequences as best-fit decreasing finds.
+
+    Each chunk, longest first, goes where it leaves the least room; a new sequence is opened only
+    if it fits nowhere. The sequences with `room` tokens left are in `by_room[room]`, and bit
+    `room` of `rooms` is set if there are any, so that the best fit is found directly.
+
+    Args:
+        lengths: Lengths in tokens, each from 1 to `capacity`.
+
+    Returns:
+        For each sequence, the indices of its chunks.
+    """
+    sequences: list[list[int]] = []
+    by_room: defaultdict[int, list[int]] = defaultdict(list)
+    rooms = 0
+    for chunk in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
+        length = lengths[chunk]
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            sequence = by_room[room].pop()
+            if not by_room[room]:
+                rooms ^= 1 << room
+            sequences[sequence].append(chunk)
+        else:
+            room = capacity
+            sequence = len(sequences)
+            sequences.append([chunk])
+        left = room - length
+        if left:
+            by_room[left].append(sequence)
+            rooms |= 1 << left
+    return sequences
+
+
+def one_each(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """One chunk per sequence, regardless of the room left (`packing: pad`)."""
+    return [[chunk] for chunk in range(len(lengths))]
+
+
+PACKINGS: dict[str, Packing] = {"best_fit": best_fit, "pad": one_each}
+
+
+def fair_share(amounts: Sequence[int], most: int) -> int:
+    """The largest limit for which the amounts, each cut to it, add up to `most` at most."""
+    for number, amount in enumerate(sorted(amounts)):
+        share = most // (len(amounts) - number)
+        if amount > share:
+            return share
+        most -= amount
+    return max(amounts)
+
+
+def _within_room(
+    chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], room: int
+) -> list[Chunk]:
+    """The chunks, with metadata cut where a sequence has more than `room` tokens of it.
+
+    No chunk of a sequence is cut to less than another one keeps.
+    """
+    found = list(chunks)
+    amounts = [chunk.metadata_length for chunk in chunks]
+    for sequence in sequences:
+        own = [amounts[index] for index in sequence]
+        if sum(own) > room:
+            share = fair_share(own, room)
+            for index in sequence:
+                found[index] = within(chunks[index], share)
+    return found
+
+
+@dataclass(slots=True)
+class PackedSequence:
+    """A sequence of n tokens in p chunks, not padded yet.
+
+    Attributes:
+        ids: int32[n].
+        token_types: uint8[n], 0 for text and EOS, 1 + i for type metadata_list[i].
+        loss_mask: bool[n], the targets.
+        lengths: int64[p], number of tokens of each chunk.
+        types: int32[p], metadata types rendered for each chunk's document (bit i:
+            metadata_list[i]).
+        documents: Names of the documents with a chunk in it, `<shard>:<number>`.
+        counts: float64[c], sums for the log; see `windows.count_names`.
+        stream: The stream that it comes from.
+        position_after: The position of that stream after this sequence.
+    """
+
+    ids: np.ndarray
+    token_types: np.ndarray
+    loss_mask: np.ndarray
+    lengths: np.ndarray
+    types: np.ndarray
+    documents: tuple[str, ...]
+    counts: np.ndarray
+    stream: int
+    position_after: Position
+
+
+class PackedWindow:
+    """The sequences of a window, in the order in which they are yielded.
+
+    Args:
+        documents: int64[chunks], number of each chunk's document in the shard.
+        types: int32[chunks], as in `PackedSequence`.
+        counts: float64[chunks, c], the contribution of each chunk to the sums for the log.
+        packing: A key of `PACKINGS`.
+        capacity: Tokens of a sequence, or its tokens of text if `metadata_room` is given.
+        metadata_room: Tokens of metadata in a sequence, if they do not count as its length.
+        seed: Seed for the order of the sequences.
+
+    Attributes:
+        chunks: The chunks as they are trained on.
+        packing: For each sequence, the indices of its chunks in order.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        documents: np.ndarray,
+        types: np.ndarray,
+        counts: np.ndarray,
+        *,
+        shard: str,
+        packing: str,
+        capacity: int,
+        metadata_room: int | None = None,
+        seed: int,
+    ) -> None:
+        lengths = [len(chunk) for chunk in chunks]
+        if metadata_room is None:
+            packed = PACKINGS[packing](lengths, capacity)
+        else:
+            text = [len(chunk) - chunk.metadata_length for chunk in chunks]
+            packed = PACKINGS[packing](text, capacity)
+            chunks = _within_room(chunks, packed, metadata_room)
+            lengths = [len(chunk) for chunk in chunks]
+        self.chunks = chunks
+        self.packing = [packed[index] for index in permutation(len(packed), seed).tolist()]
+        order = np.fromiter(itertools.chain.from_iterable(self.packing), np.int64, len(chunks))
+        chosen = [chunks[index] for index in order.tolist()]
+        self._shard = shard
+        self._ids, self._token_types, self._loss_mask = _joined(chosen)
+        self._lengths = np.array(lengths, np.int64)[order]
+        self._documents = documents[order].tolist()
+        self._types = types[order]
+        # Sequence s holds the chunks from first_chunk[s] on, chunk p the tokens from
+        # first_token[p] on; plain lists, because indexing them is faster.
+        first_token = _offsets(self._lengths)
+        first_chunk = _offsets([len(sequence) for sequence in self.packing])
+        self._first_token: list[int] = first_token.tolist()
+        self._first_chunk: list[int] = first_chunk.tolist()
+        counts = counts[order]
+        counts[:, -1] += [chunk.left_out for chunk in chosen]
+        self._counts = np.add.reduceat(counts, first_chunk[:-1]) if packed else counts
+        masked_text = np.array([chunk.masked_text for chunk in chosen], np.int64)
+        self._loss_mask[first_token[:-1]] = False
+        self._loss_mask[first_token[:-1] + masked_text] = False
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.packing)
+
+    def documents(self, first: int, last: int) -> set[int]:
+        """Numbers of the documents with a chunk in the sequences from `first` to before `last`."""
+        return set(self._documents[self._first_chunk[first] : self._first_chunk[last]])
+
+    def sequence(self, index: int, stream: int, position_after: Position) -> PackedSequence:
+        """A sequence, with its stream and position."""
+        first, last = self._first_chunk[index : index + 2]
+        tokens = slice(self._first_token[first], self._first_token[last])
+        return PackedSequence(
+            ids=self._ids[tokens],
+            token_types=self._token_types[tokens],
+            loss_mask=self._loss_mask[tokens],
+            lengths=self._lengths[first:last],
+            types=self._types[first:last],
+            documents=tuple(
+                f"{self._shard}:{number}" for number in dict.fromkeys(self._documents[first:last])
+            ),
+            counts=self._counts[index],
+            stream=stream,
+            position_after=position_after,
+        )
+
+
+def _joined(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The ids, token types and targets of all chunks, each concatenated."""
+    ids, token_types, targets = [NO_IDS], [np.zeros(0, np.uint8)], [np.zeros(0, np.bool_)]
+    for chunk in chunks:
+        document, start, stop = chunk.document, chunk.start, chunk.stop
+        if chunk.prefixed:
+            ids.append(document.prefix_ids)
+            token_types.append(document.prefix_token_types)
+            targets.append(document.prefix_targets)
+        ids.append(document.ids[start:stop])
+        token_types.append(document.token_types[start:stop])
+        targets.append(document.targets[start:stop])
+    return np.concatenate(ids), np.concatenate(token_types), np.concatenate(targets)
+
+
+def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The start of each part, followed by the end of the last one (int64)."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 
 import numpy as np
 import xxhash
@@ -32,11 +32,10 @@ from bsmeta.data.text.tokens import (
     SeparateBodies,
     TextTokenizer,
     Tokens,
-    covered_token_types,
     plain_tokens,
 )
+from bsmeta.metadata.metadata_type import CONSTANT, RANDOM
 from bsmeta.metadata.rendering import Rendered
-from bsmeta.metadata.sampling import CONSTANT, RANDOM, WORDS
 
 Bools = NDArray[np.bool_]
 Filler = Callable[[int, str], np.ndarray]
@@ -45,17 +44,25 @@ Filler = Callable[[int, str], np.ndarray]
 ONLY_TEXT: Bools = np.arange(256) == 0
 """The targets of `row_budget=text`, by token type."""
 
+WORDS = [
+    "about", "after", "all", "also", "and", "any", "are", "because", "been", "before", "but",
+    "can", "could", "each", "even", "first", "for", "from", "good", "has", "have", "how", "into",
+    "its", "just", "like", "made", "make", "many", "may", "more", "most", "much", "must", "never",
+    "new", "not", "now", "off", "one", "only", "other", "our", "out", "over", "own", "same",
+    "see", "she", "should", "some", "such", "take", "than", "that", "the", "their", "them",
+    "then", "there", "these", "they", "this", "those", "time", "two", "under", "until", "upon",
+    "very", "was", "way", "well", "were", "what", "when", "where", "which", "while", "who",
+    "will", "with", "would", "year", "you",
+]  # fmt: skip
+"""Frequent English words, which are in the vocabulary of any English tokenizer."""
+
 
 def loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
-    """Which token types contribute to the loss.
-
-    Args:
-        config: `loss_on_metadata`, `loss_on_metadata_types` and
-            `treat_local_metadata_as_regular_text` decide.
+    """Which token types contribute to the loss: text (0) always, others as configured.
 
     Returns:
         Two bool [256] tables indexed by token type: for tokens of the prefix or suffix, and for
-        tokens of the body. Token type 0 (text) is always trained on.
+        tokens of the body.
     """
     wanted = config.loss_on_metadata_types
     outside = np.zeros(256, np.bool_)
@@ -173,21 +180,18 @@ class DocumentEncoder:
         texts += [
             document.text if by_text else document.lead + document.body for document in sample
         ]
-        self._tokenizer = TextTokenizer(tokenizer, backend, texts)
-        self._eos = np.array([tokenizer.eos_token_id], np.int32)
         metadata = config.metadata_config
+        self._tokenizer = TextTokenizer(
+            tokenizer, backend, texts, takes_written_tokens=metadata.special_tokens_in_text
+        )
+        self._eos = np.array([tokenizer.eos_token_id], np.int32)
         self._bos = NO_IDS
         if metadata.bos_token and tokenizer.bos_token_id is not None:
             self._bos = np.array([tokenizer.bos_token_id], np.int32)
         self._outside_targets, self._body_targets = loss_tables(metadata)
         if by_text:
             self._body_targets = ONLY_TEXT
-        self._takes_written_tokens = metadata.special_tokens_in_text
-        self._bodies: JointBodies | SeparateBodies = (
-            SeparateBodies(self._tokenizer)
-            if by_text
-            else JointBodies(self._tokenizer, self._takes_written_tokens)
-        )
+        self._bodies = (SeparateBodies if by_text else JointBodies)(self._tokenizer)
         (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
         self._separator = separator.ids
         self._filler = make_filler(tokenizer, metadata.metadata_values)
@@ -209,18 +213,11 @@ class DocumentEncoder:
     def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
         """The documents' tokens, in a call of the tokenizer for the bodies and one for the rest."""
         bodies = self._bodies.encode(rendered)
-        with_prefix = [document for document in rendered if document.prefix]
-        with_suffix = [document for document in rendered if document.suffix]
-        texts = [document.prefix for document in with_prefix]
-        texts += [document.suffix for document in with_suffix]
-
-        def own(number: int) -> np.ndarray:
-            """The parts of a text that come from the configuration; called for few texts only."""
-            if number < len(with_prefix):
-                return with_prefix[number].prefix_own
-            return with_suffix[number - len(with_prefix)].suffix_own
-
-        tokens = iter(self._tokenizer.encode(texts, None if self._takes_written_tokens else own))
+        ends = [(document.prefix, document.prefix_own) for document in rendered]
+        ends += [(document.suffix, document.suffix_own) for document in rendered]
+        ends = [(text, own) for text, own in ends if text]
+        texts = [text for text, _ in ends]
+        tokens = iter(self._tokenizer.encode(texts, lambda number: ends[number][1]))
         prefixes = [
             self._prefix(document, next(tokens)) if document.prefix else None
             for document in rendered
@@ -242,10 +239,8 @@ class DocumentEncoder:
         # A separator belongs to the record before it: a token that begins in a separator (" | ")
         # and ends in the next record gets the type of that next record.
         _, ends = tokens.characters()
-        places = np.maximum(ends - 1, 0)
-        token_types = covered_token_types(
-            places, rendered.prefix_spans, rendered.prefix_token_types
-        )
+        covering = rendered.prefix_spans[:, 1].searchsorted(np.maximum(ends - 1, 0), side="right")
+        token_types = rendered.prefix_token_types[covering]
         ids, is_cut = tokens.ids, len(token_types) > self._most
         kept = min(len(ids), self._most) - len(self._separator)
         if self._filler is not None and kept > 0:
@@ -260,10 +255,9 @@ class DocumentEncoder:
 
     def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         # Here a separator belongs to the record after it.
-        places, _ = tokens.characters()
-        token_types = covered_token_types(
-            places, rendered.suffix_spans, rendered.suffix_token_types
-        )
+        starts, _ = tokens.characters()
+        covering = rendered.suffix_spans[:, 1].searchsorted(starts, side="right")
+        token_types = rendered.suffix_token_types[covering]
         return tokens.ids[: self._most], token_types[: self._most]
 
     def _document(
@@ -281,8 +275,7 @@ class DocumentEncoder:
             prefix_targets = np.insert(prefix_targets, 0, False)
         suffix_ids, suffix_token_types = suffix
         ids = np.concatenate((body.ids, suffix_ids, self._eos))
-        token_types, run = plain_tokens(len(ids))
-        targets = all_targets(len(ids))
+        token_types, run, targets = plain_tokens(len(ids))
         if len(rendered.spans) or len(suffix_ids):
             appended = slice(len(body.ids), -1)
             token_types, run = token_types.copy(), run.copy()
@@ -304,7 +297,7 @@ class DocumentEncoder:
             targets=targets,
             run=run,
             lead=body.lead,
-            locate=partial(locate, body, len(rendered.text), len(suffix_ids) + 1),
+            locate=partial(_located, body, len(rendered.text), len(suffix_ids) + 1),
             bos=len(self._bos),
             separator=self._separator,
             suffix=len(suffix_ids),
@@ -312,50 +305,32 @@ class DocumentEncoder:
         )
 
 
-def locate(body: Body, end: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+def _located(body: Body, end: int, after: int) -> tuple[np.ndarray, np.ndarray]:
     """Characters of the original text that tokens cover; none for the last `after` tokens."""
     nowhere = np.full(after, end, np.int32)
     starts, ends = body.locate()
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
-@lru_cache
-def _all_targets(size: int) -> Bools:
-    targets = np.ones(size, np.bool_)
-    targets.flags.writeable = False
-    return targets
-
-
-def all_targets(length: int) -> Bools:
-    """The targets of tokens without metadata; a slice of a shared read-only array."""
-    return _all_targets(max(1 << (length - 1).bit_length(), 1 << 12))[:length]
-
-
 def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | None:
     """The filler of `metadata_values`; None for values that are rendered.
 
     A prefix keeps its length and its closing separator, so that the text after it has the same
-    tokens, chunks and place in its sequence as after the document's own metadata.
+    tokens, chunks and place in its sequence as after the document's own metadata. Constant tokens
+    are the first of one text, repeated where it ends. Random ones are drawn for a text: in every
+    epoch the same, as its own metadata would be.
     """
     if values == CONSTANT:
-        ids = tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
-        return partial(_constant_ids, np.array(ids, np.int32))
-    if values == RANDOM:
-        special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
-        plain = sorted(set(tokenizer.get_vocab().values()) - special)
-        return partial(_random_ids, np.array(plain, np.int32))
-    return None
+        words = np.array(tokenizer.encode(" ".join(WORDS), add_special_tokens=False), np.int32)
+        return lambda count, _: np.resize(words, count)
+    if values != RANDOM:
+        return None
+    special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    plain = np.array(sorted(set(tokenizer.get_vocab().values()) - special), np.int32)
 
+    def drawn(count: int, text: str) -> np.ndarray:
+        seed = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+        # Raw words of PCG64, whose stream NumPy guarantees to be stable.
+        return plain[np.random.PCG64(seed).random_raw(count) % len(plain)]
 
-def _constant_ids(ids: np.ndarray, count: int, text: str) -> np.ndarray:
-    """The first tokens of one text, repeated where it ends; the document does not matter."""
-    return np.resize(ids, count)
-
-
-def _random_ids(ids: np.ndarray, count: int, text: str) -> np.ndarray:
-    """Tokens drawn for a text: in every epoch the same, as its own metadata would be.
-
-    They are raw words of PCG64, whose stream NumPy guarantees to be stable.
-    """
-    seed = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
-    return ids[np.random.PCG64(seed).random_raw(count) % len(ids)]
+    return drawn

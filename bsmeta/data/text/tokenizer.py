@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -22,6 +23,9 @@ from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import log_once
 from bsmeta.metadata.rendering import Renderer
+
+PROBE = "One  two\n\t3 naïve 😀 x<y"
+"""What tokenizers split or change in different ways."""
 
 RESERVED_TOKENS = 64
 """Special tokens that the vocabulary of every run has room for under `row_budget=text`."""
@@ -164,6 +168,15 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     return whole[:begin], whole[begin + len(bare) :]
 
 
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash (xxh3, hexadecimal) of a tokenizer: of a slow one, of its class and vocabulary."""
+    if tokenizer.is_fast:
+        content = tokenizer.backend_tokenizer.to_str()
+    else:
+        content = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
+    return xxhash.xxh3_64_hexdigest(content.encode())
+
+
 class Unavailable(Exception):
     """A backend cannot replace this tokenizer; the message gives the reason."""
 
@@ -181,7 +194,7 @@ def hf_backend(tokenizer: Tokenizer) -> Backend:
 def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     """tiktoken with the tokenizer's vocabulary.
 
-    tiktoken numbers entries by the rank of their merge: `ids` maps ranks to ids.
+    It numbers entries by the rank of their merge: `ids` maps ranks to ids.
 
     Raises:
         Unavailable: If the tokenizer is not a byte-level BPE with a single splitting pattern.
@@ -191,16 +204,16 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     except ImportError as error:
         raise Unavailable("it is not installed") from error
     parts = json.loads(tokenizer.to_str())
-    ranks = merge_ranks(parts["model"])
+    ranks = _merge_ranks(parts["model"])
     added = parts["added_tokens"]
-    if depends_on_neighbors(added):
+    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
         raise Unavailable("its special tokens match depending on the surrounding text")
     names = sorted(token["content"] for token in added)
     if any(longer.startswith(name) for name, longer in itertools.pairwise(names)):
         raise Unavailable("one of its special tokens begins another")
     ids = np.array([*ranks.values(), *(token["id"] for token in added)], np.int32)
     special = {token["content"]: len(ranks) + i for i, token in enumerate(added)}
-    pattern = split_pattern(parts)
+    pattern = _split_pattern(parts)
     encoding = Encoding(
         "",
         pat_str=WITHOUT_GOING_BACK.get(pattern, pattern),
@@ -215,17 +228,8 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-def depends_on_neighbors(added: Sequence[dict[str, Any]]) -> bool:
-    """Whether special tokens in a tokenizer's JSON match depending on the surrounding text."""
-    return any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
-
-
-def merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
-    """Ids of a byte-level vocabulary's entries in rank order: bytes, then merges.
-
-    Raises:
-        Unavailable: If the vocabulary lacks a byte, or has merges of another kind.
-    """
+def _merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
+    """Ids of a byte-level vocabulary's entries in rank order: bytes, then merges."""
     if model["type"] != "BPE":
         raise Unavailable("it is not BPE")
     vocabulary, alphabet = model["vocab"], byte_alphabet()
@@ -238,24 +242,40 @@ def merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
     return ranks
 
 
+def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
+    """Byte length of each entry of a byte-level BPE vocabulary (int32); None for other tokenizers.
+
+    A byte-level vocabulary represents each byte as one character, so lengths are those of entries.
+    """
+    parts = json.loads(tokenizer.to_str())
+    steps = (parts["pre_tokenizer"] or {}).get("pretokenizers", [parts["pre_tokenizer"] or {}])
+    if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step.get("type") for step in steps]:
+        return None
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    added = {token["content"]: token["id"] for token in parts["added_tokens"]}
+    lengths = np.zeros(max([*vocabulary.values(), *added.values()]) + 1, np.int32)
+    for entry, number in vocabulary.items():
+        lengths[number] = len(entry)
+    for entry, number in added.items():
+        lengths[number] = len(entry.encode())
+    # A tokenizer may still add, drop or replace characters in many ways.
+    whole = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
+    totals = [
+        int(lengths[encoding.ids].sum())
+        for encoding in tokenizer.encode_batch(whole, add_special_tokens=False)
+    ]
+    return lengths if totals == [len(text.encode()) for text in whole] else None
+
+
 def byte_alphabet() -> dict[str, int]:
-    """The character that represents each byte in a byte-level vocabulary.
+    """The byte that each character of a byte-level vocabulary represents."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    Printable Latin-1 characters represent themselves; the other bytes are assigned, in order, the
-    characters from 256 on.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
-def split_pattern(parts: dict[str, Any]) -> str:
-    """The regular expression by which a tokenizer splits a text before merging.
-
-    Raises:
-        Unavailable: If it normalizes the text, or splits it in a different way or more than once.
-    """
+def _split_pattern(parts: dict[str, Any]) -> str:
+    """The regular expression by which a tokenizer splits a text before merging."""
     before = parts["pre_tokenizer"] or {}
     if parts["normalizer"] is not None:
         raise Unavailable("it normalizes the text")
@@ -271,11 +291,7 @@ def split_pattern(parts: dict[str, Any]) -> str:
 
 
 def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
-    """gigatoken with the tokenizer's vocabulary.
-
-    Raises:
-        Unavailable: If it is not installed, or does not support this kind of tokenizer.
-    """
+    """gigatoken with the tokenizer's vocabulary; `Unavailable` if it does not support that."""
     try:
         from gigatoken import Tokenizer as Gigatoken
     except ImportError as error:
@@ -295,11 +311,7 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-BACKENDS = {
-    "gigatoken": gigatoken_backend,
-    "tiktoken": tiktoken_backend,
-    "hf": hf_backend,
-}
+BACKENDS = {"gigatoken": gigatoken_backend, "tiktoken": tiktoken_backend, "hf": hf_backend}
 """From the fastest to the oracle."""
 
 
@@ -311,7 +323,7 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
         sample: Texts on which the ids must match the oracle's.
 
     Returns:
-        The backend; if none agrees, the oracle itself, which is logged.
+        The backend; if none agrees, the oracle itself.
 
     Raises:
         ConfigurationError: If the requested backend cannot be built for this tokenizer.
@@ -329,9 +341,8 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
                 ) from error
             log_once(log, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
             continue
-        different = sum(
-            not np.array_equal(*pair) for pair in zip(backend(sample), expected, strict=True)
-        )
+        pairs = zip(backend(sample), expected, strict=True)
+        different = sum(not np.array_equal(*pair) for pair in pairs)
         if not different:
             found = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
             log_once(log, logging.INFO, found)

@@ -14,7 +14,6 @@ moves to the beginning of that token; the order of tags is kept.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,22 +24,19 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.tokenizer import choose_backend
+from bsmeta.data.text.tokenizer import PROBE, byte_lengths, choose_backend
 from bsmeta.metadata.rendering import Rendered
 
 OwnParts = Callable[[int], np.ndarray]
 
-PROBE = "One  two\n\t3 naïve 😀 x<y"
-
-NO_IDS = np.zeros(0, np.int32)
+Places = tuple[np.ndarray, np.ndarray]
+"""The characters of a text that tokens cover: starts and ends, int32 [n] each."""
 
 CACHED_STRINGS = 50_000
 """Inserted strings whose tokens are remembered: most tags recur in every document."""
 
+NO_IDS = np.zeros(0, np.int32)
 NO_PARTS = np.zeros((0, 2), np.int32)
-
-Places = tuple[np.ndarray, np.ndarray]
-"""The characters of the original text that tokens cover: starts and ends, int32 [n] each."""
 
 NOTHING = (NO_IDS, np.zeros(0, np.uint8))
 """Ids and token types of nothing."""
@@ -66,9 +62,9 @@ class Tokens:
         self._text = text
         self._lengths = lengths
         self._offsets = offsets
-        self._characters: tuple[np.ndarray, np.ndarray] | None = None
+        self._characters: Places | None = None
 
-    def characters(self) -> tuple[np.ndarray, np.ndarray]:
+    def characters(self) -> Places:
         """First character of each token, and the end of its last one (both int32[n]).
 
         A character encoded by several tokens is in the span of each of them.
@@ -77,7 +73,7 @@ class Tokens:
             self._characters = self._find_characters()
         return self._characters
 
-    def _find_characters(self) -> tuple[np.ndarray, np.ndarray]:
+    def _find_characters(self) -> Places:
         if self._lengths is None:
             assert self._offsets is not None
             return self._offsets[:, 0], self._offsets[:, 1]
@@ -176,14 +172,21 @@ class TextTokenizer:
     Args:
         backend: A name of `choose_backend`; all except `hf` are for byte-level BPE only.
         sample: Texts on which it must return the same ids as the tokenizer itself.
+        takes_written_tokens: Whether literal special tokens are recognized anywhere in a text.
 
     Raises:
         ConfigurationError: If the tokenizer is not a fast one, or the backend does not suit it.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, backend: str = "hf", sample: Sequence[str] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        backend: str = "hf",
+        sample: Sequence[str] = (),
+        *,
+        takes_written_tokens: bool = False,
     ) -> None:
+        self._takes_written_tokens = takes_written_tokens
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is None:
             raise ConfigurationError(
@@ -224,7 +227,7 @@ class TextTokenizer:
                 )
                 for encoding, text in zip(encodings, texts, strict=True)
             ]
-        if own is None:
+        if own is None or self._takes_written_tokens:
             return tokens
         # Few texts contain literal special tokens: all texts are encoded with them recognized, at
         # full speed, and those with one outside the allowed parts are encoded a second time.
@@ -232,31 +235,6 @@ class TextTokenizer:
             if not self._special.all_inside(tokens[number], places, own(number)):
                 tokens[number] = self._special.encode(texts[number], own(number), self._lengths)
         return tokens
-
-
-def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
-    """Byte length of each entry of a byte-level BPE vocabulary (int32); None for other tokenizers.
-
-    A byte-level vocabulary represents each byte as one character, so lengths are those of entries.
-    """
-    parts = json.loads(tokenizer.to_str())
-    steps = (parts["pre_tokenizer"] or {}).get("pretokenizers", [parts["pre_tokenizer"] or {}])
-    if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step.get("type") for step in steps]:
-        return None
-    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-    added = {token["content"]: token["id"] for token in parts["added_tokens"]}
-    lengths = np.zeros(max([*vocabulary.values(), *added.values()]) + 1, np.int32)
-    for entry, number in vocabulary.items():
-        lengths[number] = len(entry)
-    for entry, number in added.items():
-        lengths[number] = len(entry.encode())
-    # A tokenizer may still add, drop or replace characters in many ways.
-    whole = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
-    totals = [
-        int(lengths[encoding.ids].sum())
-        for encoding in tokenizer.encode_batch(whole, add_special_tokens=False)
-    ]
-    return lengths if totals == [len(text.encode()) for text in whole] else None
 
 
 def text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
@@ -277,13 +255,6 @@ def text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
     overhang = np.maximum(np.append(spans[:, 1], 0)[rows - 1] - positions, 0)
     overhang[rows == 0] = 0
     return (positions - before[rows] + overhang).astype(np.int32)
-
-
-def covered_token_types(
-    places: np.ndarray, spans: np.ndarray, token_types: np.ndarray
-) -> np.ndarray:
-    """The token type (uint8) at each of the given characters; the spans cover the whole text."""
-    return token_types[spans[:, 1].searchsorted(places, side="right")]
 
 
 def mark_spans(
@@ -341,28 +312,23 @@ class Body:
 class JointBodies:
     """Encodes lead and body of each document as one string."""
 
-    def __init__(self, tokenizer: TextTokenizer, takes_written_tokens: bool) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._takes_written_tokens = takes_written_tokens
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Body]:
         """The bodies of documents, in one call of the tokenizer."""
         texts = [document.lead + document.body for document in rendered]
-
-        def own(number: int) -> np.ndarray:
-            return own_parts(rendered[number])
-
-        tokens = self._tokenizer.encode(texts, None if self._takes_written_tokens else own)
+        tokens = self._tokenizer.encode(texts, lambda number: _own_parts(rendered[number]))
         return [self._body(*pair) for pair in zip(rendered, tokens, strict=True)]
 
     def _body(self, rendered: Rendered, tokens: Tokens) -> Body:
-        token_types, run = plain_tokens(len(tokens.ids))
+        token_types, run, _ = plain_tokens(len(tokens.ids))
         if len(rendered.spans):
             token_types, run = token_types.copy(), run.copy()
-            places = in_body(rendered, tokens)
+            places = _in_body(rendered, tokens)
             mark_spans(token_types, run, *places, rendered.spans, rendered.span_token_types)
         lead = tokens.within(rendered.lead) if rendered.lead else 0
-        return Body(tokens.ids, token_types, run, lead, partial(locate, rendered, tokens))
+        return Body(tokens.ids, token_types, run, lead, partial(_locate, rendered, tokens))
 
 
 class SeparateBodies:
@@ -374,8 +340,9 @@ class SeparateBodies:
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Body]:
         """The bodies of documents; texts, and strings that are not known yet, in a call each."""
-        tokens = self._tokenizer.encode([document.text for document in rendered], _nothing_own)
-        tags = [inserted_strings(document) for document in rendered]
+        texts = [document.text for document in rendered]
+        tokens = self._tokenizer.encode(texts, lambda _: NO_PARTS)
+        tags = [_inserted_strings(document) for document in rendered]
         self._learn({pair for strings in tags for pair in strings})
         bodies = [self._body(*parts) for parts in zip(rendered, tokens, tags, strict=True)]
         if len(self._known) > CACHED_STRINGS:
@@ -400,8 +367,8 @@ class SeparateBodies:
     ) -> Body:
         inserted = [self._known[pair] for pair in strings]
         lead = len(inserted[0]) if rendered.lead else 0
-        token_types, run = plain_tokens(len(tokens.ids))
         if not inserted:
+            token_types, run, _ = plain_tokens(len(tokens.ids))
             return Body(tokens.ids, token_types, run, 0, tokens.characters)
         lengths = np.fromiter(map(len, inserted), np.int64, len(inserted))
         before = np.zeros(len(inserted), np.int64)  # text tokens before each string
@@ -421,7 +388,7 @@ class SeparateBodies:
         return Body(ids, token_types, run, lead, partial(_places_of, tokens, is_text))
 
 
-def inserted_strings(rendered: Rendered) -> list[tuple[str, bool]]:
+def _inserted_strings(rendered: Rendered) -> list[tuple[str, bool]]:
     """Lead and tags of a document in order, each with whether it is from the configuration."""
     strings = [(rendered.lead, True)] if rendered.lead else []
     if len(rendered.spans):
@@ -444,22 +411,22 @@ def places_between(tokens: Tokens, positions: np.ndarray) -> np.ndarray:
     return boundaries[boundaries.searchsorted(places, side="right") - 1]
 
 
-def own_parts(rendered: Rendered) -> np.ndarray:
+def _own_parts(rendered: Rendered) -> np.ndarray:
     """The parts of lead and body that come from the configuration (int[m, 2])."""
     lead = len(rendered.lead)
     return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
 
 
-def in_body(rendered: Rendered, tokens: Tokens) -> Places:
+def _in_body(rendered: Rendered, tokens: Tokens) -> Places:
     """Characters of the body that its tokens cover; tokens of the lead cover none."""
     lead = len(rendered.lead)
     starts, ends = tokens.characters()
     return (np.maximum(starts - lead, 0), np.maximum(ends - lead, 0)) if lead else (starts, ends)
 
 
-def locate(rendered: Rendered, tokens: Tokens) -> Places:
+def _locate(rendered: Rendered, tokens: Tokens) -> Places:
     """Characters of the original text that the tokens of lead and body cover."""
-    starts, ends = (text_positions(side, rendered.spans) for side in in_body(rendered, tokens))
+    starts, ends = (text_positions(side, rendered.spans) for side in _in_body(rendered, tokens))
     return starts, ends
 
 
@@ -473,19 +440,15 @@ def _places_of(tokens: Tokens, is_text: np.ndarray) -> Places:
     return first, last
 
 
-def _nothing_own(_: int) -> np.ndarray:
-    return NO_PARTS
-
-
-def plain_tokens(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Types and runs of tokens without metadata; slices of shared read-only arrays."""
-    token_types, run = _plain_tokens(max(1 << (length - 1).bit_length(), 1 << 12))
-    return token_types[:length], run[:length]
+def plain_tokens(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Types, runs and targets of tokens without metadata; slices of shared read-only arrays."""
+    token_types, run, targets = _plain_tokens(max(1 << (length - 1).bit_length(), 1 << 12))
+    return token_types[:length], run[:length], targets[:length]
 
 
 @lru_cache
-def _plain_tokens(size: int) -> tuple[np.ndarray, np.ndarray]:
-    arrays = np.zeros(size, np.uint8), np.full(size, -1, np.int32)
+def _plain_tokens(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    arrays = np.zeros(size, np.uint8), np.full(size, -1, np.int32), np.ones(size, np.bool_)
     for array in arrays:
         array.flags.writeable = False
     return arrays

@@ -5,7 +5,7 @@ arm is scored once, however many comparisons use it: a block is a group of docum
 every arm, encoded, cut into windows and batched.
 
 Some arms are controls. If a model gains from `url: …` whatever the address is, it gains from the
-form and not from the content. Values of other documents (`bsmeta.metadata.sampling`) show what the
+form and not from the content. Values of other documents (`bsmeta.metadata.rendering`) show what the
 content is worth. A prefix of junk words, or only the end of a prefix, has form without content: its
 gain is the effect of form, such as the sign that a document begins here. The prompt style,
 `Title: …; URL: …; Entities: A, B.` before the unchanged text, is how a user would write metadata
@@ -29,11 +29,11 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import reporting
-from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.data.text.encoding import WORDS, DocumentEncoder
+from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document, Record
-from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.metadata.sampling import OWN, SHUFFLED, WORDS, Donors
+from bsmeta.metadata.rendering import Donors, Rendered, Renderer
 from bsmeta.tasks.causal_lm.documents import NamedDocuments
 from bsmeta.tasks.causal_lm.scoring import Window, Windows, max_batch_tokens, plan_batches
 

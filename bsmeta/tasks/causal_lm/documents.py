@@ -34,8 +34,7 @@ from bsmeta.data.stream.windows import check_length, reason_of
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document
-from bsmeta.metadata.rendering import Renderer
-from bsmeta.metadata.sampling import Documents
+from bsmeta.metadata.rendering import Documents, Renderer
 
 LINES_AT_ONCE = 256
 

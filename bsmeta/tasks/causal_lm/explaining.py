@@ -30,8 +30,10 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.io.files import Cache
 from bsmeta.data.io.lines import IndexCache, open_shard
 from bsmeta.data.io.shards import Shard
+from bsmeta.data.stream.held_out import held_out
+from bsmeta.data.stream.live import deal_corpora, open_corpora
 from bsmeta.data.stream.plan import Share
-from bsmeta.data.stream.sources import checked_lines, deal_corpora, held_out, open_corpora
+from bsmeta.data.stream.survey import checked_lines
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.metadata.processors import column_keys, type_of
@@ -299,7 +301,7 @@ class Selection:
         self._check_found(window, start, [document.number for document, _ in chosen], skipped)
         return ExplainedWindow(
             shard=window.shard.name,
-            first=window.first,
+            first=window.numbers[0],
             last=last_of(window),
             count=len(window.lines),
             documents=[
@@ -343,7 +345,7 @@ class Selection:
             reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
             raise ConfigurationError(
                 f"document={window.shard.name}:{start}: training skips it (of documents "
-                f"{window.first} to {last_of(window)} it skips {reasons}); "
+                f"{window.numbers[0]} to {last_of(window)} it skips {reasons}); "
                 "data_config.bad_documents=strict and on_test_overlap=error say what is wrong"
             )
 

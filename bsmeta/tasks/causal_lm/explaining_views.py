@@ -29,8 +29,7 @@ from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import BY_TEXT, train_files
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk
-from bsmeta.data.text.tokenizer import byte_alphabet
-from bsmeta.data.text.tokens import byte_lengths
+from bsmeta.data.text.tokenizer import byte_alphabet, byte_lengths
 from bsmeta.tasks.causal_lm.explaining import (
     ExplainedDocument,
     ExplainedWindow,

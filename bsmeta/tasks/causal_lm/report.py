@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.markup import escape
 
-from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
+from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
 from bsmeta.report.inference import Estimate

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
+from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.inference import Estimate, Interval, rough_intervals
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.tasks.causal_lm.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT

@@ -30,11 +30,11 @@ from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.process import log_once
 from bsmeta.data.batch import MicroBatch, StepData, Stream
-from bsmeta.data.stream.sources import Survey, survey_data
-from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.stream.windows import SOURCE_COUNTS, WITH_METADATA
+from bsmeta.data.stream.survey import Survey, survey_data
+from bsmeta.data.stream.train_stream import SOURCE_COUNTS, TrainStream
+from bsmeta.data.stream.windows import WITH_METADATA
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
-from bsmeta.metadata.sampling import chances
+from bsmeta.metadata.rendering import chances
 from bsmeta.models import layers
 from bsmeta.models.layers import (
     IGNORED,

@@ -35,9 +35,13 @@ from bsmeta.core.errors import ConfigurationError, DataError, differing, refuse
 from bsmeta.core.files import file_hash
 from bsmeta.core.process import log_once, rank, release_signals
 from bsmeta.core.progress import exclusively, opaque_work
-from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
-from bsmeta.data.text.tokenizer import special_tokens, tokenizer_of, tokens_with_places
+from bsmeta.data.text.tokenizer import (
+    special_tokens,
+    tokenizer_fingerprint,
+    tokenizer_of,
+    tokens_with_places,
+)
 from bsmeta.tasks.classification import store
 from bsmeta.tasks.classification.config import (
     ClassificationConfig,

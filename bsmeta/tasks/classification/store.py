@@ -34,7 +34,7 @@ import xxhash
 from bsmeta.core.errors import DataError, nearest
 from bsmeta.core.files import building, file_hash, sync
 from bsmeta.core.progress import file_bar
-from bsmeta.data.seeds import derive
+from bsmeta.data import derive
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 

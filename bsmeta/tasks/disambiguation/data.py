@@ -19,8 +19,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.progress import reporting
+from bsmeta.data import derive
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.seeds import derive
 from bsmeta.data.text.tokenizer import special_tokens
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.embeddings import FrozenStates, FrozenVectors, Neighbors

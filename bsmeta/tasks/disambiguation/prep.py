@@ -33,9 +33,8 @@ from bsmeta.core.process import plain_children
 from bsmeta.core.progress import file_bar
 from bsmeta.data.io.files import Cache
 from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
-from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.table.stream import open_store, saved_key
-from bsmeta.data.text.tokenizer import tokens_with_places
+from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokens_with_places
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import (
     Line,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
+from bsmeta.data.text.tokenizer import tokenizer_fingerprint
 from bsmeta.tasks.spelling.candidates import Candidates, Form
 from bsmeta.tasks.spelling.lexicon import BOUNDARY, Lexicon, Parsed, hash_words, join_hashes, parse
 

@@ -29,7 +29,7 @@ import xxhash
 from rapidfuzz.distance import Editop, Levenshtein
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.seeds import derive
+from bsmeta.data import derive
 from bsmeta.data.text.sentences import ABBREVIATIONS, core
 from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
 

@@ -33,7 +33,7 @@ import xxhash
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
 from bsmeta.core.progress import exclusively, report_progress, reporting
-from bsmeta.data.seeds import derive, permutation
+from bsmeta.data import derive, permutation
 from bsmeta.data.table.stream import file_hashes, open_store
 from bsmeta.data.text.sentences import cut
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig

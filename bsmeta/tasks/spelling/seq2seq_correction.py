@@ -20,9 +20,8 @@ from transformers import (
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.text.sentences import cut
-from bsmeta.data.text.tokenizer import tokenizer_of
+from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokenizer_of
 from bsmeta.models.pretrained import check_files, explained, load_exported
 from bsmeta.tasks.spelling.correction import Corrector
 from bsmeta.tasks.spelling.corrections import (

@@ -7,9 +7,9 @@ import pytest
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.data.text.encoding import WORDS
 from bsmeta.metadata.records import Document, Record
-from bsmeta.metadata.rendering import Renderer
-from bsmeta.metadata.sampling import WORDS, Donors
+from bsmeta.metadata.rendering import Donors, Renderer
 from bsmeta.tasks.causal_lm.arms import (
     Arm,
     FormRenderer,

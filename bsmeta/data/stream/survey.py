@@ -1,0 +1,434 @@
+"""What is found out about the data of a run before it starts.
+
+The survey lists and samples the shards, reads the first documents, and hashes the held-out file.
+One process does this for all; the others receive the result, so the requests of a start do not grow
+with their number. What may differ from machine to machine is left to each: where the shards are,
+and that they are the same files (`shards.check_is_listed`, when one is opened).
+
+The first documents must have the text and the metadata that the run should train on. A path of
+`data_config.columns` that no document has is an error, as is a type that is neither known to the
+project nor in any of the first documents: a misspelled one would silently be left out. A known type
+that no document has is only a note, as `metadata_list` may name more types than a data set has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from bsmeta.config.data import DataConfig, check_data, source_configs
+from bsmeta.config.metadata import MetadataConfig, phase_configs
+from bsmeta.core.errors import (
+    HYDRA,
+    ConfigurationError,
+    DataError,
+    Problem,
+    UserError,
+    closest,
+    nearest,
+    refuse,
+    show,
+)
+from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shards import (
+    Shard,
+    entries_of,
+    list_shards,
+    remote_settings,
+    some_of,
+    validation_path,
+)
+from bsmeta.data.stream.held_out import HeldOutFingerprints, held_out, held_out_fingerprint
+from bsmeta.data.stream.live import Corpus, Source, deal_corpora, open_corpora, source_of
+from bsmeta.data.stream.plan import Share
+from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
+from bsmeta.metadata.metadata_type import CONFIG_KEY
+from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
+from bsmeta.metadata.records import UNREADABLE, BadDocument
+
+SAMPLE_LINES = 8  # of a shard, on which tokenizers are compared
+DOCUMENTS = 64
+MANY_DOCUMENTS = 2048  # looked at before a type is refused that is in none of them
+MISSPELLED = 0.75  # smallest difflib ratio of a misspelling: titel, urls; not language_score
+SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds
+SHOWN = 40  # columns in a message
+
+SampledShards = tuple[Sequence[Shard], Callable[[Shard, int], list[bytes]]]
+"""The shards of a source, and the function that reads their first lines."""
+
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
+_NAME = msgspec.json.Decoder(str)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The data of a run; picklable.
+
+    Attributes:
+        entries: What names the shards of each source, with absolute paths of the machine.
+        held_out: Identifies the held-out file.
+        remote_held_out: That file, if it is not on a disk.
+        shards: The shards of each source, sorted, with the hashes of their samples.
+        kept_out: The documents that must not be trained on; None without a held-out file.
+        lines: Some of the first lines of each source.
+        failure: Why documents cannot be read, if their sequences are prepared; otherwise None.
+    """
+
+    entries: dict[str, list[str]]
+    held_out: str
+    remote_held_out: FileRef | None
+    shards: dict[str, list[Shard]]
+    kept_out: HeldOutFingerprints | None
+    lines: dict[str, list[bytes]]
+    failure: UserError | None = None
+
+    def corpora(self, config: DataConfig) -> list[Corpus]:
+        """The corpora of a run as this process reads them.
+
+        Raises:
+            DataError: If this machine has other shards.
+        """
+        entries = _absolute_entries(config)
+        shards = {}
+        for name, data in source_configs(config).items():
+            settings = remote_settings(data)  # the cache of this process may be elsewhere
+            shards[name] = [
+                replace(shard, path=replace(shard.path, settings=settings))
+                if isinstance(shard.path, FileRef)
+                else shard
+                for shard in self.shards[name]
+            ]
+            if entries[name] != self.entries[name]:
+                shards[name] = _with_own_paths(shards[name], data)
+        return open_corpora(config, shards)
+
+
+def survey_data(config: DataConfig) -> Survey:
+    """Lists, samples and checks the data.
+
+    Raises:
+        ConfigurationError: If a key has an invalid value, or there are too many streams.
+        DataError: If shards are missing, or what is held out cannot be read.
+    """
+    check_data(config)
+    shards: dict[str, list[Shard]] = {}
+    kept_out, lines, failure = None, dict[str, list[bytes]](), None
+    try:
+        for name, data in source_configs(config).items():
+            source = source_of(data)
+            shards[name] = source.with_samples(source.shards())
+        corpora = open_corpora(config, shards)
+        sampled = {one.name: (one.shards, one.source.first_lines) for one in corpora}
+        refuse(_unknown_types(config, sampled))
+        kept_out = held_out(config)
+        for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
+            _check_streams_have_documents(corpus.source, dealt, config)
+            lines[corpus.name] = checked_lines(config, corpus)
+    except UserError as error:
+        if config.prepared is None:
+            raise
+        failure = error
+    path = validation_path(config)
+    return Survey(
+        _absolute_entries(config),
+        held_out_fingerprint(config),
+        path if isinstance(path, FileRef) else None,
+        shards,
+        kept_out,
+        lines,
+        failure,
+    )
+
+
+def _absolute_entries(config: DataConfig) -> dict[str, list[str]]:
+    return {
+        name: [entry if "://" in entry else os.path.abspath(entry) for entry in entries_of(data)]
+        for name, data in source_configs(config).items()
+    }
+
+
+def _with_own_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
+    """The shards; the local ones with the paths that they have on this machine."""
+    paths = {shard.name: shard.path for shard in source_of(config).shards()}
+    missing = [shard.name for shard in shards if shard.name not in paths]
+    if missing or len(paths) > len(shards):
+        named = missing or sorted(paths.keys() - {shard.name for shard in shards})
+        raise DataError(
+            f"data_config.train_file={config.train_file} names {len(paths)} shards on "
+            f"{socket.gethostname()}, and {len(shards)} for the first process; the first that only "
+            f"one of them has: {named[0]}; expected the same files on all machines"
+        )
+    return [
+        shard
+        if isinstance(shard.path, FileRef)  # as listed for all
+        else replace(shard, path=paths[shard.name])
+        for shard in shards
+    ]
+
+
+def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
+    """Some of the first lines of a corpus, whose first documents are checked.
+
+    Raises:
+        ConfigurationError: If no document has a path of the columns.
+    """
+    sampled = corpus.shards, corpus.source.first_lines
+    refuse(_absent_paths(config, corpus.name, sampled))
+    return [
+        line
+        for shard in some_of(corpus.shards)
+        for line in corpus.source.first_lines(shard, SAMPLE_LINES)
+    ]
+
+
+def _check_streams_have_documents(
+    source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
+) -> None:
+    """Checks that streams that do not own the beginning of a shard have at least one document."""
+    for stream, shares in enumerate(dealt):
+        firsts = [(share, share.documents(0, 1)[0]) for share in shares]
+        if not shares or any(first == 0 for _, first in firsts):
+            continue
+        if not any(source.has_line(share.shard, first) for share, first in firsts):
+            where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
+            raise ConfigurationError(
+                f"data_config.num_streams={config.num_streams} is too many: no document is left "
+                f"for stream {stream}, which would own some of {where}; lower num_streams, or add "
+                "shards"
+            )
+
+
+def column_problems(config: DataConfig) -> Iterator[Problem]:
+    """Yields the paths of text and metadata that none of the first documents has.
+
+    None if the shards are not on a local disk; the run itself then checks them.
+    """
+    for name, data in source_configs(config).items():
+        with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
+            yield from _absent_paths(config, name, _local_sample(data))
+
+
+def type_problems(config: DataConfig) -> list[Problem]:
+    """The types of `metadata_list` that are unknown and in none of the first documents.
+
+    None if not all shards are on a local disk; the run itself then checks them.
+    """
+    sources = {name: _local_sample(data) for name, data in source_configs(config).items()}
+    return _unknown_types(config, sources) if all(own for own, _ in sources.values()) else []
+
+
+def missing_types(config: DataConfig) -> list[str]:
+    """Messages about the types of `metadata_list` that none of the first documents has.
+
+    None if there are no such types, or if the shards are not on a local disk. Shards that cannot
+    be read are ignored here: the run itself reports them.
+    """
+    wanted = _wanted(config.metadata_config)
+    found = [_missing_types(data, name, wanted) for name, data in source_configs(config).items()]
+    return [message for message in found if message]
+
+
+def _local_sample(config: DataConfig) -> SampledShards:
+    """The training shards, if they are to be read from a local disk and can be listed."""
+    shards: list[Shard] = []
+    with contextlib.suppress(UserError, OSError):
+        # Only the run itself requests files from the Hub.
+        if not config.prepared and not any("://" in entry for entry in entries_of(config)):
+            shards = list_shards(config)
+    return shards, lambda shard, count: first_lines(shard.path, count)
+
+
+def _first_lines(sampled: SampledShards, most: int, count: int) -> list[bytes]:
+    """The first lines of up to `most` shards, `count` of each; none of those that are unreadable.
+
+    The run itself reports these.
+    """
+    lines: list[bytes] = []
+    shards, read = sampled
+    for shard in some_of(shards, most):
+        with contextlib.suppress(UserError, OSError, EOFError):
+            lines += read(shard, count)
+    return lines
+
+
+def _unknown_types(config: DataConfig, sources: Mapping[str, SampledShards]) -> list[Problem]:
+    own, wanted = source_configs(config), _wanted(config.metadata_config)
+    mapped = {kind for data in own.values() for kind in data.columns if kind != TEXT}
+    unknown = wanted - {*PROCESSORS, *mapped, SOURCE_KEY}
+    if all(data.columns for data in own.values()) and wanted & mapped:
+        # One list may serve several corpora, each with its own columns: only misspellings.
+        names = [*mapped, *PROCESSORS]
+        unknown = {one for one in unknown if difflib.get_close_matches(one, names, 1, MISSPELLED)}
+    unmapped = [one for name, one in sources.items() if not own[name].columns]
+    lines: list[bytes] = []
+    found: set[str] = set()
+    for count in (DOCUMENTS, MANY_DOCUMENTS):
+        if not unknown:
+            return []
+        lines = []
+        for shards, read in unmapped:
+            few = min(len(shards), SHARDS[-1])
+            lines += _first_lines((shards, read), SHARDS[-1], -(-count // max(few, 1)))
+        found = {*_columns(lines)}
+        unknown -= found
+        if unmapped and not lines:  # the run itself reports why
+            return []
+    there = sorted({*found, *mapped})
+    return [_unknown_problem(config, unknown, there, lines)] if unknown else []
+
+
+def _unknown_problem(
+    config: DataConfig, unknown: set[str], there: Sequence[str], lines: Sequence[bytes]
+) -> Problem:
+    key, named = f"{CONFIG_KEY}.metadata_list", config.metadata_config.metadata_list
+    known = [*there, *PROCESSORS]
+    missing = [name for name in named if name in unknown]
+    where = f"none of the first {len(lines):,} documents has"
+    if not lines:
+        where = "data_config.columns does not have"
+    expected = f"types that there are: {', '.join(there) or 'none'}{nearest(missing[0], known)}"
+    fixed = dict.fromkeys(closest(name, known) if name in missing else name for name in named)
+    fix = f"{key}=[{','.join(fixed)}], or leave {', '.join(missing)} out"
+    plain = [name for name in missing if _is_plain(name, lines)]
+    if plain:
+        fix = f"data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column"
+    return Problem(key, HYDRA, f"{', '.join(missing)}, which {where}", expected, fix)
+
+
+def _absent_paths(config: DataConfig, name: str, sampled: SampledShards) -> list[Problem]:
+    """The paths that are in no document of a few shards, nor in any of some more.
+
+    Args:
+        name: The source; "" without a mixture.
+    """
+    key = "data_config.columns"
+    for number, source in enumerate(config.sources):
+        if source.name == name and source.columns:
+            key = f"data_config.sources.{number}.columns"
+    columns = {TEXT: TEXT, **source_configs(config)[name].columns}
+    problems: list[Problem] = []
+    for most in SHARDS:
+        rows = map(_object, _first_lines(sampled, most, DOCUMENTS))
+        problems = [*_path_problems(key, columns, (row for row in rows if row is not None))]
+        if not problems:
+            break
+    return problems
+
+
+def _path_problems(
+    key: str, columns: Mapping[str, str], rows: Iterable[dict[str, Any]]
+) -> Iterator[Problem]:
+    """Yields the paths that are in none of some rows; none where there are no rows."""
+    values, objects = set[str](), set[str]()
+    count = 0
+    for row in rows:
+        count += 1
+        _collect(row, "", values, objects)
+        if values.issuperset(columns.values()):
+            return  # as a rule in the first row, and parsing them all takes a while
+    if count == 0:
+        return
+    known = sorted(values)
+    more = ", …" if len(known) > SHOWN else ""
+    for kind, path in columns.items():
+        if path in values:
+            continue
+        inside = [candidate for candidate in known if candidate.startswith(f"{path}.")]
+        alike = _of_like_names(path, known) or _of_like_names(kind, known)
+        best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
+        hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
+        found = f"{show(path)}, which none of the first {count} documents has"
+        if path in objects:
+            found, hint = f"{show(path)}, which is an object", f"; in it: {', '.join(inside)}"
+        expected = f"one of their columns: {', '.join(known[:SHOWN]) or 'none'}{more}{hint}"
+        yield Problem(f"{key}.{kind}", HYDRA, found, expected, f"{key}.{kind}={best}")
+
+
+def _of_like_names(path: str, known: Sequence[str]) -> list[str]:
+    """The paths whose last name contains that of `path`, those of an equal name first."""
+    wanted = path.rpartition(".")[2].lower()
+    names = {candidate: candidate.rpartition(".")[2].lower() for candidate in known}
+    found = [candidate for candidate, name in names.items() if wanted in name]
+    return sorted(found, key=lambda candidate: names[candidate] != wanted)
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        return _OBJECT.decode(line)
+    except UNREADABLE:
+        return None
+
+
+def _collect(row: dict[str, Any], prefix: str, values: set[str], objects: set[str]) -> None:
+    """Adds the dotted paths of all values and of all objects in a row."""
+    for name, value in row.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict):
+            objects.add(path)
+            _collect(value, f"{path}.", values, objects)
+        else:
+            values.add(path)
+
+
+def _wanted(config: MetadataConfig) -> set[str]:
+    """The types that documents may be given, except those that every document has."""
+    phases = [phase for phase in phase_configs(config) if phase.metadata_probability > 0]
+    wanted = {name for phase in phases for name in phase.metadata_list}
+    return {name for name in wanted if not type_of(name).always_present}
+
+
+def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
+    metadata = config.metadata_config
+    shards, read = _local_sample(config)
+    if not wanted or not shards:
+        return ""
+    try:
+        lines = read(shards[0], DOCUMENTS)
+    except (UserError, OSError, EOFError):
+        return ""
+    decoder = make_decoder(metadata, config.columns, source, config.content)
+    missing = [name for name in metadata.metadata_list if name in wanted]
+    for line in lines:
+        with contextlib.suppress(BadDocument):
+            document = decoder.decode(line)
+            missing = [name for name in missing if not document.has(name)]
+    if not missing:
+        return ""
+    whole = "; it would train on text alone" if len(missing) == len(metadata.metadata_list) else ""
+    columns = [name for name in config.columns if name != TEXT] or _columns(lines)
+    plain = [] if config.columns else [name for name in missing if _is_plain(name, lines)]
+    hint = f" (data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column)" if plain else ""
+    return (
+        f"none of the first {len(lines)} documents of {shards[0].name} has {', '.join(missing)} "
+        f"(metadata_list){whole}. Their columns: {', '.join(columns) or 'none'}{hint}"
+    )
+
+
+def _is_plain(name: str, lines: Sequence[bytes]) -> bool:
+    """Whether lines have a column of this name with a plain value."""
+    rows = [_object(line) or {} for line in lines]
+    return any(isinstance(row.get(name), (str, int, float)) for row in rows)
+
+
+def _columns(lines: Sequence[bytes]) -> list[str]:
+    """The metadata types of some lines, from columns and lists of records."""
+    keys = column_keys()
+    found: set[str] = set()
+    for line in lines:
+        with contextlib.suppress(*UNREADABLE, KeyError):
+            row = _KEYS.decode(line)
+            columns = [name.removeprefix("metadata_") for name in row if name[:9] == "metadata_"]
+            found |= {keys.get(column, column) for column in columns}
+            for record in _RECORDS.decode(row.get("metadata", msgspec.Raw(b"null"))) or ():
+                found.add(_NAME.decode(record["key"]))
+    return sorted(found)
