@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from bsmeta.config.causal_lm import DownloadConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import key
 from bsmeta.core.process import EXIT_PREEMPTED
-
-
-@dataclass(kw_only=True)
-class DownloadConfig:
-    """Downloads the files of a manifest, verifies and unpacks them."""
-
-    manifest: str | None = key(
-        None,
-        "JSON or YAML file with `files`: each `path`, `address`, `bytes`, `sha256`, and of an "
-        "archive `unpack` (a folder) and `unpacked_bytes`",
-        is_path=True,
-    )
-    folder: str | None = key(None, "where the files go", is_path=True)
-    mirror: str | None = key(
-        None,
-        "what relative addresses begin with: http(s):// or file://; null: the folder of the "
-        "manifest",
-    )
-    keep_archives: bool = key(False, "keep archives that were unpacked")
-    retries: int = key(
-        8, "failures in a row after which a download is given up; progress starts over", at_least=0
-    )
-    timeout: float = key(60.0, "seconds without data after which a request is repeated", above=0)
 
 
 def main(config: DownloadConfig) -> int:

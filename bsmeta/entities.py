@@ -10,60 +10,13 @@ python bsmeta/entities.py table=entities
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from bsmeta.config.causal_lm import EntitiesConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import key
 
 _SOURCES = ("profiles", "entity_dir", "add")
-
-
-@dataclass(kw_only=True)
-class EntitiesConfig:
-    """The table of the entities that mentions may mean: built, added to, or described."""
-
-    table: str | None = key(None, "folder of the table", is_path=True)
-    profiles: str | None = key(
-        None, "build the table from profiles: .jsonl(.gz, .zst), an entity each line", is_path=True
-    )
-    entity_dir: str | None = key(
-        None,
-        "build the table from the entity files of Bootleg: the folder that has entity_mappings/ "
-        "(in the second generation also type_mappings/ and kg_mappings/)",
-        is_path=True,
-    )
-    emb_dir: str | None = key(
-        None,
-        "the first generation's folder of types and relations",
-        is_path=True,
-    )
-    types: list[str] | None = key(
-        None,
-        "files of emb_dir with types: FILE, or FILE:VOCABULARY if that is not type_vocab.json; or "
-        "the systems of type_mappings/; null: qid2types.json, or all systems; []: none",
-    )
-    relations: list[str] | None = key(
-        None,
-        "files of emb_dir or kg_mappings/ with relations: FILE, or FILE:VOCABULARY if that is not "
-        "relation_vocab.json; null: qid2relations.json and kg_conn.txt, or qid2relations; []: none",
-    )
-    max_candidates: int | None = key(
-        None,
-        "candidates that an alias keeps: those with the highest scores; null: 30, or what "
-        "entity_mappings/config.json says",
-        at_least=1,
-    )
-    add: str | None = key(
-        None, "profiles of entities to add to the table, which keeps its numbers", is_path=True
-    )
-    checkpoint: str | None = key(
-        None,
-        "a run folder or a checkpoint, whose model encodes the added entities at once; null: each "
-        "when it is first a candidate",
-        is_path=True,
-    )
 
 
 def main(config: EntitiesConfig) -> None:
@@ -94,11 +47,7 @@ def _summary(config: EntitiesConfig, folder: Path) -> str:
     # Imported here because datasets and Arrow take a while, and the keys are checked first.
     from bsmeta.tasks.disambiguation.entities import EntityTable
     from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
-    from bsmeta.tasks.disambiguation.profiles import (
-        MAX_CANDIDATES,
-        add_entities,
-        build_entities,
-    )
+    from bsmeta.tasks.disambiguation.profiles import MAX_CANDIDATES, add_entities, build_entities
 
     if config.profiles is not None:
         most = config.max_candidates or MAX_CANDIDATES

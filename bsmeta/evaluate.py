@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS

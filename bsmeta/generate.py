@@ -9,9 +9,10 @@ python bsmeta/generate.py mode=attribute type=url
 
 from __future__ import annotations
 
+from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.evaluation import GenerateConfig, refuse_unused
+from bsmeta.config.values import refuse_unused
 from bsmeta.tasks import TASKS
 
 _OF_BOTH = (

@@ -13,16 +13,16 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bsmeta.config.causal_lm import PredictConfig
 from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing
-from bsmeta.core.keys import key
 from bsmeta.core.process import EXIT_PREEMPTED
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.table.csv_file import BadRows
@@ -35,50 +35,6 @@ if TYPE_CHECKING:
 RECORDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
 """Endings of files of records; any other file is a text."""
 BYTE_ORDER_MARK = "\ufeff"
-
-
-@dataclass(kw_only=True)
-class PredictConfig:
-    """The predictions of a trained model for new records."""
-
-    checkpoint: str = key(
-        "runs/classification",
-        "a run folder (its model/, else that of its newest checkpoint with one), or a checkpoint "
-        "folder",
-        is_path=True,
-    )
-    overrides: dict[str, Any] = key(
-        {},
-        "keys of the training configuration to change, such as "
-        "+overrides.data_config.text_column=body",
-    )
-    input: str | None = key(
-        None,
-        "records: .csv, .tsv or .jsonl, also .gz, with the columns of the training; or, for a "
-        "spelling task, a text: any other file, or - for standard input",
-        is_path=True,
-    )
-    output: str | None = key(
-        None,
-        "the records with their predictions: .csv or .jsonl. OUTPUT.part until it is complete; the "
-        "same call continues it (for a text: null prints the result)",
-        is_path=True,
-    )
-    show: str = key(
-        "auto",
-        "what is made of a text: text: the corrected text alone; color: the text, with errors in "
-        "red and corrections in green; json: each change with its character offsets; diff: the "
-        "corrections, for `patch`; auto: color on a terminal, otherwise text (a detector has "
-        "neither text nor diff)",
-        choices=("auto", "text", "color", "json", "diff"),
-    )
-    csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
-    csv_encoding: str = key("auto", "encoding of a CSV file; auto: UTF-8, UTF-16 or UTF-32")
-    on_bad_row: str = key(
-        "refuse",
-        "a record without text, or that cannot be read; skip: leave it out, and count",
-        choices=("refuse", "skip"),
-    )
 
 
 def main(config: PredictConfig) -> int:

@@ -9,14 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
-from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig, StageConfig
-from bsmeta.config.describe import Key, group_options, sections
-from bsmeta.config.evaluation import EvaluateConfig, GenerateConfig
+from bsmeta.config.causal_lm import (
+    CausalLMConfig,
+    DownloadConfig,
+    EntitiesConfig,
+    EvaluateConfig,
+    ExplainConfig,
+    GenerateConfig,
+    PredictConfig,
+    PrepareConfig,
+    StageConfig,
+)
+from bsmeta.config.command_line import Key, sections
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.sources import group_options
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.download import DownloadConfig
-from bsmeta.entities import EntitiesConfig
-from bsmeta.predict import PredictConfig
 from bsmeta.tasks import TASKS
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
@@ -139,7 +146,7 @@ def _table(keys: list[Key]) -> str:
         owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
         name = key.name.rpartition(".")[2]
         values = f"`{key.about.values}`" if key.about.values else ""
-        cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.about.meaning, owner]
+        cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.meaning, owner]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.hydra_ext import composed_files, reading
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.sources import reading, shown_path
 from bsmeta.config.steps import launch_notes, print_summary, set_branch_length, summary
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.process import StopRequest, rank, release_signals
@@ -39,8 +39,13 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     entry = TASKS[config.task]
     if is_main:
         remarks = [*launch_notes(checked.launch), *entry.notes(config)]
-        print_summary(summary(config, checked.launch, entry, composed_files()), remarks)
-    if config.check_only or entry.only_prepares(config):
+        print_summary(
+            summary(config, checked.launch, entry, [*map(shown_path, reading.contents)]), remarks
+        )
+    if config.check_only:
+        return 0
+    if getattr(config, "prep_only", False):  # of tasks on tables
+        entry.prepare(config)
         return 0
     stop = StopRequest()
     if config.estimate:

@@ -18,9 +18,9 @@ import msgspec
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import entry_of, value_problems
+from bsmeta.config.command_line import choose
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
-from bsmeta.config.hydra_ext import choose
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, nearest, refuse

@@ -20,7 +20,7 @@ from torch import nn
 
 from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
 from bsmeta.api.runs import Run
-from bsmeta.config.evaluation import GenerateConfig
+from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.metadata.metadata_type import OWN

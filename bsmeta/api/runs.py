@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.evaluation import saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
+from bsmeta.config.values import saved_config
 from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import CONFIG, Checkpoint, list_checkpoints

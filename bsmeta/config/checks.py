@@ -15,14 +15,21 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import FullyShard, fsdp_problems, fully_shard_of, launch_problems
-from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED
-from bsmeta.config.schema import TRACKERS, WSD, PretrainedConfig, RunConfig
+from bsmeta.config.schema import (
+    ADAMW,
+    OPTIMIZERS,
+    TRACKERS,
+    UNDER_DEEPSPEED,
+    WSD,
+    PretrainedConfig,
+    RunConfig,
+)
 from bsmeta.config.steps import branch_step, decays_in_warm_up, how_to_export, lacks_model
 from bsmeta.core.errors import (
     HYDRA,
@@ -44,17 +51,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 Row = tuple[str, str]
 
 
-def load(place: str) -> Any:
-    """The `attribute` of `module:attribute`, which is imported."""
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
-
-
 def imported(place: str) -> Callable[..., Any]:
     """A function that imports `module:attribute` when it is called, and calls it."""
 
     def call(*arguments: Any) -> Any:
-        return load(place)(*arguments)
+        return resolve_name(place)(*arguments)
 
     return call
 
@@ -94,7 +95,7 @@ class TaskEntry:
     start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
     notes: Callable[[Any], Iterable[str]] = _nothing
-    prepare: Callable[[Any], object] | None = None
+    prepare: Callable[[Any], object] = _nothing
     evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None
     programs: tuple[str, ...] = ()
     has_epochs: bool = False
@@ -104,15 +105,8 @@ class TaskEntry:
     @property
     def config(self) -> type[RunConfig]:
         """The schema, which is imported only if it is asked for."""
-        loaded: type[RunConfig] = load(self.schema)
+        loaded: type[RunConfig] = resolve_name(self.schema)
         return loaded
-
-    def only_prepares(self, config: RunConfig) -> bool:
-        """Builds the data if the configuration asks for that and no more; returns whether."""
-        asked = self.prepare is not None and bool(getattr(config, "prep_only", False))
-        if asked and self.prepare is not None:
-            self.prepare(config)
-        return asked
 
 
 def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
@@ -164,6 +158,10 @@ def check_run(
 
     Args:
         mistakes: Problems found earlier; reported along with the rest.
+        overridden: The keys of the command line.
+
+    Raises:
+        ConfigurationError: Listing every problem with its key, file, both values and the fix.
     """
     entry, wrong_task = entry_of(config, tasks)
     found: list[Problem | str] = [*mistakes, *wrong_task]
@@ -182,41 +180,37 @@ def check(
     mistakes: Sequence[Problem | str] = (),
     overridden: Collection[str] = (),
 ) -> CheckedRun:
-    """Runs the checks of `check_run` for a given launch.
-
-    Raises:
-        ConfigurationError: Listing every problem with its key, file, both values and the fix.
-    """
+    """Runs the checks of `check_run` for a given launch."""
     problems = [*mistakes, *_own_problems(config, entry, overridden)]
     problems += launch_problems(config, launch)
     problems += fsdp_problems(config, launch, entry)
-    document = None
+    document = deepspeed = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
-        from bsmeta.config.deepspeed import check_json, fill  # imports pydantic
+        from bsmeta.config.deepspeed import DeepSpeedJson, read_json  # imports pydantic
 
-        document, in_json = check_json(launch.deepspeed_config_file, config, launch)
-        problems += in_json
+        document, unreadable = read_json(launch.deepspeed_config_file)
+        problems += unreadable
+        if document is not None:
+            deepspeed = DeepSpeedJson(document, config, launch)
+            problems += deepspeed.problems({problem.key for problem in unreadable})
     problems += loop_problems(config, launch, document, entry)
     problems += entry.start_problems(config, launch, document)
     refuse(problems)
-    filled = None if document is None else fill(document, config, launch)
+    filled = None if deepspeed is None else deepspeed.filled()
     return CheckedRun(launch=launch, deepspeed_config=filled, fully_shard=fully_shard_of(launch))
 
 
 def _own_problems(
     config: RunConfig, entry: TaskEntry, overridden: Collection[str]
-) -> list[Problem]:
-    """The problems that do not depend on the launch."""
-    own = entry.value_problems(config, overridden)
-    return [*value_problems(config, overridden), *own, *folder_problems(config)]
+) -> Iterator[Problem]:
+    """Yields the problems that do not depend on the launch."""
+    yield from value_problems(config, overridden)
+    yield from entry.value_problems(config, overridden)
+    yield from folder_problems(config)
 
 
 def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
-    """Yields invalid values and invalid combinations of values.
-
-    Args:
-        overridden: The keys of the command line.
-    """
+    """Yields invalid values and invalid combinations of values."""
     yield from bound_problems(config)
     if config.warmup_share is not None and "num_warmup_steps" in overridden:
         expected = f"no such override: warmup_share={config.warmup_share:g} takes its place"
@@ -294,16 +288,16 @@ def loop_problems(
     if config.async_save and launch.deepspeed:
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
         yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
-    yield from _evaluation(config, config.metrics)
+    yield from _evaluation(config)
     yield from _exports(config, entry)
     yield from _epochs(config, entry)
     yield from _names(config)
     yield from _profile(config)
 
 
-def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[Problem]:
+def _evaluation(config: RunConfig) -> Iterator[Problem]:
     """Yields a `keep_best_by` without evaluations, or with a metric that they do not have."""
-    best = config.keep_best_by
+    best, metrics = config.keep_best_by, config.metrics
     if best is None:
         for key in ("early_stopping_patience", "export_best"):
             if getattr(config, key):
@@ -315,11 +309,10 @@ def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[
     if not evaluates:
         expected = "null, because eval_steps=0 evaluates nothing"
         fix = "keep_best_by=null, or eval_steps=1000, for example"
-        yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
+        yield _refused(config, "keep_best_by", expected, fix)
     elif metrics is not None and best not in metrics:
         expected = f"one of {', '.join(metrics)}{nearest(best, metrics)}"
-        fix = f"keep_best_by={closest(best, metrics)}"
-        yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
+        yield _refused(config, "keep_best_by", expected, f"keep_best_by={closest(best, metrics)}")
 
 
 def _exports(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
@@ -349,38 +342,33 @@ def _epochs(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
         "saves_per_epoch": "save_steps",
     }
     for key, in_steps in instead.items():
-        value = getattr(config, key)
-        if value is not None and not entry.has_epochs:
+        if getattr(config, key) is not None and not entry.has_epochs:
             expected = f"null: task={config.task} has no epochs"
-            fix = f"{key}=null, and {in_steps}"
-            yield Problem(key, HYDRA, show(value), expected, fix)
+            yield _refused(config, key, expected, f"{key}=null, and {in_steps}")
 
 
 def _profile(config: RunConfig) -> Iterator[Problem]:
-    steps = config.profile_steps
+    steps, last = config.profile_steps, config.max_train_steps
     if len(steps) != 2 or steps[0] > steps[1]:
         expected = "two numbers: the first and the last step of the trace"
-        yield Problem("profile_steps", HYDRA, show(list(steps)), expected, "profile_steps=[10,12]")
-    elif config.profile and config.num_train_epochs is None and steps[1] > config.max_train_steps:
-        expected = f"steps of the run, which makes {config.max_train_steps} (max_train_steps)"
-        last = config.max_train_steps
+        yield _refused(config, "profile_steps", expected, "profile_steps=[10,12]")
+    elif config.profile and config.num_train_epochs is None and steps[1] > last:
+        expected = f"steps of the run, which makes {last} (max_train_steps)"
         fix = f"profile_steps=[{max(1, last - 2)},{last}]"
-        yield Problem("profile_steps", HYDRA, show(list(steps)), expected, fix)
+        yield _refused(config, "profile_steps", expected, fix)
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
     if not _NAME.fullmatch(config.run_name):
         expected = "letters, digits, '.', '_' and '-', beginning with a letter or digit: no path"
-        yield Problem("run_name", HYDRA, show(config.run_name), expected, "run_name=first, say")
-    out_dir = config.out_dir
+        yield _refused(config, "run_name", expected, "run_name=first, say")
+    out_dir, expected = config.out_dir, ""
     if not out_dir.strip() or "=" in out_dir or not out_dir.isprintable():
         expected = "a path without '=' (an override that names a checkpoint would not parse)"
-        yield Problem("out_dir", HYDRA, show(out_dir), expected, "out_dir=runs/first, for example")
-        return
-    folder = Path(out_dir).resolve()
-    if folder in (Path("/"), Path.home(), Path.cwd().resolve()):
+    elif Path(out_dir).resolve() in (Path("/"), Path.home(), Path.cwd().resolve()):
         expected = "a folder of its own for the run, which overwrite_out_dir=true may empty"
-        yield Problem("out_dir", HYDRA, show(out_dir), expected, "out_dir=runs/first, for example")
+    if expected:
+        yield _refused(config, "out_dir", expected, "out_dir=runs/first, for example")
 
 
 def folder_problems(config: RunConfig) -> Iterator[Problem]:
@@ -389,9 +377,8 @@ def folder_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _out_dir(config.out_dir)
     resume = config.resume_from_checkpoint_dir
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
-        expected = "latest, or a checkpoint folder"
-        fix = "resume_from_checkpoint_dir=latest"
-        yield missing("resume_from_checkpoint_dir", resume, expected, fix)
+        key, expected = "resume_from_checkpoint_dir", "latest, or a checkpoint folder"
+        yield missing(key, resume, expected, f"{key}=latest")
 
 
 def _out_dir(name: str) -> Iterator[Problem]:

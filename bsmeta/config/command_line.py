@@ -1,34 +1,40 @@
-"""Parses the command line before Hydra sees it, and finds the options that Hydra does not know.
+"""Parses a command line before Hydra sees it: its options, the schema that it is for, and `--help`.
 
 Hydra's parser exits with a bare usage line at the first unknown option. Here each one becomes a
-problem with its fix, reported along with all others.
+problem with its fix, reported along with all others. `--help` and docs/configuration.md show the
+schema as text: every key with its type, default, meaning and DeepSpeed counterpart.
 """
 
 from __future__ import annotations
 
+import argparse
+import pkgutil
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
+import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
-from hydra.errors import HydraException
 
-from bsmeta.config.describe import group_options, keys, suggestion
-from bsmeta.config.hydra_ext import argument_parser, key_of
-from bsmeta.core.errors import Problem, closest, nearest, refuse, show
+from bsmeta.config.sources import group_options
+from bsmeta.config.values import COMMAND_LINE, entries_of, store_name, suggestion, type_name
+from bsmeta.core.errors import ConfigurationError, Problem, closest, nearest, refuse, show
 from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.keys import About, about, leaves, meanings, type_hints
 
-COMMAND_LINE = "the command line"
+Config = TypeVar("Config")
+
 # Options of `accelerate launch` that are passed after the script by mistake.
 _ACCELERATE = {
     "config_file", "num_processes", "num_machines", "machine_rank", "main_process_ip",
     "main_process_port", "deepspeed_config_file", "use_deepspeed", "multi_gpu", "cpu", "gpu_ids",
     "zero_stage", "same_network",
 }  # fmt: skip
+
 # Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key), and in
 # quoted text, which comes first.
 _HOME = re.compile(
@@ -39,6 +45,30 @@ _HOME = re.compile(
     re.VERBOSE,
 )
 
+# The keys of `--help`: those that most runs set.
+MAIN = (
+    "data_config.train_file",
+    "data_config.validation_file",
+    "data_config.metadata_config.metadata_list",
+    "data_config.metadata_config.metadata_probability",
+    "data_config.metadata_config.max_seq_len",
+    "data_config.per_device_train_batch_size",
+    "data_config.num_workers",
+    "model_name",
+    "model_config_file",
+    "learning_rate",
+    "num_warmup_steps",
+    "max_train_steps",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "mixed_precision",
+    "seed",
+    "out_dir",
+    "resume_from_checkpoint_dir",
+    "eval_steps",
+    "save_steps",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
@@ -46,7 +76,7 @@ class CommandLine:
 
     Attributes:
         options: Hydra's options, as they were passed.
-        overrides: `key=value`, with values that begin with `~` in quotes.
+        overrides: `key=value`, as they were passed.
         folder: The folder of the main configuration.
         own_folder: `--config-dir`, resolved.
         is_multirun: Whether overrides hold lists of values for several runs.
@@ -62,7 +92,7 @@ class CommandLine:
     config_name: str
     is_multirun: bool
     runs_by_hydra: bool
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem]
 
 
 def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLine:
@@ -72,9 +102,8 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
         ConfigurationError: If an option of Hydra lacks its value, or if there is no configuration
             of the requested name.
     """
-    rest, problems = _without_unknown_options(arguments, schema)
-    parsed = argument_parser().parse_intermixed_args(rest)
-    options = list(rest)
+    options, problems = _without_unknown_options(arguments, schema)
+    parsed = argument_parser().parse_intermixed_args(options)
     for override in parsed.overrides:
         options.remove(override)
     folder, own_folder = _resolved(parsed.config_path), _resolved(parsed.config_dir)
@@ -86,19 +115,23 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
     # folder of this module.
     options += ["--config-path", str(folder)] if folder else []
     options += ["--config-dir", str(own_folder)] if own_folder else []
+    prints = parsed.cfg is not None or parsed.info is not None
+    settings = [text for text in parsed.overrides if key_of(text).startswith("hydra")]
     return CommandLine(
         options=options,
-        overrides=[quote_home(override) for override in parsed.overrides],
+        overrides=parsed.overrides,
         folder=folder or CONFIG_FOLDER,
         own_folder=own_folder,
         config_name=name,
         is_multirun=parsed.multirun,
-        runs_by_hydra=parsed.multirun
-        or parsed.cfg is not None
-        or parsed.info is not None
-        or any(key_of(override).startswith("hydra") for override in parsed.overrides),
+        runs_by_hydra=parsed.multirun or prints or bool(settings),
         problems=problems,
     )
+
+
+def key_of(override: str) -> str:
+    """The key or group of an override, `+learning_rate=1` or `~model`."""
+    return override.partition("=")[0].lstrip("+~")
 
 
 def repeated(overrides: Sequence[str]) -> Iterator[str]:
@@ -112,24 +145,9 @@ def repeated(overrides: Sequence[str]) -> Iterator[str]:
         values[name] = value
 
 
-def alternatives(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Yields overrides of single runs, in which each value of a `--multirun` is at least once."""
-    columns = [_values_of(override) for override in overrides]
-    for number in range(max(map(len, columns), default=1)):
-        yield [column[min(number, len(column) - 1)] for column in columns if column]
-
-
-def _values_of(override: str) -> list[str]:
-    """An override for each value of one that has several; none for a pattern of choices."""
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-    except HydraException:  # reported where it is composed
-        return [override]
-    if not parsed.is_sweep_override():
-        return [override]
-    if isinstance(parsed.value(), Glob):
-        return []
-    return [f"{override.partition('=')[0]}={value}" for value in parsed.sweep_string_iterator()]
+def quote_home(override: str) -> str:
+    """Quotes every value of an override that begins with ~, as Hydra's grammar requires."""
+    return _HOME.sub(lambda found: f"'{found['path']}'" if found["path"] else found[0], override)
 
 
 def pasteable(command: Sequence[str], **environment: str) -> str:
@@ -138,9 +156,16 @@ def pasteable(command: Sequence[str], **environment: str) -> str:
     return " ".join([*variables, shlex.join(command)])
 
 
-def quote_home(override: str) -> str:
-    """Quotes every value of an override that begins with ~, as Hydra's grammar requires."""
-    return _HOME.sub(lambda found: f"'{found['path']}'" if found["path"] else found[0], override)
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser that raises its errors instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"the command line: {message}; see --help")
+
+
+def argument_parser() -> ArgumentParser:
+    """The parser of Hydra's own options."""
+    return ArgumentParser(parents=[get_args_parser()], add_help=False, allow_abbrev=False)
 
 
 def _resolved(folder: str | None) -> Path | None:
@@ -179,15 +204,15 @@ def _without_unknown_options(
 ) -> tuple[list[str], list[Problem]]:
     """The arguments that Hydra accepts, and a problem for each option that it does not know."""
     _, unknown = argument_parser().parse_known_intermixed_args(list(arguments))
-    unknown = [argument for argument in unknown if argument.startswith("-")]
     rest, problems = list(arguments), []
     for option in unknown:
-        at = rest.index(option)
-        del rest[at]
-        name, equals, value = option.partition("=")
-        if not equals and at < len(rest) and not re.search("^-|=", rest[at]):
-            value = rest.pop(at)
-        problems.append(_unknown_option(name, value, schema))
+        if option.startswith("-"):
+            at = rest.index(option)
+            del rest[at]
+            name, equals, value = option.partition("=")
+            if not equals and at < len(rest) and not re.search("^-|=", rest[at]):
+                value = rest.pop(at)
+            problems.append(_unknown_option(name, value, schema))
     return rest, problems
 
 
@@ -208,7 +233,145 @@ def _unknown_option(option: str, value: str, schema: type) -> Problem:
     elif name == "resume":
         fix = f"resume_from_checkpoint_dir={value or 'latest'}"
     else:
-        valued = {*(key.name for key in keys(schema)), *group_options()}  # a section has no value
+        valued = {*(key for key, _, _ in leaves(schema())), *group_options()}  # no sections
         known = name if name in valued else suggestion(name, schema)
         fix = f"write {known}={value or '…'}" if known in valued else "drop it; see --help"
     return Problem(option, COMMAND_LINE, value or "an unknown option", expected, fix)
+
+
+def choose(
+    arguments: Sequence[str], schemas: Sequence[type[Config] | str], config_name: str
+) -> type[Config]:
+    """The schema that the defaults lists of a command line's configuration name first.
+
+    Args:
+        schemas: Those that are possible; one as `module:attribute` is imported if it is chosen. The
+            first is chosen if it is unclear, which is refused later.
+    """
+    known = {store_name(schema): schema for schema in schemas}
+    named = (known[name] for name in _configurations(arguments, config_name) if name in known)
+    chosen = next(named, schemas[0])
+    schema: type[Config] = pkgutil.resolve_name(chosen) if isinstance(chosen, str) else chosen
+    return schema
+
+
+def _configurations(arguments: Sequence[str], config_name: str) -> Iterator[str]:
+    """Yields the main configuration, and those that its defaults list names, directly or not."""
+    try:
+        parsed, _ = argument_parser().parse_known_intermixed_args(list(arguments))
+    except ConfigurationError:
+        return
+    folders = [parsed.config_dir, parsed.config_path or CONFIG_FOLDER]
+    names, seen = [str(parsed.config_name or config_name)], set()
+    while names:
+        name = names.pop(0).removesuffix(".yaml").lstrip("/")
+        yield name
+        files = [Path(folder).expanduser() / f"{name}.yaml" for folder in folders if folder]
+        file = next(filter(Path.is_file, files), None)
+        if file is not None and name not in seen:
+            seen.add(name)
+            names[:0] = [entry for entry in _defaults(file) if isinstance(entry, str)]
+
+
+def _defaults(file: Path) -> list[Any]:
+    """The defaults list of a file; [] if it has none, or cannot be read."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    entries = content.get("defaults") if isinstance(content, dict) else None
+    return entries if isinstance(entries, list) else []
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the schema: its dotted name, its type and default as text, and all about it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    about: About
+    entries: Any  # the dataclass of the entries of a list
+
+
+def keys(schema: type) -> Iterator[Key]:
+    """Yields the leaves of the schema, in declaration order."""
+    for name, section, field in leaves(schema()):
+        owner: Any = type(section)
+        kind = type_hints(owner)[field.name]
+        default = _text(getattr(section, field.name))
+        known = about(field)
+        meaning = known.meaning or meanings(owner).get(field.name, "")
+        yield Key(name, type_name(kind), default, meaning, known, entries_of(kind))
+
+
+def sections(schema: type) -> list[tuple[str, list[Key]]]:
+    """The keys under headings: the outermost ones by topic, then each section under its name.
+
+    The entries of a list of dataclasses (`schedule`) form a section, too, placed after the list's.
+    """
+    parts: dict[str, list[Key]] = {}
+    heading = "Keys"
+    for name in keys(schema):
+        section = name.name.rpartition(".")[0]
+        heading = name.about.heading or heading
+        parts.setdefault(f"`{section}`" if section else heading, []).append(name)
+        if name.entries is not None:
+            parts[f"Entries of `{name.name}`"] = list(keys(name.entries))
+    return sorted(parts.items(), key=lambda part: part[0].startswith(("`", "Entries")))
+
+
+def describe(schema: type, program: str, config_name: str, *, whole: bool = True) -> str:
+    """The text of `--help`; docs/configuration.md holds the same (bsmeta.reference).
+
+    Args:
+        whole: Whether to show every key (`--help all`) or only those that most runs set.
+    """
+    lines = [
+        f"usage: {program} [--config-name NAME] [key=value ...]",
+        "",
+        f"NAME is a file of hydra_configs/ (default: {config_name}). Hydra's own options work too",
+        "(--multirun, --cfg job, --info). A key with a DeepSpeed twin owns it: the DeepSpeed JSON",
+        'says "auto" or the same value. A value may hold ${oc.env:VARIABLE,default},',
+        "${from_file:PATH} and ${other.key}.",
+        "",
+    ]
+    is_training = "RunConfig" in {base.__name__ for base in schema.__mro__}
+    if is_training:
+        lines.append("groups, which set several keys at once (recipes with a +):")
+        lines += [f"    {name}={' | '.join(found)}" for name, found in group_options().items()]
+        lines.append("")
+    if is_training and not whole:
+        named = {key.name: key for key in keys(schema)}
+        inherited = {
+            name for base in schema.__mro__[1:] for name in vars(base).get("__annotations__", {})
+        }
+        own = [key for name, key in named.items() if name.partition(".")[0] not in inherited]
+        if not {key.name for key in own} & {*MAIN}:
+            lines += _listed(f"Keys of {program}", own)
+        main = [named[name] for name in MAIN if name in named]
+        lines += _listed("The keys that most runs set", main)
+        rest = ", ".join(f"{heading} ({len(found)})" for heading, found in sections(schema))
+        lines.append(f"--help all shows all {len(named)} keys: {rest.replace('`', '')}.")
+        return "\n".join(lines)
+    for heading, found in sections(schema):
+        lines += _listed(heading.replace("`", ""), found)
+    return "\n".join(lines)
+
+
+def _listed(heading: str, found: list[Key]) -> list[str]:
+    """Lists keys below their heading, each with its meaning on a second line."""
+    lines = [heading, "-" * len(heading)]
+    for line in found:
+        twin = f"  [DeepSpeed: {line.about.deepspeed}]" if line.about.deepspeed else ""
+        values = f"  ({line.about.values})" if line.about.values else ""
+        lines.append(f"{line.name}: {line.type} = {line.default}{values}")
+        lines.append(f"    {line.meaning}{twin}")
+    return [*lines, ""]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

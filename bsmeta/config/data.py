@@ -49,166 +49,104 @@ _ALIASES = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
 class SourceConfig:
     """One source of a mixture (`data_config.sources`)."""
 
-    name: str = key("", "its name: in the log, in names of documents, and as metadata (`source`)")
-    train_file: Any = key(
-        None, "its shards, as data_config.train_file names those of a run", is_path=True
-    )
-    columns: dict[str, str] = key({}, "its columns; {}: those of data_config.columns")
-    weight: float = key(1.0, "its share of the sequences, relative to the other weights", above=0.0)
+    name: str = key("")
+    """its name: in the log, in names of documents, and as metadata (`source`)"""
+    train_file: Any = key(None, is_path=True)
+    """its shards, as data_config.train_file names those of a run"""
+    columns: dict[str, str] = key({})
+    """its columns; {}: those of data_config.columns"""
+    weight: float = key(1.0, above=0.0)
+    """its share of the sequences, relative to the other weights"""
 
 
 @dataclass(kw_only=True)
 class DataConfig:
     """Where documents come from, and how they become batches."""
 
-    train_file: Any = key(
-        None,
-        "training shards: a path, a glob, or a list of them; also on the Hub "
-        "(hf://datasets/OWNER/NAME[@REVISION]/GLOB) and in buckets (s3://BUCKET/GLOB, "
-        "gs://BUCKET/GLOB)",
-        is_path=True,
-    )
-    validation_file: str | None = key(
-        None,
-        "the held-out shard (a path, or one file at hf://, s3:// or gs://), which must be "
-        "readable; a training shard of this name is always left out",
-        is_path=True,
-    )
-    dataset_name: str | None = key(
-        None,
-        "data set in which train_file and validation_file lie (other than absolute paths): a local "
-        "folder, or OWNER/NAME on the Hub; without train_file, all its *.jsonl.gz",
-    )
-    dataset_revision: str | None = key(
-        None, "branch, tag or commit of what is read from the Hub; null: main"
-    )
-    exclude: list[str] = key(
-        [], "further shards that are never trained on (file names or globs)", is_path=True
-    )
-    columns: dict[str, str] = key(
-        {},
-        "where a record has its text and metadata, as dotted paths: {text: content, url: url, "
-        "quality: metadata.score}; plain values become global records, lists of records stay what "
-        "they are, and nothing else is read. {}: text, and metadata_… columns of records",
-    )
-    sources: list[SourceConfig] = key(
-        [],
-        "a mixture, in place of train_file: [{name: web, train_file: web/*.jsonl.gz, weight: 0.7}, "
-        "{name: books, train_file: books/*.jsonl.gz, weight: 0.3}]",
-    )
-    content: str = key(
-        "all",
-        "which part of a page's text is trained on: all, or the main content that an extractor "
-        "found (column content_spans of shards made with annotators=[…, content]), what either "
-        "found (union), or both (intersection)",
-        choices=("all", *EXTRACTORS, "union", "intersection"),
-    )
-    metadata_config: MetadataConfig = key(MetadataConfig, "which metadata, and how it reads")
+    train_file: Any = key(None, is_path=True)
+    """training shards: a path, a glob, or a list of them; also on the Hub
+    (hf://datasets/OWNER/NAME[@REVISION]/GLOB) and in buckets (s3://BUCKET/GLOB,
+    gs://BUCKET/GLOB)"""
+    validation_file: str | None = key(None, is_path=True)
+    """the held-out shard (a path, or one file at hf://, s3:// or gs://), which must be readable; a
+    training shard of this name is always left out"""
+    dataset_name: str | None = key(None)
+    """data set in which train_file and validation_file lie (other than absolute paths): a local
+    folder, or OWNER/NAME on the Hub; without train_file, all its *.jsonl.gz"""
+    dataset_revision: str | None = key(None)
+    """branch, tag or commit of what is read from the Hub; null: main"""
+    exclude: list[str] = key([], is_path=True)
+    """further shards that are never trained on (file names or globs)"""
+    columns: dict[str, str] = key({})
+    """where a record has its text and metadata, as dotted paths: {text: content, url: url, quality:
+    metadata.score}; plain values become global records, lists of records stay what they are, and
+    nothing else is read. {}: text, and metadata_… columns of records"""
+    sources: list[SourceConfig] = key([])
+    """a mixture, in place of train_file: [{name: web, train_file: web/*.jsonl.gz, weight: 0.7},
+    {name: books, train_file: books/*.jsonl.gz, weight: 0.3}]"""
+    content: str = key("all", choices=("all", *EXTRACTORS, "union", "intersection"))
+    """which part of a page's text is trained on: all, or the main content that an extractor found
+    (column content_spans of shards made with annotators=[…, content]), what either found (union),
+    or both (intersection)"""
+    metadata_config: MetadataConfig = key(MetadataConfig)
+    """which metadata, and how it reads"""
 
     per_device_train_batch_size: int = key(
-        8,
-        "sequences in a micro-batch of one process",
-        deepspeed="train_micro_batch_size_per_gpu",
-        at_least=1,
+        8, deepspeed="train_micro_batch_size_per_gpu", at_least=1
     )
-    per_device_eval_batch_size: int = key(
-        8, "sequences of max_seq_len in an evaluation batch of one process", at_least=1
-    )
-    reader: str = key(
-        "native",
-        "tf: read lines with TensorFlow's tf.data, from any file system that it knows",
-        choices=("native", "tf"),
-    )
-    prepared: str | None = key(
-        None,
-        "folder of python -m bsmeta.data.prepare: the same batches without making them again",
-        is_path=True,
-    )
-    packing: str = key(
-        "best_fit",
-        "best_fit: documents packed into sequences; pad: one chunk a sequence",
-        choices=("best_fit", "pad"),
-    )
-    row_budget: str = key(
-        "sequence",
-        "what the max_seq_len tokens of a row are; sequence: text and metadata; text: text alone, "
-        "with further room for metadata, so that each step trains on the same text, cut at the "
-        "same places, whatever the metadata is (the loss is over text only)",
-        choices=("sequence", BY_TEXT),
-    )
-    row_metadata_budget: int | None = key(
-        None,
-        "row_budget=text: largest number of metadata tokens in a row, beyond which metadata is "
-        "cut; null: max_seq_len",
-        at_least=1,
-    )
-    cross_document_attention: bool = key(
-        False,
-        "documents packed into a sequence see those before them, and positions run through the "
-        "sequence; false: attention and positions restart with each document",
-    )
-    tokenizer_backend: str = key(
-        "auto",
-        "what runs the tokenizer in training; auto: the fastest that is installed and gives the "
-        "same ids",
-        choices=("auto", "hf", "tiktoken", "gigatoken"),
-    )
-    num_streams: int = key(
-        8,
-        "number of logical streams (equal bytes each); a multiple of world size x workers",
-        at_least=1,
-    )
-    window_documents: int = key(
-        512, "documents that a stream reads, packs and shuffles at a time", at_least=1
-    )
-    num_workers: int = key(
-        0, "loader processes of each rank (0: in the training process)", at_least=0
-    )
+    """sequences in a micro-batch of one process"""
+    per_device_eval_batch_size: int = key(8, at_least=1)
+    """sequences of max_seq_len in an evaluation batch of one process"""
+    reader: str = key("native", choices=("native", "tf"))
+    """tf: read lines with TensorFlow's tf.data, from any file system that it knows"""
+    prepared: str | None = key(None, is_path=True)
+    """folder of python -m bsmeta.data.prepare: the same batches without making them again"""
+    packing: str = key("best_fit", choices=("best_fit", "pad"))
+    """best_fit: documents packed into sequences; pad: one chunk a sequence"""
+    row_budget: str = key("sequence", choices=("sequence", BY_TEXT))
+    """what the max_seq_len tokens of a row are; sequence: text and metadata; text: text alone, with
+    further room for metadata, so that each step trains on the same text, cut at the same places,
+    whatever the metadata is (the loss is over text only)"""
+    row_metadata_budget: int | None = key(None, at_least=1)
+    """row_budget=text: largest number of metadata tokens in a row, beyond which metadata is cut;
+    null: max_seq_len"""
+    cross_document_attention: bool = key(False)
+    """documents packed into a sequence see those before them, and positions run through the
+    sequence; false: attention and positions restart with each document"""
+    tokenizer_backend: str = key("auto", choices=("auto", "hf", "tiktoken", "gigatoken"))
+    """what runs the tokenizer in training; auto: the fastest that is installed and gives the same
+    ids"""
+    num_streams: int = key(8, at_least=1)
+    """number of logical streams (equal bytes each); a multiple of world size x workers"""
+    window_documents: int = key(512, at_least=1)
+    """documents that a stream reads, packs and shuffles at a time"""
+    num_workers: int = key(0, at_least=0)
+    """loader processes of each rank (0: in the training process)"""
 
-    on_changed_data: str = key(
-        "error",
-        "a resumed run whose shards, tokenizer, seed or data settings differ from the "
-        "checkpoint's; warn: log the differences and continue",
-        choices=("error", "warn"),
-    )
-    cache_dir: str | None = key(
-        None,
-        "folder for access points and samples of shards, hashes of held-out documents and what is "
-        "read from the Hub and from buckets; null: bsmeta in the user's cache folder",
-        is_path=True,
-    )
-    hub_cache_gb: float = key(
-        20.0,
-        "size limit in GB of the shards from the Hub and from buckets that are kept in cache_dir, "
-        "by all processes together; 0: none",
-        at_least=0,
-    )
-    hub_retries: int = key(
-        10,
-        "failures in a row of the Hub or a bucket (5xx, 429, timeouts, cut connections) that are "
-        "retried",
-        at_least=0,
-    )
+    on_changed_data: str = key("error", choices=("error", "warn"))
+    """a resumed run whose shards, tokenizer, seed or data settings differ from the checkpoint's;
+    warn: log the differences and continue"""
+    cache_dir: str | None = key(None, is_path=True)
+    """folder for access points and samples of shards, hashes of held-out documents and what is read
+    from the Hub and from buckets; null: bsmeta in the user's cache folder"""
+    hub_cache_gb: float = key(20.0, at_least=0)
+    """size limit in GB of the shards from the Hub and from buckets that are kept in cache_dir, by
+    all processes together; 0: none"""
+    hub_retries: int = key(10, at_least=0)
+    """failures in a row of the Hub or a bucket (5xx, 429, timeouts, cut connections) that are
+    retried"""
 
-    on_test_overlap: str = key(
-        "error",
-        "a training document with the text of one of validation_file, or a URL of it (column url "
-        "or metadata_url; scheme, fragment, closing slash and the like aside); drop: leave it "
-        "out, and count",
-        choices=("error", "drop"),
-    )
-    bad_documents: str = key(
-        "strict",
-        "strict: stop at the first; skip: count it and continue",
-        choices=("strict", "skip"),
-    )
-    max_bad_documents: int = key(1000, "skip: number after which the run ends", at_least=0)
-    max_document_chars: int = key(
-        10_000_000,
-        "a document of more characters (with its metadata) is a bad one: encoding takes up to 80 "
-        "bytes of memory for each",
-        at_least=1,
-    )
+    on_test_overlap: str = key("error", choices=("error", "drop"))
+    """a training document with the text of one of validation_file, or a URL of it (column url or
+    metadata_url; scheme, fragment, closing slash and the like aside); drop: leave it out, and
+    count"""
+    bad_documents: str = key("strict", choices=("strict", "skip"))
+    """strict: stop at the first; skip: count it and continue"""
+    max_bad_documents: int = key(1000, at_least=0)
+    """skip: number after which the run ends"""
+    max_document_chars: int = key(10_000_000, at_least=1)
+    """a document of more characters (with its metadata) is a bad one: encoding takes up to 80 bytes
+    of memory for each"""
 
 
 def metadata_room(config: DataConfig) -> int:

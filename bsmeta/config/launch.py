@@ -146,16 +146,13 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
     if processes > 1:
         _integer(environ, "MASTER_PORT", 1, most=65535)
         _integer(environ, "LOCAL_RANK", 0, least=0)
-    by_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
+    by_accelerate, is_launched = "ACCELERATE_MIXED_PRECISION" in environ, "WORLD_SIZE" in environ
+    tasks = None if is_launched else _integer(environ, "SLURM_STEP_NUM_TASKS", 1)
     hidden = environ.get("CUDA_VISIBLE_DEVICES", "").startswith("-1")
-    if flag("ACCELERATE_USE_DEEPSPEED"):
-        kind = "DEEPSPEED"
-    elif flag("ACCELERATE_USE_FSDP"):
-        kind = "FSDP"
-    elif flag("ACCELERATE_USE_MEGATRON_LM"):
-        kind = "MEGATRON_LM"
-    else:
-        kind = "MULTI_GPU" if processes > 1 else "NO"
+    kinds = [
+        kind for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM") if flag(f"ACCELERATE_USE_{kind}")
+    ]
+    kind = next(iter(kinds), "MULTI_GPU" if processes > 1 else "NO")
     precision = environ.get("ACCELERATE_MIXED_PRECISION")
     if precision == "no" and "mixed_precision" not in fields:
         precision = None  # what Accelerate exports if nothing is stated
@@ -174,7 +171,7 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         distributed_type=kind,
         use_cpu=flag("ACCELERATE_USE_CPU"),
         # For several processes accelerate sets the address, and torchrun also WORLD_SIZE.
-        alone=by_accelerate and "WORLD_SIZE" not in environ and set(_MEETING[1:]) <= {*environ},
+        alone=by_accelerate and not is_launched and set(_MEETING[1:]) <= {*environ},
         zero_options={name: environ[name] for name in ZERO_VARIABLES if name in environ},
         deepspeed_config_file=find_file(json_file) if json_file else None,
         zero3_init=None if zero3 is None else zero3.lower() in _TRUE,
@@ -183,9 +180,7 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         gradient_accumulation_steps=_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         gradient_clipping=_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
         compiler=_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
-        alone_in_step=_integer(environ, "SLURM_STEP_NUM_TASKS", 1)
-        if "WORLD_SIZE" not in environ
-        else None,
+        alone_in_step=tasks,
         rank=_integer(environ, "RANK", 0, least=0),
         unset=tuple(
             name for name in _MEETING if (processes > 1 or fsdp is not None) and name not in environ
@@ -273,22 +268,17 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _check_types(content: Mapping[str, Any], path: Path) -> None:
     """Refuses values of a type that makes the launcher fail with a traceback."""
     gpus, port = content.get("gpu_ids"), content.get("main_process_port")
-    environment = content.get("compute_environment", "LOCAL_MACHINE")
-    problems = [
-        (
-            gpus is not None and not isinstance(gpus, str),
-            f'gpu_ids in {path}: found {gpus!r}, expected text: "{gpus}", in quotes, or all',
-        ),
-        (
-            port is not None and (type(port) is not int or not 0 <= port <= 65535),
-            f"main_process_port in {path}: found {port!r}, expected 0 to 65535 (0: any free one)",
-        ),
-        (
-            environment != "LOCAL_MACHINE",
-            f"compute_environment in {path}: found {environment!r}, expected LOCAL_MACHINE",
-        ),
-    ]
-    if found := [message for is_wrong, message in problems if is_wrong]:
+    expected = {}
+    if gpus is not None and not isinstance(gpus, str):
+        expected["gpu_ids"] = f'text: "{gpus}", in quotes, or all'
+    if port is not None and (type(port) is not int or not 0 <= port <= 65535):
+        expected["main_process_port"] = "0 to 65535 (0: any free one)"
+    if content.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        expected["compute_environment"] = "LOCAL_MACHINE"
+    found = (
+        f"{key} in {path}: found {content[key]!r}, expected {expected[key]}" for key in expected
+    )
+    if expected:
         raise ConfigurationError("; ".join(found))
 
 

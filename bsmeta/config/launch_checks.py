@@ -15,8 +15,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.launch import FILE_KEYS, FSDP_FIELDS, Launch
-from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_FSDP2
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import ADAMW, OPTIMIZERS, UNDER_FSDP2, RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import HYDRA, Problem, nearest, same, show
 from bsmeta.core.files import ROOT
@@ -48,17 +47,15 @@ def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     """Yields problems with how the processes are started."""
     yield from launcher_problems(launch)
     if config.accelerate_config_file is not None and not config.check_only:
-        yield Problem(
-            key="accelerate_config_file",
-            file=HYDRA,
-            found=config.accelerate_config_file,
-            expected="null, unless check_only=true: the launch is what started this process",
-            fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
-        )
+        file = config.accelerate_config_file
+        expected = "null, unless check_only=true: the launch is what started this process"
+        fix = f"accelerate launch --config_file {file} …"
+        yield Problem("accelerate_config_file", HYDRA, file, expected, fix)
     yield from _machines(launch)
     yield from _divided_batch(config, launch)
     yield from _devices(config, launch)
-    yield from _precision(config, launch)
+    if launch.mixed_precision in PRECISIONS:
+        yield from _stated(config, launch, "mixed_precision")
     yield from _stated(config, launch, "gradient_accumulation_steps")
     yield from _stated(config, launch, "gradient_clipping")
 
@@ -177,41 +174,25 @@ def _machines(launch: Launch) -> Iterator[Problem]:
 
 def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     if launch.gpus == 0 and config.mixed_precision == "fp16":
-        yield Problem(
-            key="mixed_precision",
-            file=HYDRA,
-            found='"fp16"',
-            expected='"no" or "bf16": there is no GPU, and fp16 does not train on a CPU',
-            fix="mixed_precision=bf16 or mixed_precision=no",
-        )
+        expected = '"no" or "bf16": there is no GPU, and fp16 does not train on a CPU'
+        fix = "mixed_precision=bf16 or mixed_precision=no"
+        yield Problem("mixed_precision", HYDRA, show("fp16"), expected, fix)
     if launch.gpus == 0 and launch.wants_gpus:
-        yield Problem(
-            key="GPUs",
-            file="this machine",
-            found="0",
-            expected="one GPU per process, as the launch file requests",
-            fix="see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch "
-            "with experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml",
-        )
+        expected = "one GPU per process, as the launch file requests"
+        fix = "see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch with "
+        fix += "experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml"
+        yield Problem("GPUs", "this machine", "0", expected, fix)
     if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
         expected = f"at most {launch.gpus}, the GPUs of this machine"
         fix = f"accelerate launch --num_processes {launch.gpus} …"
         yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
 
 
-def _precision(config: RunConfig, launch: Launch) -> Iterator[Problem]:
-    stated = launch.mixed_precision
-    if stated in PRECISIONS and stated != config.mixed_precision:
-        expected = f"nothing, or {show(config.mixed_precision)} as mixed_precision of Hydra says"
-        fix = f"leave mixed_precision out of {launch.source}, or pass mixed_precision={stated}"
-        yield Problem("mixed_precision", launch.source, show(stated), expected, fix)
-
-
 def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
-    """Yields a problem if the launch states another number than Hydra."""
+    """Yields a problem if the launch states another value than Hydra."""
     stated, wanted = getattr(launch, key), getattr(config, key)
     if stated is not None and not same(stated, wanted):
-        expected = f"nothing, or {wanted} as {key} of Hydra says"
+        expected = f"nothing, or {show(wanted)} as {key} of Hydra says"
         fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
         yield Problem(key, launch.source, show(stated), expected, fix)
 

@@ -16,61 +16,51 @@ MOST_TYPES = 31
 class HtmlTagRules:
     """Rules that apply to every html tag (`html_parser_config.all_tags_rules`)."""
 
-    attributes_to_keep: list[str] | None = key(
-        ["class", "id"], "html attributes that are rendered; null renders all"
-    )
-    txt_max_chr_len: float = key(
-        float("-inf"),
-        "tags around at least txt_min_chr_len and at most this many characters are dropped",
-    )
-    txt_min_chr_len: float = key(float("-inf"), "see txt_max_chr_len")
-    tags_exceptions_to_txt_max_min_chr_len: list[str] = key(
-        [], "tag names to which the length rule does not apply"
-    )
+    attributes_to_keep: list[str] | None = key(["class", "id"])
+    """html attributes that are rendered; null renders all"""
+    txt_max_chr_len: float = key(float("-inf"))
+    """tags around at least txt_min_chr_len and at most this many characters are dropped"""
+    txt_min_chr_len: float = key(float("-inf"))
+    """see txt_max_chr_len"""
+    tags_exceptions_to_txt_max_min_chr_len: list[str] = key([])
+    """tag names to which the length rule does not apply"""
 
 
 @dataclass(kw_only=True)
 class HtmlParserConfig:
     """Which html tags and attributes are rendered."""
 
-    all_tags_rules: HtmlTagRules = key(HtmlTagRules, "rules for every tag")
-    tags_to_remove_alone_tag_name: list[str] = key(
-        [], "tags dropped by name, keeping their content"
-    )
-    tags_to_remove_alone_txt_max_chr_len: list[float] = key(
-        [], "for each of those names: largest number of characters around which it is dropped"
-    )
-    tags_to_remove_alone_txt_min_chr_len: list[float] = key(
-        [], "for each of those names: smallest number of characters around which it is dropped"
-    )
+    all_tags_rules: HtmlTagRules = key(HtmlTagRules)
+    """rules for every tag"""
+    tags_to_remove_alone_tag_name: list[str] = key([])
+    """tags dropped by name, keeping their content"""
+    tags_to_remove_alone_txt_max_chr_len: list[float] = key([])
+    """for each of those names: largest number of characters around which it is dropped"""
+    tags_to_remove_alone_txt_min_chr_len: list[float] = key([])
+    """for each of those names: smallest number of characters around which it is dropped"""
 
 
 @dataclass(kw_only=True)
 class Phase:
     """A part of the run with its own choice of metadata; null keeps the value of the whole run."""
 
-    share: float = key(
-        1.0, "share of max_train_steps that it takes; together they make 1", above=0, at_most=1
-    )
-    at_decay: bool = key(
-        False,
-        "the last phase only: it begins where the learning rate begins to fall "
-        "(lr_scheduler_type=wsd), whatever the shares are",
-    )
-    metadata_probability: float | None = key(
-        None, "share of documents that are given any metadata", at_least=0, at_most=1
-    )
-    types: list[str] | None = key(None, "keys of metadata_list that may be drawn")
-    random_sample_metadata: bool | None = key(None, "draw some of the types present, or use all")
-    random_sample_metadata_weights: dict[str, float] | None = key(
-        None, "weight of each type", at_least=0, finite=True
-    )
-    metadata_dropout: dict[str, float] | None = key(
-        None, "chance that a type is left out", at_least=0, at_most=1
-    )
-    html_overall_sample_rate: float | None = key(
-        None, "chance that html may be drawn at all", at_least=0, at_most=1
-    )
+    share: float = key(1.0, above=0, at_most=1)
+    """share of max_train_steps that it takes; together they make 1"""
+    at_decay: bool = key(False)
+    """the last phase only: it begins where the learning rate begins to fall
+    (lr_scheduler_type=wsd), whatever the shares are"""
+    metadata_probability: float | None = key(None, at_least=0, at_most=1)
+    """share of documents that are given any metadata"""
+    types: list[str] | None = key(None)
+    """keys of metadata_list that may be drawn"""
+    random_sample_metadata: bool | None = key(None)
+    """draw some of the types present, or use all"""
+    random_sample_metadata_weights: dict[str, float] | None = key(None, at_least=0, finite=True)
+    """weight of each type"""
+    metadata_dropout: dict[str, float] | None = key(None, at_least=0, at_most=1)
+    """chance that a type is left out"""
+    html_overall_sample_rate: float | None = key(None, at_least=0, at_most=1)
+    """chance that html may be drawn at all"""
 
 
 @dataclass(kw_only=True)
@@ -87,140 +77,100 @@ class MetadataConfig:
             "datasource",
             "length",
             "entity",
-        ],
-        "keys that may be used, in the order in which they are rendered",
+        ]
     )
-    metadata_column_list: list[str] | None = key(
-        None, "columns (without `metadata_`) that are read; null reads every one of metadata_list"
-    )
-    metadata_probability: float = key(
-        0.5, "share of documents that are given any metadata", at_least=0, at_most=1
-    )
-    random_sample_metadata: bool = key(
-        True, "draw k of the n types present (k uniform in 1..n); false uses all of them"
-    )
-    random_sample_metadata_weights: dict[str, float] = key(
-        {},
-        "weight of each type (key or column) in that draw; 1 where not named, 0: never drawn",
-        at_least=0,
-        finite=True,
-    )
-    metadata_dropout: dict[str, float] = key(
-        {},
-        "chance that a type (key) is left out of a document before that draw",
-        at_least=0,
-        at_most=1,
-    )
-    html_overall_sample_rate: float = key(
-        1.0, "chance that html may be drawn at all", at_least=0, at_most=1
-    )
-    metadata_values: str = key(
-        "own",
-        "own; for controls, in training and evaluation: shuffled (those of another document of the "
-        "window), or a prefix of the same length in tokens without content: constant (one text for "
-        "all documents) or random (tokens drawn for each document)",
-        choices=("own", "shuffled", "constant", "random"),
-    )
-    schedule: list[Phase] = key(
-        [], "phases of the run, in order, such as [{share: 0.9}, {share: 0.1, types: []}]"
-    )
-    without_metadata_same_context: bool = key(
-        False, "leave all metadata out, but cut the text where the run with metadata cuts it"
-    )
+    """keys that may be used, in the order in which they are rendered"""
+    metadata_column_list: list[str] | None = key(None)
+    """columns (without `metadata_`) that are read; null reads every one of metadata_list"""
+    metadata_probability: float = key(0.5, at_least=0, at_most=1)
+    """share of documents that are given any metadata"""
+    random_sample_metadata: bool = key(True)
+    """draw k of the n types present (k uniform in 1..n); false uses all of them"""
+    random_sample_metadata_weights: dict[str, float] = key({}, at_least=0, finite=True)
+    """weight of each type (key or column) in that draw; 1 where not named, 0: never drawn"""
+    metadata_dropout: dict[str, float] = key({}, at_least=0, at_most=1)
+    """chance that a type (key) is left out of a document before that draw"""
+    html_overall_sample_rate: float = key(1.0, at_least=0, at_most=1)
+    """chance that html may be drawn at all"""
+    metadata_values: str = key("own", choices=("own", "shuffled", "constant", "random"))
+    """own; for controls, in training and evaluation: shuffled (those of another document of the
+    window), or a prefix of the same length in tokens without content: constant (one text for all
+    documents) or random (tokens drawn for each document)"""
+    schedule: list[Phase] = key([])
+    """phases of the run, in order, such as [{share: 0.9}, {share: 0.1, types: []}]"""
+    without_metadata_same_context: bool = key(False)
+    """leave all metadata out, but cut the text where the run with metadata cuts it"""
 
-    metadata_position: str = key(
-        "prepend",
-        "global records: prepend (in the prefix), append (after the text) or both",
-        choices=("prepend", "append", "both"),
-    )
-    metadata_prefix_start_seq: str = key("", "text before the prefix")
-    metadata_sep: str = key(" | ", "between the records of the prefix")
-    metadata_key_value_sep: str = key(": ", "between key and value of a record")
-    metadata_prefix_sep: str = key(" |||", "closes the prefix")
-    metadata_prefix_special_token_state: bool = key(
-        False, "add metadata_prefix_start_seq and metadata_prefix_sep to the tokenizer"
-    )
-    metadata_text_sep: str = key(" ", "between the prefix and the text; belongs to neither")
-    metadata_suffix_start_seq: str = key(" ||| ", "between the text and appended records")
-    metadata_templates: dict[str, str] = key(
-        {}, "how a global record of a type (key) reads: `URL: {value}`; timestamp: {year}, {month}"
-    )
+    metadata_position: str = key("prepend", choices=("prepend", "append", "both"))
+    """global records: prepend (in the prefix), append (after the text) or both"""
+    metadata_prefix_start_seq: str = key("")
+    """text before the prefix"""
+    metadata_sep: str = key(" | ")
+    """between the records of the prefix"""
+    metadata_key_value_sep: str = key(": ")
+    """between key and value of a record"""
+    metadata_prefix_sep: str = key(" |||")
+    """closes the prefix"""
+    metadata_prefix_special_token_state: bool = key(False)
+    """add metadata_prefix_start_seq and metadata_prefix_sep to the tokenizer"""
+    metadata_text_sep: str = key(" ")
+    """between the prefix and the text; belongs to neither"""
+    metadata_suffix_start_seq: str = key(" ||| ")
+    """between the text and appended records"""
+    metadata_templates: dict[str, str] = key({})
+    """how a global record of a type (key) reads: `URL: {value}`; timestamp: {year}, {month}"""
     url_granularity: str = key(
-        "full",
-        "part of the url that is rendered; hash: of the host",
-        choices=("full", "host", "registered_domain", "suffix", "path", "hash"),
+        "full", choices=("full", "host", "registered_domain", "suffix", "path", "hash")
     )
-    value_bucket_bounds: dict[str, list[Any]] = key(
-        {}, "types (keys) whose numbers are rendered as the interval between these rising bounds"
-    )
-    value_bucket_scale: dict[str, float] = key(
-        {}, "types (keys) whose numbers are rendered as floor(scale * number)", above=0
-    )
-    num_meta_tokens: int = key(
-        5, "learnable tokens that the type `meta_tokens` puts in the prefix", at_least=1
-    )
+    """part of the url that is rendered; hash: of the host"""
+    value_bucket_bounds: dict[str, list[Any]] = key({})
+    """types (keys) whose numbers are rendered as the interval between these rising bounds"""
+    value_bucket_scale: dict[str, float] = key({}, above=0)
+    """types (keys) whose numbers are rendered as floor(scale * number)"""
+    num_meta_tokens: int = key(5, at_least=1)
+    """learnable tokens that the type `meta_tokens` puts in the prefix"""
 
-    treat_local_metadata_as_regular_text: bool = key(
-        True, "local records count as text (trained on); only the prefix is masked"
-    )
+    treat_local_metadata_as_regular_text: bool = key(True)
+    """local records count as text (trained on); only the prefix is masked"""
     # {} rather than null by default: Hydra cannot replace null by a mapping on the command line.
-    local_metadata_special_tokens: dict[str, str] | None = key(
-        {}, "how a local type is announced in the prefix (its own name where not named)"
-    )
-    add_local_metadata_special_tokens_in_prefix: bool = key(
-        True, "announce the local types of a document in its prefix"
-    )
-    local_metadata_special_token_start: dict[str, str] | None = key(
-        {}, "text before each run of a local type's tags"
-    )
-    local_metadata_special_token_end: dict[str, str] | None = key(
-        {}, "text after each run of a local type's tags"
-    )
-    local_metadata_special_token_state: bool = key(
-        False, "add those two to the tokenizer as special tokens"
-    )
-    entity_setting: str = key(
-        "beg",
-        "entity_paragraph: entities at the `beg` or `end` of their paragraph",
-        choices=("beg", "end"),
-    )
-    html_parser_config: HtmlParserConfig = key(HtmlParserConfig, "which html is rendered")
+    local_metadata_special_tokens: dict[str, str] | None = key({})
+    """how a local type is announced in the prefix (its own name where not named)"""
+    add_local_metadata_special_tokens_in_prefix: bool = key(True)
+    """announce the local types of a document in its prefix"""
+    local_metadata_special_token_start: dict[str, str] | None = key({})
+    """text before each run of a local type's tags"""
+    local_metadata_special_token_end: dict[str, str] | None = key({})
+    """text after each run of a local type's tags"""
+    local_metadata_special_token_state: bool = key(False)
+    """add those two to the tokenizer as special tokens"""
+    entity_setting: str = key("beg", choices=("beg", "end"))
+    """entity_paragraph: entities at the `beg` or `end` of their paragraph"""
+    html_parser_config: HtmlParserConfig = key(HtmlParserConfig)
+    """which html is rendered"""
 
-    special_tokens_in_text: bool = key(
-        False,
-        "a special token that is written out in a text or a record's value is that token, as in "
-        "the published code; false: only those that rendering inserts are",
-    )
+    special_tokens_in_text: bool = key(False)
+    """a special token that is written out in a text or a record's value is that token, as in the
+    published code; false: only those that rendering inserts are"""
 
-    max_seq_len: int = key(1024, "length of a sequence in tokens", at_least=2)
-    prefix_on: str = key(
-        "every_piece",
-        "chunks of a long document that carry the prefix",
-        choices=("every_piece", "first_piece"),
-    )
-    long_documents: str = key(
-        "split",
-        "training documents longer than a sequence: split (into chunks, all trained on) or "
-        "truncate (only the first chunk is)",
-        choices=("split", "truncate"),
-    )
-    bos_token: bool = key(
-        False,
-        "put the tokenizer's BOS token, if it has one, before each document, and before each chunk "
-        "that carries the prefix; without metadata, too",
-    )
-    prefix_max_tokens: int | None = key(
-        None, "longest prefix in tokens (cut, keeping its end); null: max_seq_len // 2", at_least=1
-    )
-    loss_on_metadata: bool = key(False, "take loss on metadata tokens, too")
-    loss_on_metadata_types: list[str] | None = key(
-        None, "with loss_on_metadata: only on tokens of these types (keys)"
-    )
-    loss_on_first_text: bool = key(
-        True,
-        "take loss on the first token of text after a prefix (or BOS); false: on no first token, "
-        "as in a chunk without a prefix, where nothing predicts it",
-    )
+    max_seq_len: int = key(1024, at_least=2)
+    """length of a sequence in tokens"""
+    prefix_on: str = key("every_piece", choices=("every_piece", "first_piece"))
+    """chunks of a long document that carry the prefix"""
+    long_documents: str = key("split", choices=("split", "truncate"))
+    """training documents longer than a sequence: split (into chunks, all trained on) or truncate
+    (only the first chunk is)"""
+    bos_token: bool = key(False)
+    """put the tokenizer's BOS token, if it has one, before each document, and before each chunk
+    that carries the prefix; without metadata, too"""
+    prefix_max_tokens: int | None = key(None, at_least=1)
+    """longest prefix in tokens (cut, keeping its end); null: max_seq_len // 2"""
+    loss_on_metadata: bool = key(False)
+    """take loss on metadata tokens, too"""
+    loss_on_metadata_types: list[str] | None = key(None)
+    """with loss_on_metadata: only on tokens of these types (keys)"""
+    loss_on_first_text: bool = key(True)
+    """take loss on the first token of text after a prefix (or BOS); false: on no first token, as in
+    a chunk without a prefix, where nothing predicts it"""
 
 
 def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:

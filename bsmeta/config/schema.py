@@ -1,18 +1,28 @@
 """The schema that all training runs share: what the loop, engines, checkpoints and launch need.
 
-Each task has its own schema, derived from this one (`bsmeta.tasks.TASKS`).
+Each task has its own schema, derived from this one (`bsmeta.tasks.TASKS`). Hydra merges YAML and
+command line onto these dataclasses (an unknown key or a wrong type is refused);
+`bsmeta.config.compose` turns the result into plain objects.
 
-Hydra merges YAML and command line onto these dataclasses (an unknown key or a wrong type is
-refused); `bsmeta.config.compose` turns the result into plain objects.
+The schema, the trainer and the estimate of memory read the optimizers: one entry each. The trainer
+passes the class its parameter groups, the learning rate and the entry's options. A step that is not
+finite changes nothing under any optimizer: those whose kernel can skip a step (torch's fused ones)
+do so on the device; before a step of any other the trainer waits for the device.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pkgutil import resolve_name
+from typing import Any, ClassVar
 
-from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED, UNDER_FSDP2, users_of
 from bsmeta.core.keys import key
+
+ADAMW = "adamw"
+
+_ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 WSD = "wsd"
 """The schedule with a constant rate between warm-up and decay: `lr_scheduler_type`."""
@@ -22,6 +32,110 @@ LARGEST_SEED = 2**32 - 1
 
 # Accelerate's names, which are also those of the modules that must be installed.
 TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerEntry:
+    """An optimizer.
+
+    Attributes:
+        place: The class, as `module:name`; it is imported when it is built.
+        options: Computes the options of the class from the configuration.
+        keys: The keys that these depend on.
+        state_values: The number of values (float32) that it keeps for a parameter of a given shape;
+            the flag says whether that is a matrix of a repeated layer.
+        matrices_apart: Whether the matrices of repeated layers are in groups of their own.
+        by_element: Whether each element is updated by itself, so that ZeRO can partition the
+            parameters, and runs under DeepSpeed have been tried; others are refused there.
+        takes_shards: Whether it works on parameters that FSDP2 has sharded (DTensors), and runs
+            have been tried; others are refused there.
+    """
+
+    place: str
+    options: Callable[[RunConfig], Mapping[str, Any]]
+    state_values: Callable[[Sequence[int], bool], int]
+    keys: tuple[str, ...] = ()
+    matrices_apart: bool = False
+    by_element: bool = False
+    takes_shards: bool = False
+
+    def load(self) -> Callable[..., Any]:
+        """The class."""
+        loaded: Callable[..., Any] = resolve_name(self.place)
+        return loaded
+
+
+def _adam(config: RunConfig) -> dict[str, Any]:
+    return {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
+
+
+def _adam_values(shape: Sequence[int]) -> int:
+    return 2 * math.prod(shape) + 1  # two moments, and the number of steps
+
+
+def _factored_values(shape: Sequence[int]) -> int:
+    """The mean squares of rows and columns, and the number of steps."""
+    size = math.prod(shape)
+    return size + 1 if len(shape) < 2 else size // shape[-1] + size // shape[-2] + 1
+
+
+OPTIMIZERS: dict[str, OptimizerEntry] = {
+    # Loshchilov and Hutter 2019. The fused kernel makes one pass over the weights, which on a CPU,
+    # too, is several times as fast.
+    ADAMW: OptimizerEntry(
+        place="torch.optim:AdamW",
+        options=lambda config: {**_adam(config), "fused": True},
+        keys=_ADAM_KEYS,
+        state_values=lambda shape, _: _adam_values(shape),
+        by_element=True,
+        takes_shards=True,
+    ),
+    # Jordan et al. 2024 for the matrices of repeated layers, AdamW for the rest; with the rates of
+    # Liu et al. 2025 (arXiv 2502.16982), under which both have the learning rate of AdamW.
+    "muon": OptimizerEntry(
+        place="bsmeta.training.engines:MuonWithAdamW",
+        options=lambda config: {**_adam(config), "momentum": config.momentum},
+        keys=(*_ADAM_KEYS, "momentum"),
+        state_values=lambda shape, in_layers: (
+            math.prod(shape) if in_layers else _adam_values(shape)
+        ),
+        matrices_apart=True,
+        takes_shards=True,
+    ),
+    # Shazeer and Stern 2018: the second moment of a matrix by its rows and columns, which torch
+    # 2.13 cannot compute of shards.
+    "adafactor": OptimizerEntry(
+        place="torch.optim:Adafactor",
+        options=lambda _: {},
+        state_values=lambda shape, _: _factored_values(shape),
+    ),
+    # Not torch's fused kernel: if it skips the first step, it later starts from a momentum that was
+    # never written.
+    "sgd": OptimizerEntry(
+        place="torch.optim:SGD",
+        options=lambda config: {"momentum": config.momentum},
+        keys=("momentum",),
+        state_values=lambda shape, _: math.prod(shape),
+        takes_shards=True,
+    ),
+}
+
+
+UNDER_DEEPSPEED = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
+
+
+"""The optimizers that a run under DeepSpeed may have."""
+
+
+UNDER_FSDP2 = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
+
+
+"""The optimizers that a run under FSDP2 may have."""
+
+
+def users_of(key: str) -> str:
+    """The optimizers that a key has a meaning for."""
+    return ", ".join(name for name, entry in OPTIMIZERS.items() if key in entry.keys)
 
 
 @dataclass(kw_only=True)
@@ -38,7 +152,8 @@ class RunConfig:
     metrics: ClassVar[tuple[str, ...] | None] = None
     """The metrics of its evaluations during training; None: known only when they run."""
 
-    task: str = key("", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+    task: str = key("", heading="Task")
+    """what is trained: a name in bsmeta.tasks.TASKS"""
 
     optimizer_type: str = key(
         ADAMW,
@@ -47,14 +162,12 @@ class RunConfig:
         choices=tuple(OPTIMIZERS),
         heading="Optimizer, schedule and batch",
     )
-    learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr", above=0)
+    learning_rate: float = key(5e-5, deepspeed="optimizer.params.lr", above=0)
+    """peak learning rate"""
     weight_decay: float = key(
-        0.01,
-        "decay of the matrices; biases and norms have none",
-        deepspeed="optimizer.params.weight_decay",
-        at_least=0,
-        finite=True,
+        0.01, deepspeed="optimizer.params.weight_decay", at_least=0, finite=True
     )
+    """decay of the matrices; biases and norms have none"""
     adam_beta1: float = key(
         0.9, users_of("adam_beta1"), deepspeed="optimizer.params.betas.0", at_least=0, below=1
     )
@@ -66,230 +179,146 @@ class RunConfig:
     )
     momentum: float = key(0.95, users_of("momentum"), above=0, below=1)
     gradient_clipping: float = key(
-        1.0,
-        "largest norm of the gradient; 0 clips nothing",
-        deepspeed="gradient_clipping",
-        deepspeed_default="1.0",
-        at_least=0,
-        finite=True,
+        1.0, deepspeed="gradient_clipping", deepspeed_default="1.0", at_least=0, finite=True
     )
+    """largest norm of the gradient; 0 clips nothing"""
     lr_scheduler_type: str = key(
-        "linear",
-        "how the learning rate falls after the warm-up; wsd (warm-up, stable, decay): at the end",
-        deepspeed="scheduler.type",
-        choices=("linear", "cosine", "constant", WSD),
+        "linear", deepspeed="scheduler.type", choices=("linear", "cosine", "constant", WSD)
     )
-    decay_share: float = key(
-        0.1, "wsd: the share of the steps, at the end, in which the rate falls", above=0, at_most=1
-    )
-    num_decay_steps: int | None = key(
-        None, "wsd: the number of these steps, instead of decay_share", at_least=1
-    )
-    decay_shape: str = key(
-        "linear",
-        "wsd: how the rate falls: on a line, as 1 - sqrt of the share of the decay that is over, "
-        "or along half a cosine",
-        choices=("linear", "1-sqrt", "cosine"),
-    )
-    decay_from: str | None = key(
-        None,
-        "checkpoint folder of a run at a constant rate, from which this run, in an out_dir of its "
-        "own, only decays for num_decay_steps (max_train_steps follows)",
-        is_path=True,
-    )
+    """how the learning rate falls after the warm-up; wsd (warm-up, stable, decay): at the end"""
+    decay_share: float = key(0.1, above=0, at_most=1)
+    """wsd: the share of the steps, at the end, in which the rate falls"""
+    num_decay_steps: int | None = key(None, at_least=1)
+    """wsd: the number of these steps, instead of decay_share"""
+    decay_shape: str = key("linear", choices=("linear", "1-sqrt", "cosine"))
+    """wsd: how the rate falls: on a line, as 1 - sqrt of the share of the decay that is over, or
+    along half a cosine"""
+    decay_from: str | None = key(None, is_path=True)
+    """checkpoint folder of a run at a constant rate, from which this run, in an out_dir of its own,
+    only decays for num_decay_steps (max_train_steps follows)"""
     min_learning_rate_ratio: float = key(
-        0.0,
-        "linear, cosine and wsd fall to this share of learning_rate (0.1: a tenth of the peak)",
-        deepspeed="scheduler.params.cos_min_ratio",
-        at_least=0,
-        at_most=1,
+        0.0, deepspeed="scheduler.params.cos_min_ratio", at_least=0, at_most=1
     )
-    num_warmup_steps: int = key(
-        1000,
-        "steps from 0 to the peak",
-        deepspeed="scheduler.params.warmup_num_steps",
-        at_least=0,
-    )
-    warmup_share: float | None = key(
-        None, "share of the steps, instead of num_warmup_steps", at_least=0, below=1
-    )
-    max_train_steps: int = key(
-        100_000, "steps in all", deepspeed="scheduler.params.total_num_steps", at_least=1
-    )
-    num_train_epochs: float | None = key(
-        None,
-        "passes over the training rows, instead of max_train_steps (for tasks on tables)",
-        above=0,
-    )
+    """linear, cosine and wsd fall to this share of learning_rate (0.1: a tenth of the peak)"""
+    num_warmup_steps: int = key(1000, deepspeed="scheduler.params.warmup_num_steps", at_least=0)
+    """steps from 0 to the peak"""
+    warmup_share: float | None = key(None, at_least=0, below=1)
+    """share of the steps, instead of num_warmup_steps"""
+    max_train_steps: int = key(100_000, deepspeed="scheduler.params.total_num_steps", at_least=1)
+    """steps in all"""
+    num_train_epochs: float | None = key(None, above=0)
+    """passes over the training rows, instead of max_train_steps (for tasks on tables)"""
     gradient_accumulation_steps: int = key(
-        1,
-        "micro-batches of a step",
-        deepspeed="gradient_accumulation_steps",
-        deepspeed_default="1",
-        at_least=1,
+        1, deepspeed="gradient_accumulation_steps", deepspeed_default="1", at_least=1
     )
+    """micro-batches of a step"""
     mixed_precision: str = key(
-        "no",
-        "precision of the forward and backward pass; no: float32",
-        deepspeed="bf16.enabled, fp16.enabled",
-        choices=("no", "bf16", "fp16"),
+        "no", deepspeed="bf16.enabled, fp16.enabled", choices=("no", "bf16", "fp16")
     )
+    """precision of the forward and backward pass; no: float32"""
 
-    seed: int = key(
-        42,
-        "seed of the weights, the dropout and every choice about the data",
-        at_least=0,
-        at_most=LARGEST_SEED,
-        heading="Run folder and resuming",
-    )
-    out_dir: str = key("runs/default", "run folder (relative to the working folder)", is_path=True)
-    overwrite_out_dir: bool = key(False, "first empty the folder of an earlier run")
-    resume_from_checkpoint_dir: str | None = key(
-        None,
-        "`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder",
-        is_path=True,
-    )
+    seed: int = key(42, at_least=0, at_most=LARGEST_SEED, heading="Run folder and resuming")
+    """seed of the weights, the dropout and every choice about the data"""
+    out_dir: str = key("runs/default", is_path=True)
+    """run folder (relative to the working folder)"""
+    overwrite_out_dir: bool = key(False)
+    """first empty the folder of an earlier run"""
+    resume_from_checkpoint_dir: str | None = key(None, is_path=True)
+    """`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder"""
 
-    logging_steps: int = key(
-        1,
-        "steps between lines of metrics.jsonl",
-        at_least=1,
-        heading="Logging, evaluation and checkpoints",
-    )
-    logs_per_epoch: int | None = key(
-        None, "lines of metrics.jsonl in an epoch, instead of logging_steps", at_least=1
-    )
-    eval_steps: int = key(1000, "steps between evaluations (0: off)", at_least=0)
-    evals_per_epoch: int | None = key(
-        None, "evaluations in an epoch, instead of eval_steps", at_least=1
-    )
-    start_with_eval: bool = key(False, "evaluate before the first step, too")
-    save_steps: int = key(1000, "steps between checkpoints (0: only at the end)", at_least=0)
-    saves_per_epoch: int | None = key(
-        None, "checkpoints in an epoch, instead of save_steps", at_least=1
-    )
-    extra_steps_to_eval_save_at: list[int] = key(
-        [], "further steps to evaluate and save at", at_least=1
-    )
-    export_steps: int | None = key(
-        None,
-        "write model/ only into checkpoints at multiples of this (0: into none, null: into all); "
-        "a finished run always has its own model/",
-        at_least=0,
-    )
-    async_save: bool = key(
-        False, "write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"
-    )
-    keep_last_checkpoints: int = key(
-        3,
-        "number of most recent intact checkpoints to keep (0: all); those that the next two keys "
-        "match, that contain a file KEEP or that a run resumed from are kept, too",
-        at_least=0,
-    )
-    keep_every_checkpoint_steps: int = key(
-        0, "checkpoints at multiples of this are never deleted (0: off)", at_least=0
-    )
-    keep_best_by: str | None = key(
-        None, "never delete the checkpoint with the best value of this metric of the evaluation"
-    )
-    export_best: bool = key(
-        False, "model/ of the finished run is the best checkpoint's by keep_best_by, not the last"
-    )
-    early_stopping_patience: int | None = key(
-        None,
-        "evaluations in a row without a better keep_best_by after which the run ends; null: off",
-        at_least=1,
-    )
+    logging_steps: int = key(1, at_least=1, heading="Logging, evaluation and checkpoints")
+    """steps between lines of metrics.jsonl"""
+    logs_per_epoch: int | None = key(None, at_least=1)
+    """lines of metrics.jsonl in an epoch, instead of logging_steps"""
+    eval_steps: int = key(1000, at_least=0)
+    """steps between evaluations (0: off)"""
+    evals_per_epoch: int | None = key(None, at_least=1)
+    """evaluations in an epoch, instead of eval_steps"""
+    start_with_eval: bool = key(False)
+    """evaluate before the first step, too"""
+    save_steps: int = key(1000, at_least=0)
+    """steps between checkpoints (0: only at the end)"""
+    saves_per_epoch: int | None = key(None, at_least=1)
+    """checkpoints in an epoch, instead of save_steps"""
+    extra_steps_to_eval_save_at: list[int] = key([], at_least=1)
+    """further steps to evaluate and save at"""
+    export_steps: int | None = key(None, at_least=0)
+    """write model/ only into checkpoints at multiples of this (0: into none, null: into all); a
+    finished run always has its own model/"""
+    async_save: bool = key(False)
+    """write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"""
+    keep_last_checkpoints: int = key(3, at_least=0)
+    """number of most recent intact checkpoints to keep (0: all); those that the next two keys
+    match, that contain a file KEEP or that a run resumed from are kept, too"""
+    keep_every_checkpoint_steps: int = key(0, at_least=0)
+    """checkpoints at multiples of this are never deleted (0: off)"""
+    keep_best_by: str | None = key(None)
+    """never delete the checkpoint with the best value of this metric of the evaluation"""
+    export_best: bool = key(False)
+    """model/ of the finished run is the best checkpoint's by keep_best_by, not the last"""
+    early_stopping_patience: int | None = key(None, at_least=1)
+    """evaluations in a row without a better keep_best_by after which the run ends; null: off"""
     on_nonfinite: str = key(
-        "stop",
-        "a step whose loss or gradient is not finite (skip: not under ZeRO-0)",
-        choices=("stop", "skip"),
-        heading="When a loss is not what it should be",
+        "stop", choices=("stop", "skip"), heading="When a loss is not what it should be"
     )
-    max_consecutive_skips: int = key(10, "skip: stop after more such steps in a row", at_least=0)
-    loss_spike_deviations: float = key(
-        0.0,
-        "roll back to the last intact checkpoint, and skip the data seen since, when a loss "
-        "exceeds the mean of the window by this many standard deviations (0: off)",
-        at_least=0,
-        finite=True,
-    )
-    loss_spike_window: int = key(
-        50, "number of recent losses that a spike is compared with", at_least=2
-    )
-    max_rollbacks: int = key(3, "stop after rolling back to one checkpoint more often", at_least=0)
+    """a step whose loss or gradient is not finite (skip: not under ZeRO-0)"""
+    max_consecutive_skips: int = key(10, at_least=0)
+    """skip: stop after more such steps in a row"""
+    loss_spike_deviations: float = key(0.0, at_least=0, finite=True)
+    """roll back to the last intact checkpoint, and skip the data seen since, when a loss exceeds
+    the mean of the window by this many standard deviations (0: off)"""
+    loss_spike_window: int = key(50, at_least=2)
+    """number of recent losses that a spike is compared with"""
+    max_rollbacks: int = key(3, at_least=0)
+    """stop after rolling back to one checkpoint more often"""
 
     trackers: list[str] = key(
-        ["tensorboard"],
-        "Accelerate's trackers beside metrics.jsonl",
-        choices=TRACKERS,
-        heading="Trackers, logs and upload",
+        ["tensorboard"], choices=TRACKERS, heading="Trackers, logs and upload"
     )
-    run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
-    log_documents: bool = key(
-        False,
-        "write the documents of every step, and a hash of the text that it has a loss on, to "
-        "documents-rank{r}.jsonl",
-    )
-    profile: bool = key(
-        False, "write a trace of some steps by torch's profiler into profile/ of the run folder"
-    )
-    profile_steps: list[int] = key(
-        [10, 12], "profile: the first and the last of these steps", at_least=1
-    )
+    """Accelerate's trackers beside metrics.jsonl"""
+    run_name: str = key("tracking")
+    """the run's name for the trackers, and of their folder"""
+    log_documents: bool = key(False)
+    """write the documents of every step, and a hash of the text that it has a loss on, to
+    documents-rank{r}.jsonl"""
+    profile: bool = key(False)
+    """write a trace of some steps by torch's profiler into profile/ of the run folder"""
+    profile_steps: list[int] = key([10, 12], at_least=1)
+    """profile: the first and the last of these steps"""
 
-    push_to_hub: str | None = key(
-        None, "owner/name on the Hub that the finished model is uploaded to; a failure is logged"
-    )
+    push_to_hub: str | None = key(None)
+    """owner/name on the Hub that the finished model is uploaded to; a failure is logged"""
 
-    distributed_timeout_s: int = key(
-        1800,
-        "seconds after which a missing rank, or no progress on any rank, ends the run",
-        at_least=1,
-        heading="Processes and checks",
-    )
-    accelerate_config_file: str | None = key(
-        None,
-        "with check_only: the launch file to check against, as if launched with it",
-        is_path=True,
-    )
-    check_only: bool = key(False, "compose, check, print the start-up table, and stop")
-    estimate: bool = key(
-        False, "print parameters, memory by engine, speed and time to finish, and stop"
-    )
-    estimate_steps: int = key(
-        10,
-        "estimate: steps that are made to measure the speed, and forgotten (the first half warms "
-        "up); 0: none",
-        at_least=0,
-    )
+    distributed_timeout_s: int = key(1800, at_least=1, heading="Processes and checks")
+    """seconds after which a missing rank, or no progress on any rank, ends the run"""
+    accelerate_config_file: str | None = key(None, is_path=True)
+    """with check_only: the launch file to check against, as if launched with it"""
+    check_only: bool = key(False)
+    """compose, check, print the start-up table, and stop"""
+    estimate: bool = key(False)
+    """print parameters, memory by engine, speed and time to finish, and stop"""
+    estimate_steps: int = key(10, at_least=0)
+    """estimate: steps that are made to measure the speed, and forgotten (the first half warms up);
+    0: none"""
 
 
 @dataclass(kw_only=True)
 class PretrainedConfig(RunConfig):
     """A training run of a model of transformers."""
 
-    model_name: str = key(
-        "gpt2",
-        "a folder or Hub name to load; its weights unless model_config_file",
-        is_path=True,
-        heading="Model",
-    )
-    model_config_file: str | None = key(
-        None,
-        "JSON of a transformers config: start from random weights of this shape instead",
-        is_path=True,
-    )
-    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
+    model_name: str = key("gpt2", is_path=True, heading="Model")
+    """a folder or Hub name to load; its weights unless model_config_file"""
+    model_config_file: str | None = key(None, is_path=True)
+    """JSON of a transformers config: start from random weights of this shape instead"""
+    tokenizer_name: str | None = key(None, is_path=True)
+    """a folder or Hub name; null: model_name"""
 
 
 @dataclass(kw_only=True)
 class TableDataConfig:
     """The keys that the data sections of all tasks on a table share."""
 
-    per_device_eval_batch_size: int = key(
-        32, "rows in an evaluation batch of one process", at_least=1
-    )
-    num_workers: int = key(
-        0, "loader processes of each rank (0: in the training process)", at_least=0
-    )
+    per_device_eval_batch_size: int = key(32, at_least=1)
+    """rows in an evaluation batch of one process"""
+    num_workers: int = key(0, at_least=0)
+    """loader processes of each rank (0: in the training process)"""

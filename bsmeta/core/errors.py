@@ -158,14 +158,16 @@ def _looks_typed(text: str) -> bool:
     return True
 
 
-def look_up(document: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, or MISSING."""
-    node: Any = document
+def look_up(document: Any, key: str) -> Any:
+    """The value of a dotted key in nested mappings and lists, or MISSING."""
     for name in key.split("."):
-        if not isinstance(node, Mapping) or name not in node:
+        if isinstance(document, Mapping) and name in document:
+            document = document[name]
+        elif isinstance(document, list) and name.isdecimal() and int(name) < len(document):
+            document = document[int(name)]
+        else:
             return MISSING
-        node = node[name]
-    return node
+    return document
 
 
 def same(found: Any, value: Any) -> bool:

@@ -5,8 +5,12 @@ The checks of values, `--help` and the documentation are derived from it.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -23,7 +27,8 @@ class About:
     the type of the key allows it.
 
     Attributes:
-        meaning: One line for `--help` and the reference documentation.
+        meaning: For `--help` and the reference documentation; usually the docstring under the field
+            (see `meanings`).
         deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
         deepspeed_default: What DeepSpeed uses where the JSON lacks that key, if the JSON must have
             it.
@@ -84,12 +89,13 @@ class About:
         return next((bound for bound in bounds if bound is not None), 0)
 
 
-def key(default: Any, meaning: str, **about: Any) -> Any:
-    """A dataclass field of the schema.
+def key(default: Any, meaning: str = "", **about: Any) -> Any:
+    """A dataclass field of the schema; what it means is said in the docstring under it.
 
     Args:
         default: The default value (lists and dicts are copied for each instance), or the dataclass
             of a section.
+        meaning: In the place of a docstring, if it is computed.
         about: The other attributes of `About`.
     """
     metadata = {"about": About(meaning=meaning, **about)}
@@ -115,7 +121,31 @@ def about(described: Field[Any]) -> About:
 @cache
 def type_hints(schema: Any) -> dict[str, Any]:
     """The types of the fields of a schema."""
-    return get_type_hints(schema)
+    hints = get_type_hints(schema)
+    return {field_.name: hints[field_.name] for field_ in fields(schema)}
+
+
+@cache
+def meanings(schema: Any) -> dict[str, str]:
+    """What the keys of a schema mean: the docstrings under its fields, and those of its bases."""
+    found: dict[str, str] = {}
+    for section in schema.__mro__[-2::-1]:  # without `object`
+        found |= _docstrings(section.__module__).get(section.__name__, {})
+    return found
+
+
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """The docstrings under the fields of the classes of a module, by class and field."""
+    found: dict[str, dict[str, str]] = {}
+    for section in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(section, ast.ClassDef):
+            found[section.name] = {
+                ast.unparse(field_.target): " ".join(ast.literal_eval(text.value).split())
+                for field_, text in itertools.pairwise(section.body)
+                if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr)
+            }
+    return found
 
 
 def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:

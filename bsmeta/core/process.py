@@ -38,34 +38,29 @@ import yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError, missing_extra
 from bsmeta.core.files import redact
 
-# How long the others wait for the report of a machine's first process: import times differ on a
-# busy machine, but once the processes are connected, all see an error at the same time.
-WAIT_S = 60.0
-
-WAIT_CONNECTED_S = 10.0
-
-CONNECT_S = 5.0
-
-READ_S = 10.0
-
-_POLL_S = 0.2
-
-_CHECKED, _REFUSED, _READ = (f"bsmeta/start/{name}" for name in ("checked", "refused", "read"))
-
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 # SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) asks a scheduler to requeue it.
 EXIT_PREEMPTED = 75
 EXIT_NO_READER = 141  # as a shell reports a program that SIGPIPE has ended
 
+# How long the others wait for the report of a machine's first process: import times differ on a
+# busy machine, but once the processes are connected, all see an error at the same time.
+WAIT_S = 60.0
+WAIT_CONNECTED_S = 10.0
+CONNECT_S = 5.0
+READ_S = 10.0
+_POLL_S = 0.2
+_CHECKED, _REFUSED, _READ = (f"bsmeta/start/{name}" for name in ("checked", "refused", "read"))
+
 LAUNCHER_GONE = "the end of the launcher"
-
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
 # Stay ignored if they already are, as under nohup or in the background of a script.
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-
+_ALL_SIGNALS = (*_SIGNALS, *_FROM_TERMINAL)
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+_CHILDREN_ARE_PLAIN = threading.Event()
 
 
 def rank() -> int:
@@ -101,10 +96,7 @@ def checks_for_all() -> bool:
 def wait_for_reporter() -> None:
     """Waits until the launcher terminates this process; returns if the reporter exits too late."""
     if threading.current_thread() is threading.main_thread():
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-        for number in numbers:  # no longer a request to save and stop
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        _restore_signals()  # no longer a request to save and stop
     time.sleep(WAIT_CONNECTED_S if _is_connected() else WAIT_S)
 
 
@@ -157,17 +149,14 @@ def report(error: BaseException) -> int:
             wait_for_reporter()
         message = f"configuration error: {error}"
     elif isinstance(error, UserError):
-        message = f"{_which_rank()}error: {error}"
+        # The error may be of one process only.
+        which = f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+        message = f"{which}error: {error}"
     else:
         message = "".join(traceback.format_exception(error))
     print(redact(message), file=sys.stderr, flush=True)
     announce(error)
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
-
-
-def _which_rank() -> str:
-    """The rank in front of an error that may be of one process only; nothing if there is one."""
-    return f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
 
 
 def leave(code: int) -> NoReturn:
@@ -274,31 +263,18 @@ def _connect(timeout_s: float) -> Any:
 
 def hold_signals() -> None:
     """Blocks signals until the run knows its folder."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*_SIGNALS, *_FROM_TERMINAL))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
 
 
 def release_signals() -> None:
     """Ends `hold_signals`."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_SIGNALS, *_FROM_TERMINAL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL_SIGNALS)
 
 
-class _Children:
-    """How processes that are forked from this one handle signals.
-
-    Attributes:
-        are_plain: Whether they use default signal handling.
-    """
-
-    are_plain = False
-
-    def begin(self) -> None:
-        """Runs in each of them."""
-        if self.are_plain:
-            signal.set_wakeup_fd(-1)
-            for number in (*_SIGNALS, *_FROM_TERMINAL):
-                signal.signal(number, signal.SIG_DFL)
-            release_signals()
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _restore_signals() -> None:
+    for number in _ALL_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    release_signals()
 
 
 @contextmanager
@@ -308,11 +284,21 @@ def plain_children() -> Iterator[None]:
     With the handling of a run, a pool could not end its workers: SIGTERM would be blocked in them,
     or reach the run itself through the pipe that they share with it.
     """
-    _CHILDREN.are_plain = True
+    _CHILDREN_ARE_PLAIN.set()
     try:
         yield
     finally:
-        _CHILDREN.are_plain = False
+        _CHILDREN_ARE_PLAIN.clear()
+
+
+def _begin_child() -> None:
+    if _CHILDREN_ARE_PLAIN.is_set():
+        signal.set_wakeup_fd(-1)
+        _restore_signals()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+os.register_at_fork(after_in_child=_begin_child)
 
 
 class WaitEnded(BaseException):
@@ -393,7 +379,7 @@ class StopRequest:
 
     def _receive(self, numbers: int) -> None:
         while number := os.read(numbers, 1)[0]:
-            if number not in (*_SIGNALS, *_FROM_TERMINAL):
+            if number not in _ALL_SIGNALS:
                 continue  # of another handler, such as that of a DataLoader for SIGCHLD
             self._record(number)
             if self._is_starting and self.leave is not None:
@@ -439,9 +425,3 @@ class _Lossy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-_CHILDREN = _Children()
-
-
-os.register_at_fork(after_in_child=_CHILDREN.begin)

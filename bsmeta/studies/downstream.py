@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
 from bsmeta.data import derive

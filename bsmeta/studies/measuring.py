@@ -18,9 +18,8 @@ import numpy as np
 import torch
 import transformers
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.spans import KeptText
 from bsmeta.studies.config import MeasureConfig, StudyConfig

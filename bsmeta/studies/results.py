@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.evaluation import SliceConfig
+from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.core.errors import DataError
 from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig

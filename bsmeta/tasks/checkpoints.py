@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import xxhash
 from huggingface_hub import hf_hub_download
 
-from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config, saved_task
+from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
+from bsmeta.config.values import refuse_unused, saved_config, saved_task
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import list_checkpoints

@@ -26,8 +26,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bsmeta.config.optimizers import OPTIMIZERS
-from bsmeta.config.schema import WSD, RunConfig
+from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import decay_start, warm_up_steps
 from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError
 from bsmeta.core.progress import opaque_work

@@ -36,8 +36,7 @@ from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from bsmeta.config.checks import CheckedRun
-from bsmeta.config.optimizers import OPTIMIZERS, OptimizerEntry
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import StopRequest

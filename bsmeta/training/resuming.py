@@ -29,10 +29,9 @@ import xxhash
 import yaml
 from torch import nn
 
-from bsmeta.config.compose import load_resolved, to_yaml
-from bsmeta.config.optimizers import OPTIMIZERS
-from bsmeta.config.schema import WSD, RunConfig
+from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, decay_start, lacks_model, warm_up_steps
+from bsmeta.config.values import load_resolved, to_yaml
 from bsmeta.core.errors import (
     CheckpointError,
     ConfigurationError,

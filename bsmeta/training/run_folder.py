@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from bsmeta.config.compose import to_yaml
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.core.files import redact, replacing, write_text
 from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank

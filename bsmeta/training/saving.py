@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.compose import to_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.core.files import free_bytes, gigabytes, is_full
 from bsmeta.core.progress import opaque_work

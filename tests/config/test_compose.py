@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
-from bsmeta.config.compose import compose, load_resolved, to_yaml
-from bsmeta.config.describe import MAIN, describe, keys, sections
+from bsmeta.config.command_line import MAIN, describe, keys, sections
+from bsmeta.config.compose import compose
+from bsmeta.config.values import load_resolved, to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import CONFIG_FOLDER
 from tests.conftest import REPOSITORY, run_warm

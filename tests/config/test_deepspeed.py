@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.deepspeed import deepspeed_problems, fill
-from bsmeta.config.describe import keys
+from bsmeta.config.command_line import keys
+from bsmeta.config.deepspeed import DeepSpeedJson
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError
@@ -58,13 +58,17 @@ def test_a_new_twin_needs_nothing_but_its_name(found: object) -> None:
     document |= {} if found is None else {"gradient_predivide_factor": found}
     own = ("gradient_predivide_factor", "zero_optimization.sub_group_size")
     config = Predivided()
-    assert not [one for one in deepspeed_problems(document, config, launch) if one.key in own]
-    filled = fill(document, config, launch)
+    assert not [
+        one for one in DeepSpeedJson(document, config, launch).disagreements() if one.key in own
+    ]
+    filled = DeepSpeedJson(document, config, launch).filled()
     assert filled["gradient_predivide_factor"] == 2.0
     assert filled["zero_optimization"] == {"sub_group_size": 7}
 
     document["gradient_predivide_factor"] = 4.0
-    (problem,) = [one for one in deepspeed_problems(document, config, launch) if one.key in own]
+    (problem,) = [
+        one for one in DeepSpeedJson(document, config, launch).disagreements() if one.key in own
+    ]
     assert problem.expected == '"auto" or 2.0 (predivide of Hydra)'
     assert problem.fix.endswith(", or pass predivide=4.0")
 

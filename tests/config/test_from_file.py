@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.interpolation import expand, expand_overrides
+from bsmeta.config.sources import expand, expand_override
 from bsmeta.core.errors import ConfigurationError
 
 METADATA = "data_config.metadata_config"
@@ -82,7 +82,8 @@ def test_a_file_cannot_make_objects(folder: Path) -> None:
 
 
 def test_on_the_command_line_it_is_the_literal(folder: Path) -> None:
-    found = expand_overrides(["m=${from_file:metadata/site.yaml}", "seed=1"], folder)
+    texts = ["m=${from_file:metadata/site.yaml}", "seed=1"]
+    found = [expand_override(text, folder) for text in texts]
     assert found == [
         "m={metadata_list: ['url'],max_seq_len: '${oc.env:LENGTH,128}',"
         "metadata_templates: {url: 'At {value}: it\\'s\n'}}",

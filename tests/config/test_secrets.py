@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import to_yaml
+from bsmeta.config.values import to_yaml
 from bsmeta.core.files import redact, redact_values
 
 

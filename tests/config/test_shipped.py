@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
+from bsmeta.config.command_line import choose
 from bsmeta.config.compose import compose
 from bsmeta.config.deepspeed import AUTO
-from bsmeta.config.describe import group_options
-from bsmeta.config.hydra_ext import choose
 from bsmeta.config.launch import read_launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.sources import group_options
 from bsmeta.reference import PROGRAMS
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig

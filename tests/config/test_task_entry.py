@@ -9,12 +9,11 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import TaskEntry, check, entry_of
-from bsmeta.config.compose import load_resolved
-from bsmeta.config.evaluation import training_config
-from bsmeta.config.hydra_ext import choose, store_name
+from bsmeta.config.command_line import choose
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule, summary
+from bsmeta.config.values import load_resolved, store_name, training_config
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key
 from bsmeta.tasks import TASKS

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.checks import check
+from bsmeta.config.command_line import describe, keys
 from bsmeta.config.compose import compose, run_entry_point
-from bsmeta.config.describe import describe, entries_of, keys
-from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.config.launch import ENVIRONMENT, Launch
+from bsmeta.config.values import entries_of, training_config
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import About, about, bound_problems, leaves
 from bsmeta.reference import PROGRAMS, reference
@@ -152,7 +152,7 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
     from bsmeta import annotate, download, entities, evaluate, explain, generate, predict, train
     from bsmeta.annotate import command
     from bsmeta.annotate.config import AnnotateConfig
-    from bsmeta.config import evaluation
+    from bsmeta.config import causal_lm
     from bsmeta.config.causal_lm import ExplainConfig, PrepareConfig
     from bsmeta.data import prepare
 
@@ -163,11 +163,11 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
         "explain.py": (explain.main, [ExplainConfig], "v2", True),
         "prepare.py": (prepare.main, PrepareConfig, "v2", False),
         "evaluate.py": (evaluate.main, EvaluateConfig, "evaluate", False),
-        "generate.py": (generate.main, evaluation.GenerateConfig, "generate", False),
-        "predict.py": (predict.main, predict.PredictConfig, "predict", False),
+        "generate.py": (generate.main, causal_lm.GenerateConfig, "generate", False),
+        "predict.py": (predict.main, causal_lm.PredictConfig, "predict", False),
         "annotate.py": (command.main, AnnotateConfig, "annotate", False),
-        "entities.py": (entities.main, entities.EntitiesConfig, "entities", False),
-        "download.py": (download.main, download.DownloadConfig, "download", False),
+        "entities.py": (entities.main, causal_lm.EntitiesConfig, "entities", False),
+        "download.py": (download.main, causal_lm.DownloadConfig, "download", False),
     }[name.split()[0]]
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import DownloadConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_sets import read_manifest
-from bsmeta.download import DownloadConfig, main
+from bsmeta.download import main
 from tests.conftest import REPOSITORY
 from tests.data.file_server import FileServer, Request
 from tests.waiting import STUCK_S, wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
+from bsmeta.config.causal_lm import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import results_of

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import to_yaml
+from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.tasks.causal_lm.evaluate import has_other_data
 from bsmeta.tasks.checkpoints import Location, report_folder
 

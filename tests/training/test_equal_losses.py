@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.optimizers import OPTIMIZERS
+from bsmeta.config.schema import OPTIMIZERS
 
 SCRIPT = Path(__file__).with_name("equal_losses.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]

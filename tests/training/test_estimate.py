@@ -26,7 +26,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import CheckedRun
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
-from bsmeta.config.optimizers import OPTIMIZERS
+from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import DataError
 from bsmeta.data.batch import StepData
 from bsmeta.models.layers import layers_of, recompute

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.optimizers import OPTIMIZERS
+from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.engines import (
     HostCopies,

@@ -13,8 +13,9 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import value_problems
-from bsmeta.config.compose import compose, to_yaml
+from bsmeta.config.compose import compose
 from bsmeta.config.steps import decay_start, set_branch_length
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.checkpoint import Checkpoint
 from bsmeta.training.resuming import (

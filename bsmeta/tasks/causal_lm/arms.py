@@ -24,8 +24,8 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.data import DataConfig, row_length
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import reporting

@@ -30,8 +30,8 @@ from rich.text import Text
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import progress_bar

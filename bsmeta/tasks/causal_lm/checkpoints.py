@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import (
     REMOTE,
     DataConfig,
@@ -27,7 +27,7 @@ from bsmeta.config.data import (
     source_configs,
     train_entries,
 )
-from bsmeta.config.evaluation import EvaluateConfig, training_config
+from bsmeta.config.values import training_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.files import FileRef, size_of
 from bsmeta.data.io.shards import (

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 import xxhash
 
+from bsmeta.config.causal_lm import SLICE_KINDS, SliceConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import FileRef, refuse_bad_copy

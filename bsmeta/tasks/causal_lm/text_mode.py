@@ -25,8 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.evaluation import GenerateConfig
+from bsmeta.config.causal_lm import CausalLMConfig, GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.report.page import report_console

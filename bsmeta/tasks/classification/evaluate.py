@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import opaque_work

@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from bsmeta.config.checks import Row, is_path, missing
-from bsmeta.config.hydra_ext import unread_keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.values import unread_keys
 from bsmeta.core.errors import HYDRA, Problem, show
 from bsmeta.core.keys import bound_problems, inherited, key
 

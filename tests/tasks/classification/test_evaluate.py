@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from bsmeta import evaluate, explain, generate
-from bsmeta.config.compose import to_yaml
-from bsmeta.config.evaluation import EvaluateConfig, GenerateConfig
+from bsmeta.config.causal_lm import EvaluateConfig, GenerateConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import evaluate as module

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from bsmeta import predict
-from bsmeta.config.compose import to_yaml
+from bsmeta.config.causal_lm import PredictConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import UserError
-from bsmeta.predict import PredictConfig
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.task import TextClassifier

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.compose import to_yaml
+from bsmeta.config.causal_lm import EntitiesConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.entities import EntitiesConfig, main
+from bsmeta.entities import main
 from bsmeta.tasks.classification.config import ClassificationConfig
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.compose import to_yaml
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import locate, open_task
 from bsmeta.tasks.spelling.config import SecConfig

@@ -10,9 +10,10 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from bsmeta.config import interpolation
-from bsmeta.config.compose import register, to_plain
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.config.compose import register
+from bsmeta.config.sources import expand
+from bsmeta.config.values import finished
+from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.tasks.spelling.config import (
     SecConfig,
     SedSequenceConfig,
@@ -41,11 +42,13 @@ def compose(
     values = yaml.safe_load((folder / name).read_text())
     assert values.pop("defaults")[1:3] == ["published", "_self_"]
     shared = yaml.safe_load((folder / "published.yaml").read_text())
-    expanded = interpolation.expand(values, folder, name)
+    expanded = expand(values, folder, name)
     composed = OmegaConf.merge(OmegaConf.structured(schema), shared, expanded, overrides)
     assert isinstance(composed, DictConfig)
     OmegaConf.set_struct(composed, True)
-    return to_plain(composed, schema)
+    config, problems = finished(composed, schema)
+    refuse(problems)
+    return config
 
 
 def test_every_key_of_the_example_has_its_value() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point, to_yaml
+from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
+from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main
 from bsmeta.models.pretrained import write_model_manifest

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.arms import Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluate import compare_models, evaluate

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point, to_yaml
+from bsmeta.config.causal_lm import CausalLMConfig, GenerateConfig
+from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.generate import main
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
 

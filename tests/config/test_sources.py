@@ -9,7 +9,7 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 
-from bsmeta.config import hydra_ext
+from bsmeta.config import sources
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import register
 from bsmeta.core.files import CONFIG_FOLDER
@@ -22,7 +22,7 @@ def test_the_version_is_the_one_it_was_written_for() -> None:
 def test_hydra_takes_the_reader_and_the_search_path(tmp_path: Path) -> None:
     register(CausalLMConfig, tmp_path)
     source = SourcesRegistry.instance().types[FileConfigSource.scheme()]
-    assert source is hydra_ext.ExpandingSource
+    assert source is sources.ExpandingSource
     found = create_config_search_path(str(CONFIG_FOLDER)).get_path()
     names = [element.provider for element in found]
     assert names == ["hydra", "own", "main", "schema"]
