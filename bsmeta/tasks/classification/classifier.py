@@ -32,8 +32,7 @@ from bsmeta.tasks.classification.config import POOLINGS
 ENTRY = "text_classifier"
 """Of `config.json` in an exported folder: what is not in the encoder's own configuration."""
 CONFIG, WEIGHTS, NGRAMS = "config.json", "classifier.safetensors", "ngrams.json"
-ENCODER = "encoder."
-"""Prefix of the encoder's weights among those of a classifier."""
+ENCODER = "encoder."  # prefix of the encoder's weights among those of a classifier
 DECISIONS_AT_ONCE = 1 << 22  # of word features, in memory at one time
 
 

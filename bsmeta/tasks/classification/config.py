@@ -20,14 +20,11 @@ from bsmeta.core.keys import inherited, key
 AUTO, LINEAR, FROZEN, COMBINED, FINE_TUNE = "auto", "linear", "frozen", "combined", "fine_tune"
 """The values of `method`."""
 
-FITTED = (LINEAR, FROZEN, COMBINED)
-"""Those without training steps, the simplest first."""
+FITTED = (LINEAR, FROZEN, COMBINED)  # those without training steps, the simplest first
 
-POOLINGS = ("mean", "cls", "max", "last")
-"""The values of `pooling` for a linear head."""
+POOLINGS = ("mean", "cls", "max", "last")  # the values of `pooling` for a linear head
 
-HEAD = "head"
-"""The value of `pooling` for the architecture's own head."""
+HEAD = "head"  # the value of `pooling` for the architecture's own head
 
 
 @dataclass(kw_only=True)

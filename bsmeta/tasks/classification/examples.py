@@ -266,13 +266,6 @@ class Examples:
 
     Can be used by forked loader processes: each opens a connection of its own.
 
-    Attributes:
-        database: The file.
-        key: What determines its content.
-        facts: What is known about its making: `csv`, the file; `notes` on how it was read;
-            `skipped`, the number of bad rows; `warnings`, about repeated texts and labels.
-        labels: The labels, in the order of their numbers.
-
     Raises:
         DataError: If it is no database of this program, or is damaged.
     """
@@ -281,12 +274,12 @@ class Examples:
         self.database = database
         self._connections: dict[int, sqlite3.Connection] = {}
         _check_file(database)
-        facts = {name: json.loads(value) for name, value in self._query("SELECT * FROM facts")}
-        self.key: dict[str, Any] = facts.pop("key")
-        self.facts: dict[str, Any] = facts
-        self.labels = tuple(
-            name for (name,) in self._query("SELECT name FROM labels ORDER BY number")
-        )
+        # How it was made: from which file (csv), how that was read (notes), the number of bad rows
+        # (skipped), and warnings about repeated texts and labels.
+        self.facts = {name: json.loads(value) for name, value in self._query("SELECT * FROM facts")}
+        self.key: dict[str, Any] = self.facts.pop("key")  # what determines its content
+        names = self._query("SELECT name FROM labels ORDER BY number")
+        self.labels = tuple(name for (name,) in names)
 
     def sources(self, split: str) -> np.ndarray:
         """The numbers of a split's source rows, ascending, int64[rows]."""

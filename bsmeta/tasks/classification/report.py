@@ -43,11 +43,9 @@ SCORE_NAMES = {
 }
 MOST_LABELS = 30
 """Labels in tables and plots; of more, half of these are the most frequent, and half the worst."""
-LONGEST_NAME = 28
-"""Characters of a label in a plot."""
+LONGEST_NAME = 28  # characters of a label in a plot
 OTHERS = "all others"
-MOST_NUMBERS = 20
-"""Labels up to which the cells of the confusion matrix show their counts."""
+MOST_NUMBERS = 20  # labels up to which the cells of the confusion matrix show their counts
 
 Epoch = Mapping[str, float | None]
 

@@ -40,18 +40,15 @@ from bsmeta.tasks.classification.config import ClassificationDataConfig
 
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
-LEFT_OUT = 3
-"""Instead of a split: the row's text is in a later split, too, in another group."""
+LEFT_OUT = 3  # instead of a split: the row's text is in a later split, too, in another group
 NAMES = {
     **dict.fromkeys(("train", "training"), TRAIN),
     **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
     **dict.fromkeys(("test", "testing"), TEST),
 }
 """The values of a split column, in lower case."""
-CONTENT = "content of the CSV file"
-"""The setting of a database that is the hash of its CSV file."""
-IDS = np.dtype("<i4")
-"""How the ids of a chunk are stored."""
+CONTENT = "content of the CSV file"  # the setting of a database that is the hash of its CSV file
+IDS = np.dtype("<i4")  # how the ids of a chunk are stored
 BATCH_ROWS, BATCH_CHARACTERS = 1000, 2_000_000  # that are encoded and written at one time
 _LONGEST_LABEL = 200  # characters
 _MOST_FOLDS = 100

@@ -50,12 +50,10 @@ from bsmeta.training.task import EvaluationContext
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "systems"
-"""In the run folder."""
+FOLDER = "systems"  # in the run folder
 FACTS = "systems.json"
 
-MOST_WEIGHTS = 1 << 26
-"""Of a linear model of words: half a gigabyte, twice."""
+MOST_WEIGHTS = 1 << 26  # of a linear model of words: half a gigabyte, twice
 MOST_LOGITS = 1 << 23
 """Of the training texts, all of which the logistic regression computes in each iteration."""
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)
@@ -261,8 +259,8 @@ class Fitting:
             words = None
         if words is None or len(self._seen) < 2:
             most = int(np.bincount(self._train.truth).argmax())
-            bias = np.eye(len(self._labels))[most]
-            nothing = np.zeros((len(self._labels), 0))
+            bias, nothing = np.zeros(len(self._labels)), np.zeros((len(self._labels), 0))
+            bias[most] = 1.0
             self._keep(LINEAR, Solution(nothing, None, bias), [most] * len(self._validation.texts))
             return
         if len(self._seen) * words.shape[1] > MOST_WEIGHTS:

@@ -46,8 +46,7 @@ from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric,
 
 logger = logging.getLogger(__name__)
 
-TEXTS_AT_ONCE = 1000
-"""Texts that `predict` folds and sorts by length at one time."""
+TEXTS_AT_ONCE = 1000  # texts that `predict` folds and sorts by length at one time
 
 
 class TextClassifier:

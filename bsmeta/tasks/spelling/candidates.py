@@ -23,18 +23,14 @@ from bsmeta.data.text.sentences import joined_parts
 from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold, hash_words, parse
 from bsmeta.tasks.spelling.noise import plain
 
-LOOKED_AT = 300
-"""Near words that are compared with a word: the most frequent."""
+LOOKED_AT = 300  # near words that are compared with a word: the most frequent
 MOST_NEAR, MOST_NEAR_OF_SHORT, MOST_NEAR_OF_KNOWN = 12, 32, 8
 """Near words that are candidates of a word, of a short one, and of one that a list has."""
-SHORT = 3
-"""Characters of a short word at most."""
+SHORT = 3  # characters of a short word at most
 LEAST_CAPITAL_SHARE = 0.05
 """Occurrences with a capital from which a candidate is also written with one, inside a sentence."""
-EDIT_COST = 5.0
-"""Cost of an edit in the choice of candidates, in nats of word frequency."""
-LONG = 7
-"""Characters from which words at three edits are candidates."""
+EDIT_COST = 5.0  # cost of an edit in the choice of candidates, in nats of word frequency
+LONG = 7  # characters from which words at three edits are candidates
 FORMS_IN_MEMORY = 200_000
 
 SPLIT_COST = 12.0
@@ -48,8 +44,7 @@ _KEYS = {
 _KINDS = ("insert", "delete", "replace")
 _KEEP, _NONE, _NEAR, _SPLIT = range(4)
 
-UNKNOWN = -25.0
-"""The logarithm of the frequency of an unknown word."""
+UNKNOWN = -25.0  # the logarithm of the frequency of an unknown word
 UNKNOWN_CAPITAL_SHARE = 0.3
 FORM_FEATURES = 41
 """What is known about a candidate without its context; a column for each list follows."""
@@ -80,11 +75,8 @@ class _Row(NamedTuple):
 
 
 class Candidates:
-    """Finds the candidates of words.
-
-    Args:
-        hidden_misspellings: Share of the known misspellings that are not known as such: in
-            training, where the errors are drawn from them.
+    """Finds the candidates of words; a share of the known misspellings is hidden in training, where
+    the errors are drawn from them.
     """
 
     def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
@@ -175,11 +167,8 @@ class Candidates:
         return Form(["", ""], features, np.zeros((2, 2), np.uint64), logs, np.zeros(2, bool))
 
     def _choose(self, core: str, near: np.ndarray, known: Sequence[str]) -> dict[str, int]:
-        """The words that are candidates of a word, with their distances.
-
-        Args:
-            near: The numbers of the words near it.
-            known: The words of which it is a known misspelling, which are all candidates.
+        """The words that are candidates of a word, with their distances: some of those near it, and
+        all of which it is a known misspelling.
         """
         words, key = self._lexicon.words, fold(core)
         near = near[:LOOKED_AT]
@@ -212,13 +201,11 @@ class Candidates:
     def _features(
         self, core: str, key: str, row: _Row, *, is_known: bool, others: int
     ) -> list[float]:
-        """What is known about a candidate without its context.
+        """The features of a candidate without its context.
 
         Args:
-            core: The word.
-            key: The word as it is counted.
-            is_known: Whether the word is a known misspelling of the candidate.
-            others: How many near words there are.
+            core, key: The word as it is written, and as it is counted.
+            others: The number of near words.
         """
         text, other, _, kind, distance = row
         found = [0.0] * FORM_FEATURES
@@ -227,32 +214,28 @@ class Candidates:
             return found
         log = self.log(other)
         found[4] = (log + 12) / 4
-        found[5] = float(log > UNKNOWN)
-        found[6] = self._capital_share(other)
-        found[7:10] = [
-            float(text.islower()),
-            float(text[:1].isupper()),
-            float(text.isupper() and len(text) > 1),
-        ]
+        found[5:7] = [log > UNKNOWN, self._capital_share(other)]
+        found[7:10] = [text.islower(), text[:1].isupper(), text.isupper() and len(text) > 1]
         if kind == _KEEP:
             rarest, mean = self._rarity(key)
             found[10:18] = [
-                len(key) / 8, rarest, mean, float(not key.isascii()), others / 10,
-                float(not (core.islower() or core.istitle() or core.isupper())),
-                sum(map(str.isupper, core)) / len(core), float(len(key) == 1),
+                len(key) / 8, rarest, mean, not key.isascii(), others / 10,
+                not (core.islower() or core.istitle() or core.isupper()),
+                sum(map(str.isupper, core)) / len(core), len(key) == 1,
             ]  # fmt: skip
             return found
         found[18:22], found[23:29], found[30:36], found[39:41] = _edit_features(
             other, key, distance
         )
-        found[22] = float(is_known)
+        found[22] = is_known
         found[29] = (log - self.log(key)) / 8
         with_inner = OSA.distance(_inner_case(text), _inner_case(core))
         unexplained = OSA.distance(text, core) - with_inner
         found[36:39] = [
-            float(with_inner - distance),
-            float(unexplained * core[0].isupper()), float(unexplained * core[0].islower()),
-        ]  # fmt: skip
+            with_inner - distance,
+            unexplained * core[0].isupper(),
+            unexplained * core[0].islower(),
+        ]
         return found
 
     def _rarity(self, key: str) -> tuple[float, float]:
@@ -278,10 +261,8 @@ class Candidates:
 
 
 def _cased(core: str, key: str, *, with_capital: bool) -> list[str]:
-    """How a candidate, in lower case (`key`), may be written in place of a word.
-
-    Args:
-        with_capital: Whether it may have a capital where the word has none.
+    """How a candidate, in lower case (`key`), may be written in place of a word; perhaps with a
+    capital where the word has none.
     """
     capital = key[:1].upper() + key[1:]
     upper = [key.upper()] if 2 * sum(map(str.isupper, core)) > len(core) > 1 else []
@@ -307,8 +288,8 @@ def _edit_features(other: str, key: str, distance: int) -> tuple[list[float], ..
     number = [0.0] * 4
     number[min(distance, 3)] = 1.0
     same = [
-        (len(other) - len(key)) / 2, float(other[0] == key[0]), float(other[-1] == key[-1]),
-        float(sorted(other) == sorted(key)), float(_skeleton(other) == _skeleton(key)),
+        (len(other) - len(key)) / 2, other[0] == key[0], other[-1] == key[-1],
+        sorted(other) == sorted(key), _skeleton(other) == _skeleton(key),
         OSA.distance(plain(other), plain(key)) / 2,
     ]  # fmt: skip
     distances = [Levenshtein.distance(other, key) / 2, Indel.distance(other, key) / 2]
@@ -337,8 +318,8 @@ def _single_edit(right: str, wrong: str) -> list[float]:
     new = wrong[became] if operation.tag != "delete" else right[max(at - 1, 0)]
     is_doubled = operation.tag != "replace" and old == new
     return [
-        *(float(operation.tag == kind) for kind in _KINDS),
-        float(_are_neighbors(old, new)), float({old, new} <= _VOWELS), float(is_doubled),
+        *(operation.tag == kind for kind in _KINDS),
+        _are_neighbors(old, new), {old, new} <= _VOWELS, is_doubled,
     ]  # fmt: skip
 
 

@@ -319,12 +319,8 @@ def _packages(config: SpellingConfig) -> Iterator[Problem]:
     """Yields what is not installed but will be needed, perhaps only after the last step."""
     noise = config.noise
     if noise.method != "artificial" and noise.misspellings == CODESPELL:
-        yield from _uninstalled(
-            "noise.misspellings",
-            noise.misspellings,
-            "codespell_lib",
-            "noise.misspellings=FILE.json",
-        )
+        fix = "noise.misspellings=FILE.json"
+        yield from _uninstalled("noise.misspellings", noise.misspellings, "codespell_lib", fix)
     if config.benchmarks is not None:
         yield from _uninstalled("benchmarks", config.benchmarks, "symspellpy", "benchmarks=null")
 
@@ -371,10 +367,8 @@ def _model(config: SpellingConfig) -> Iterator[Problem]:
         yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
     small = config.small_model
     if small.heads >= 1 and small.width % small.heads:
-        expected = f"a divisor of small_model.width={small.width}"
-        yield Problem(
-            "small_model.heads", HYDRA, show(small.heads), expected, "small_model.heads=4"
-        )
+        name, expected = "small_model.heads", f"a divisor of small_model.width={small.width}"
+        yield Problem(name, HYDRA, show(small.heads), expected, f"{name}=4")
     if isinstance(config, SecConfig) and not os.path.isdir(config.detector or "."):
         expected = "model/ of a run of sed_words"
         yield missing("detector", str(config.detector), expected, "correct detector")
@@ -385,9 +379,8 @@ def _model(config: SpellingConfig) -> Iterator[Problem]:
             expected = "symspellpy, wordfreq, or a file of lines `word count`"
             yield missing("word_lists", name, expected, "correct word_lists")
     if config.dictionary is not None and not os.path.isfile(config.dictionary):
-        yield missing(
-            "dictionary", config.dictionary, "a file of lines `word count`", "dictionary=null"
-        )
+        expected = "a file of lines `word count`"
+        yield missing("dictionary", config.dictionary, expected, "dictionary=null")
 
 
 def _batches(config: SpellingConfig) -> Iterator[Problem]:
@@ -426,7 +419,7 @@ def start_problems(
 
 def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
     """Rows for model and data."""
-    small, noise = config.small_model, config.noise
+    small, noise, batch = config.small_model, config.noise, config.batch_max_length
     model = f"candidates, ranked by {small.layers} layers of width {small.width}"
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
@@ -441,10 +434,7 @@ def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
         ("model", model),
         ("data sets", ", ".join(config.datasets)),
         ("errors", f"{errors}; in {noise.word_probability:.0%} of the words"),
-        (
-            "global batch",
-            f"{config.batch_max_length:,} padded tokens; buckets of {config.bucket_span}",
-        ),
+        ("global batch", f"{batch:,} padded tokens; buckets of {config.bucket_span}"),
     ]
 
 

@@ -383,12 +383,7 @@ def best_threshold(
     most_false_alarms: float,
 ) -> float:  # fmt: skip
     """The probability above which corrections have the best F1 of those with which at most a share
-    of the correct words is changed.
-
-    Args:
-        found: The choices for the words of the texts.
-        clean: The choices for the words of the correct texts.
-        most_false_alarms: The share.
+    of the correct words is changed, from the choices for the words of texts and of correct texts.
     """
     rows = [
         (choice.probability, word == choice.text, word != own)

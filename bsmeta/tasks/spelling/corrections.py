@@ -56,12 +56,7 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
     Errors are words of the correct line that differ in the corrupt one: true positives if the
     prediction has them, otherwise false negatives. False positives are words of the corrupt line
     that the prediction changes, unless all that became of them is in the correct line. (So a word
-    that is only left out is a false negative, or none.)
-
-    Args:
-        corrupt: The line with errors; its words, as those of the others, separated by one space.
-        predicted: The line as the system corrected it.
-        correct: The line without errors.
+    that is only left out is a false negative, or none.) Words are separated by one space.
     """
     changes = list(_edits(corrupt, predicted))
     errors = _words_edited(_edits(corrupt, correct), corrupt, correct)[1]
@@ -174,9 +169,7 @@ def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int],
 
 def word_groups(source: str, target: str) -> list[tuple[range, range]]:
     """Which words of a text became which of another: one each, unless words are merged or split.
-
-    Args:
-        source, target: Words, separated by one space; at least one.
+    Words are separated by one space; there is at least one.
     """
     return [*_groups(_edits(source, target), source, target)]
 
@@ -290,11 +283,8 @@ def joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Corr
 def restricted(
     text: str, corrections: Iterable[Correction], flags: Sequence[bool] | np.ndarray
 ) -> list[Correction]:
-    """Those of the corrections all of whose words may be changed; an inserted word changes none,
-    and is left out.
-
-    Args:
-        flags: Whether each word of the text may be changed.
+    """Those of the corrections all of whose words may be changed, as flags say for each word of the
+    text; an inserted word changes none, and is left out.
     """
     spans = words(text)
     kept = []
@@ -336,13 +326,8 @@ def as_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str,
 
 
 def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects: bool) -> str:
-    """The changes of a text in one of the forms of `predict.py`.
-
-    Args:
-        changes: Its changes, in order.
-        form: One of those of the task (`ChangesText.forms`).
-        name: The name of the text.
-        corrects: Whether the changes are corrections, not flags.
+    """The changes of a text in one of the forms of the task (`ChangesText.forms`) for `predict.py`;
+    `corrects`: whether they are corrections, not flags.
     """
     if form == "color":
         return highlighted(text, changes)

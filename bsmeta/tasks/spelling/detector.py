@@ -35,10 +35,8 @@ from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.samples import Table, is_small, make_noise
 from bsmeta.training.task import EvaluationContext, batches_within, spread
 
-USUAL_ERROR_SHARE = 0.1
-"""The probability of an error that a new model gives every word."""
-TINY = 1e-6
-"""The least probability of an error in a text, for finite logarithms."""
+USUAL_ERROR_SHARE = 0.1  # the probability of an error that a new model gives every word
+TINY = 1e-6  # the least probability of an error in a text, for finite logarithms
 NO_ERROR = np.float32(-15)
 """The logit of a word that is not spelled; finite, because losses are computed from logits."""
 
@@ -272,11 +270,8 @@ def sequence_logit(logits: np.ndarray) -> np.ndarray:
 def sequence_losses(
     logits: torch.Tensor, is_word: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The cross-entropy of each text, in nats; labels are 1 for a text with an error.
-
-    Args:
-        logits, is_word: [texts, words].
-        labels: float [texts].
+    """The cross-entropy of each text, in nats, from the logits of its words, [texts, words]; the
+    labels, float [texts], are 1 for a text with an error.
     """
     correct = -(functional.softplus(logits) * is_word).sum(1).clamp(min=TINY)  # log p(no error)
     return -torch.where(labels > 0, torch.log(-torch.expm1(correct)), correct)
@@ -303,12 +298,7 @@ def build_inputs(config: SpellingConfig, table: Table) -> Inputs:
 
 
 def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
-    """The detector to train: float32, on the CPU.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded.
-        DataError: If it is damaged.
-    """
+    """The detector to train: float32, on the CPU."""
     kind, source = AutoModelForTokenClassification, str(config.model_name)
     if is_lexicon(config.model_name):
         return load_detector(Path(source))[0].train()
@@ -332,11 +322,7 @@ def _shape(config: SpellingConfig) -> Any:
 
 
 def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:
-    """A trained detector in evaluation mode, with its inputs.
-
-    Raises:
-        DataError: If it is damaged or incomplete.
-    """
+    """A trained detector in evaluation mode, with its inputs."""
     is_small = is_lexicon(str(folder))
     kind = Ranker if is_small else AutoModelForTokenClassification
     model = load_exported(kind, folder, "detector", "task=sed_words or task=sed_sequence")

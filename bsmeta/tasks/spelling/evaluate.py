@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
-from bsmeta.data.text.sentences import core, words
+from bsmeta.data.text.sentences import core
 from bsmeta.report.inference import Estimate, rough_intervals
 from bsmeta.report.page import (
     Cell,
@@ -81,8 +81,7 @@ NAMES = {
     "sec": "Corrections",
 }
 
-LOWER = ("edit_distance", "false_alarms")
-"""Metrics of which lower is better."""
+LOWER = ("edit_distance", "false_alarms")  # metrics of which lower is better
 
 
 class Dictionary:
@@ -105,11 +104,7 @@ class Dictionary:
 
     def correct(self, text: str) -> str:
         """The text with every word that is not in the dictionary replaced by the nearest."""
-        parts, at = [], 0
-        for start, end in words(text):
-            parts += [text[at:start], self.correct_word(text[start:end])]
-            at = end
-        return "".join([*parts, text[at:]])
+        return re.sub(r"\S+", lambda word: self.correct_word(word[0]), text)
 
     def knows(self, word: str) -> bool:
         """Whether a word (or each part of a compound) is right, or is none: a number, a URL."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,41 +24,15 @@ from bsmeta.tasks.spelling.lexicon import BOUNDARY, Lexicon, Parsed, hash_words,
 PAIR_WEIGHT, TRIPLE_WEIGHT = 30.0, 4.0
 """Occurrences of a context at which counts weigh as much as what they are smoothed with."""
 CONTEXT_FEATURES = 17
-LEAST_FREQUENCY = 1e-7
-"""The frequency of a neighbor that is unknown."""
-WORST = -60.0
-"""The score of what stands for all other words."""
-WINDOW_WORDS = 256
-"""Most words of a text that the small model sees at once."""
+LEAST_FREQUENCY = 1e-7  # the frequency of a neighbor that is unknown
+WORST = -60.0  # the score of what stands for all other words
+WINDOW_WORDS = 256  # most words of a text that the small model sees at once
 WORDS_IN_MEMORY = 1_000_000
 ROOM = 1.35
 """Tokens of a text with errors, compared with the correct text, for which a batch has room."""
 
 Words = Sequence[str]
 Tensors = dict[str, torch.Tensor]
-
-
-class Inputs(Protocol):
-    """Words → the inputs of a detector."""
-
-    @property
-    def measure(self) -> Any:
-        """What determines the lengths of texts; JSON-serializable."""
-
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
-        """The most tokens that each text may have, int64 [texts]."""
-
-    def fits(self, words: Words, length: int) -> bool:
-        """Whether a text with errors has at most that number of tokens."""
-
-    def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
-        """The inputs of texts; `trains`: of those that the model is trained on."""
-
-    def windows(self, words: Words) -> list[Words]:
-        """A text in parts that the model can read at once."""
-
-    def write(self, folder: Path) -> None:
-        """Writes what is needed to build the inputs beside a model."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +46,9 @@ class Rows:
 
 
 class CandidateInputs:
-    """The inputs of the small model: the candidates of each word; a token is a word.
+    """The inputs of the small model: the candidates of each word; a token is a word."""
 
-    Args:
-        lexicon: The known words.
-        hidden_misspellings: Share of the known misspellings that are hidden in training.
-    """
-
-    measure = "words"
+    measure = "words"  # what determines the lengths of texts; a JSON value
 
     def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
         self._lexicon = lexicon
@@ -93,18 +62,23 @@ class CandidateInputs:
         return self._candidates.width + CONTEXT_FEATURES
 
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
+        """The most tokens that each text may have, int64 [texts]."""
         return np.array([len(words) for words in texts], np.int64)
 
     def fits(self, words: Words, length: int) -> bool:
+        """Whether a text with errors has at most that number of tokens."""
         return len(words) <= length
 
     def windows(self, words: Words) -> list[Words]:
+        """A text in parts that the model can read at once."""
         return [words[i : i + WINDOW_WORDS] for i in range(0, len(words), WINDOW_WORDS)]
 
     def write(self, folder: Path) -> None:
+        """Writes what is needed to build the inputs beside a model."""
         self._lexicon.write(folder)
 
     def tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
+        """The inputs of texts; `trains`: of those that the model is trained on."""
         return row_tensors(texts, self.rows(texts, trains=trains))
 
     def rows(
@@ -148,12 +122,8 @@ class CandidateInputs:
     def _context(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, first: np.ndarray
     ) -> np.ndarray:
-        """The features of each row in its context, float32 [rows, CONTEXT_FEATURES].
-
-        Args:
-            forms: The candidates of each word.
-            words: The word of each row.
-            first: The first row of each word.
+        """The features of each row in its context, float32 [rows, CONTEXT_FEATURES], from the
+        candidates of each word, the word of each row, and the first row of each word.
         """
         logs = np.concatenate([form.logs for form in forms])
         fit = self._fit(sequence, forms, words, logs)
@@ -313,3 +283,7 @@ class TokenInputs:
         )  # fmt: skip
         places = [-1 if word is None else word for word in encoded.word_ids()]
         return encoded["input_ids"], np.array(places, np.int64)
+
+
+Inputs = CandidateInputs | TokenInputs
+"""What a detector reads; both have the same methods."""

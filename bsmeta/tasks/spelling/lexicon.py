@@ -26,10 +26,8 @@ from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.noise import is_editable
 
 WORDS_FILE, ARRAYS_FILE, MISSPELLINGS_FILE = "words.txt", "lexicon.npz", "misspellings.json"
-MOST_WORDS = 500_000
-"""Words that are kept: the most frequent."""
-MOST_NGRAMS = 5_000_000
-"""Pairs, and triples, of words that are kept: the most frequent."""
+MOST_WORDS = 500_000  # words that are kept: the most frequent
+MOST_NGRAMS = 5_000_000  # pairs, and triples, of words that are kept: the most frequent
 TWO_EDITS = 80_000
 """Most frequent words that are candidates at two edits; the others are at one edit."""
 LEAST_COUNT = 2
@@ -41,10 +39,8 @@ _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK = 1_000_000  # words of text that are counted at once
 _FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
 _NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
-_LONGEST = 32
-"""Characters of a word that are hashed; the end of a longer word is ignored."""
-_LONGEST_TWICE = 15
-"""Characters up to which two characters are deleted; of a longer word, one."""
+_LONGEST = 32  # characters of a word that are hashed; the end of a longer word is ignored
+_LONGEST_TWICE = 15  # characters up to which two characters are deleted; of a longer word, one
 _MOST_SHARING = 100
 """Words that are found by one string that they share with a word: the most frequent."""
 _BASE = 0x9E3779B97F4A7C15
@@ -159,9 +155,8 @@ class NearWords:
     is a polynomial of its characters modulo 2^64, and the hash after a deletion follows from prefix
     sums, so the index of 80,000 words takes about a second and 40 MB.
 
-    Args:
-        words: The words, the most frequent first.
-        twice: How many of them (from the first) are found with two edits; the others with one.
+    The first words, the most frequent (`twice`, their number), are found with two edits; the others
+    with one.
     """
 
     def __init__(self, words: Sequence[str], twice: int) -> None:
@@ -238,12 +233,12 @@ class Lexicon:
     """Words and sequences of words with their counts.
 
     Args:
-        words: The words (`fold`), the most frequent first.
+        words: As they are counted (`fold`), the most frequent first.
         counts: float32 [words, 2 + lists]: how often each occurs in the texts, how often with a
             capital inside a sentence, and in each list.
         ngrams: Single words, pairs and triples of the texts; and pairs of a list, where a count is
             the share of the words of that list.
-        misspellings: Known misspellings of words: misspelling → words.
+        misspellings: Misspelling → words.
     """
 
     def __init__(
@@ -282,11 +277,7 @@ class Lexicon:
 
     @classmethod
     def read(cls, folder: Path) -> Lexicon:
-        """Reads it beside a model.
-
-        Raises:
-            DataError: If a file is missing or damaged.
-        """
+        """Reads it beside a model."""
         try:
             text = (folder / WORDS_FILE).read_text(encoding="utf-8")
             words = text.split("\n") if text else []
@@ -312,13 +303,8 @@ def _frequencies(counts: np.ndarray) -> np.ndarray:
 def build_lexicon(
     texts: Iterable[str], lists: Sequence[str], misspellings: Mapping[str, Sequence[str]]
 ) -> Lexicon:
-    """Counts words and sequences of words in correct texts, and adds lists of words.
-
-    Args:
-        misspellings: Word → its misspellings.
-
-    Raises:
-        ConfigurationError: If a list cannot be read (`read_word_list`).
+    """Counts words and sequences of words in correct texts, and adds lists of words
+    (`read_word_list`) and a map from words to their misspellings.
     """
     listed = [read_word_list(name) for name in lists]
     numbers: dict[str, int] = {BOUNDARY: 0, NUMBER: 1}

@@ -210,20 +210,14 @@ class _Outcomes:
 
 
 class CharacterNoise:
-    """Misspells words with the edits that were counted in a list of misspellings.
-
-    Args:
-        characters: How each lower-case character is edited, and the start of a word ("").
-        others: How a character without an entry is edited.
-        edits_per_word: Number of misspellings with 1, 2, ... edits.
-    """
+    """Misspells words with the edits that were counted in a list of misspellings."""
 
     def __init__(
         self, characters: dict[str, _Outcomes], others: _Outcomes, edits_per_word: list[int]
     ) -> None:
-        self._characters = characters
+        self._characters = characters  # of each in lower case, and of the start of a word ("")
         self._others = others
-        self._edits_per_word = list(accumulate(edits_per_word))
+        self._edits_per_word = list(accumulate(edits_per_word))  # of words with 1, 2, ... edits
 
     @classmethod
     def estimate(cls, misspellings: Misspellings) -> CharacterNoise | None:
@@ -278,11 +272,8 @@ class CharacterNoise:
 
 
 def _apply(characters: list[str], edit: Edit, weights: list[float]) -> bool:
-    """Applies an edit, if it is possible there; what it touches has no weight afterwards.
-
-    Args:
-        characters: The characters of the word; each may have become none or more.
-        weights: The weight of the start of the word, and of each character.
+    """Applies an edit to the characters of a word (each may have become none or more), if it is
+    possible there; what it touches has no weight afterwards. The first weight is of the start.
     """
     at, operation, character = edit
     if operation == "insert" and at < 0:
@@ -347,19 +338,11 @@ def _accented() -> dict[str, list[str]]:
     return found
 
 
-ACCENTED = _accented()
-"""The letters with accents that each lower-case letter may become."""
+ACCENTED = _accented()  # the letters with accents that each lower-case letter may become
 
 
 class Noise:
-    """Misspells words.
-
-    Args:
-        config: How many words, and how.
-        misspellings: Known misspellings of words (not used by `artificial`).
-        keep_word_count: Whether the number of words (separated by whitespace) must not change:
-            misspellings that contain spaces are then not used.
-    """
+    """Misspells words; with `keep_word_count`, misspellings that contain spaces are not used."""
 
     def __init__(
         self, config: NoiseConfig, misspellings: Misspellings, *, keep_word_count: bool = True
@@ -372,13 +355,7 @@ class Noise:
         self._small_letters = "".join(dict.fromkeys(config.letters.lower()))
 
     def corrupt(self, text: str, *, seed: int, epoch: int, sample: int | str) -> str:
-        """Misspells words of a clean text, and leaves its whitespace.
-
-        Args:
-            seed: The seed of the run.
-            epoch: The epoch; each has other noise.
-            sample: What identifies the sample in the data set.
-        """
+        """Misspells words of a clean text, and leaves its whitespace."""
         draws = Draws(seed, epoch, sample)
         if draws.uniform() < self._config.clean_share:
             return text

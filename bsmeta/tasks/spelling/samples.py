@@ -47,17 +47,14 @@ if TYPE_CHECKING:
 TEXT_COLUMNS = ("sequence", "text", "sentence")
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _PLAIN_WORD = re.compile(r"[\"'“‘(\[]*[^\W\d_]+(?:['’-][^\W\d_]+)*[\"'”’)\].,;:!?]*")
-UNUSED, TRAIN, VALIDATION, COUNTED = range(4)
-"""The uses of a sample."""
+UNUSED, TRAIN, VALIDATION, COUNTED = range(4)  # the uses of a sample
 USES = {"train": TRAIN, "validation": VALIDATION, "counted": COUNTED}
-BATCH = 1000
-"""Samples that are read or written at once."""
+BATCH = 1000  # samples that are read or written at once
 _SCHEMA = pa.schema([
     ("source", pa.string()), ("target", pa.string()), ("name", pa.string()),
     ("use", pa.int8()),
 ])  # fmt: skip
-VALIDATION_EPOCH = -1
-"""The epoch of the validation, whose noise is always the same."""
+VALIDATION_EPOCH = -1  # the epoch of the validation, whose noise is always the same
 
 
 @dataclass(frozen=True)
@@ -157,13 +154,7 @@ def _parse(config: SpellingConfig, where: str, line: str) -> tuple[str, str | No
 
 
 class Table:
-    """The samples of a run.
-
-    Args:
-        rows: `source`, `target`, `name` and `use` of each sample, memory-mapped.
-        key: What determines them.
-        folder: The folder of the store.
-    """
+    """The samples of a run, memory-mapped from a store; the key is what determines them."""
 
     def __init__(self, rows: Dataset, key: dict[str, Any], folder: Path) -> None:
         self._rows = rows
@@ -192,10 +183,8 @@ class Table:
         return (sample.correct for batch in self._batches(split) for sample in batch)
 
     def lengths(self, key: Any, measure: Callable[[list[Sample]], np.ndarray]) -> np.ndarray:
-        """A number for each training sample, int32 [samples], computed once and memory-mapped.
-
-        Args:
-            key: What determines the numbers, beside the samples; JSON-serializable.
+        """A number for each training sample, int32 [samples], memory-mapped; computed once for a
+        key, which is any JSON value.
         """
         file = self._folder / f"lengths-{_digest(key)}.npy"
 
@@ -208,11 +197,8 @@ class Table:
         return np.load(file, mmap_mode="r")
 
     def counted(self, key: Any, count: Callable[[Iterator[str], Path], None]) -> Path:
-        """The folder of what is counted in the texts that are for that, counted once.
-
-        Args:
-            key: What determines it, beside the texts; JSON-serializable.
-            count: Counts texts, and writes to a folder.
+        """The folder of what is counted in the texts that are for that, counted once for a key;
+        `count` writes to a folder.
         """
         folder = self._folder / f"counts-{_digest(key)}"
 
@@ -235,7 +221,7 @@ def open_table(config: SpellingConfig) -> Table:
     """The samples of a configuration, from the store, which is built first if there is none.
 
     Raises:
-        ConfigurationError: If a data set is missing, or keys do not fit the data sets.
+        ConfigurationError: If a data set is missing.
         DataError: If a data set cannot be read, or nothing remains to train on.
     """
     sets = [data_files(name) for name in config.datasets]

@@ -34,8 +34,7 @@ from bsmeta.tasks.spelling.inputs import ROOM
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.training.task import EvaluationContext, Loss, Metric, batches_within, spread
 
-IGNORED = -100
-"""The label of padding."""
+IGNORED = -100  # the label of padding
 
 
 class Seq2SeqCorrection(Corrector):

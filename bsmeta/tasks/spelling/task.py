@@ -40,8 +40,7 @@ from bsmeta.tasks.spelling.samples import (
 )
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, batched
 
-TEXTS_AT_ONCE = 500
-"""Records that are batched together."""
+TEXTS_AT_ONCE = 500  # records that are batched together
 
 CALIBRATION = "calibration.json"
 """File in the model's folder with the threshold for `wanted_precision`, a logit."""
