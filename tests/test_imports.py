@@ -59,7 +59,7 @@ ROOMS = {
 }
 
 # Imported where it is used, never at the top of a module: slow to load, or not needed by every run.
-NEVER_AT_TOP = {"tensorflow", "wandb", "trackio", "matplotlib", "datasets"}
+NEVER_AT_TOP = {"tensorflow", "wandb", "trackio", "matplotlib", "datasets", "datatrove"}
 
 
 def files() -> list[Path]:

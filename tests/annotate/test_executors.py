@@ -128,6 +128,16 @@ def test_run_by_ray(pages: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
+def test_without_datatrove_only_its_executors_are_refused(
+    pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datatrove.executor", None)
+    annotate(str(pages), tmp_path / "out")
+    message = r"executor=slurm needs datatrove: pip install -e .\[cluster\]"
+    with pytest.raises(ConfigurationError, match=message):
+        annotate(str(pages), tmp_path / "more", executor="slurm", slurm_partition="main")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -42,10 +42,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 class EntityTexts:
-    """The tokens of the texts of entities, of parts of `ENTITY_TEXT`.
+    """The tokens of the texts of entities: some parts of `ENTITY_TEXT`, and at most `max_length`.
 
-    A text has at most `max_length` tokens, with the special ones. `settings` is what of the
-    configuration determines them.
+    `settings` is what of the configuration determines the tokens.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class EntityTexts:
     ) -> tuple[dict[str, torch.Tensor], int]:
         """`entity_ids` and `entity_mask`, int64 [entities, tokens], and how many tokens there are.
 
-        Of some entities, the titles are masked.
+        `is_masked`, bool [entities], says whose titles are masked.
         """
         pairs = zip(entities.tolist(), is_masked.tolist(), strict=True)
         tokens = [self.tokens(entity, masked) for entity, masked in pairs]
