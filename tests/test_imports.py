@@ -39,7 +39,7 @@ ALLOWED = {
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
 DISTRIBUTED = [
-    f"training/{name}*" for name in ("trainer", "step", "engines", "checkpoint", "distributed")
+    f"training/{name}*" for name in ("trainer", "step", "engines", "fsdp", "distributed")
 ]
 ROOMS = {
     "accelerate": DISTRIBUTED,

@@ -93,7 +93,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     # Jordan et al. 2024 for the matrices of repeated layers, AdamW for the rest; with the rates of
     # Liu et al. 2025 (arXiv 2502.16982), under which both have the learning rate of AdamW.
     "muon": OptimizerEntry(
-        place="bsmeta.training.engines:MuonWithAdamW",
+        place="bsmeta.training.optimization:MuonWithAdamW",
         options=lambda config: {**_adam(config), "momentum": config.momentum},
         keys=(*_ADAM_KEYS, "momentum"),
         state_values=lambda shape, in_layers: (

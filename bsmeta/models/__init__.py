@@ -1,4 +1,4 @@
-"""Makes a transformers model faster and smaller in memory, without changing what it computes.
+"""Loads the weights of models, and makes transformers models faster and smaller in memory.
 
 Used by the tasks, on the model itself, before any engine wraps it.
 """

@@ -34,18 +34,14 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import opaque_work
 
 FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
-
-_SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
-"""The attributes of a transformers model class that declare which attention it supports."""
-
 BORDERS = "document_borders"
 """Name of the tensor with the documents' borders in a micro-batch, under flash attention."""
-
-Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 IGNORED = -100
 """A target that is excluded from the loss."""
+# The attributes of a transformers model class that declare which attention it supports.
+_SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
+
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def choose_attention(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None:
@@ -272,28 +268,21 @@ def use_liger(model: nn.Module) -> None:
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy of n targets under a linear layer with d inputs and V outputs.
-
-    The result is a float32 vector [n + 1]: the loss of each target (0 if ignored), followed by
-    their sum, which alone carries a gradient.
-    """
+    """See `chunked_cross_entropy`."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
-        rows: int,
-        with_gradient: bool,
-    ) -> torch.Tensor:
-        """See `chunked_cross_entropy`."""
-        dtype = _product_dtype(hidden)
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+        targets: torch.Tensor, rows: int, with_gradient: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        device = hidden.device.type
+        # In which autocast would compute a matmul
+        is_cast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_cast else hidden.dtype
         state, matrix = hidden.to(dtype), weight.to(dtype)
         losses = torch.empty(len(targets) + 1, dtype=torch.float32, device=hidden.device)
         gradients = _Gradients(hidden, weight, bias) if with_gradient else None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             for start in range(0, len(targets), rows):
                 part = slice(start, min(start + rows, len(targets)))
                 wanted = targets[part]
@@ -316,7 +305,6 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Returns the gradients of the sum, times the incoming gradient."""
         gradients, ctx.gradients = ctx.gradients, None
         return (*gradients.scaled(slope[-1]), None, None, None)
 
@@ -332,12 +320,12 @@ class _Gradients:
     ) -> None:
         self._dtype = weight.dtype
         self._hidden = torch.empty_like(hidden)
-        self._weight: torch.Tensor | None = None
-        if weight.requires_grad:
-            self._weight = torch.zeros_like(weight, dtype=torch.float32)
-        self._bias: torch.Tensor | None = None
-        if bias is not None and bias.requires_grad:
-            self._bias = torch.zeros_like(bias, dtype=torch.float32)
+        self._weight, self._bias = (
+            None
+            if own is None or not own.requires_grad
+            else torch.zeros_like(own, dtype=torch.float32)
+            for own in (weight, bias)
+        )
 
     def add(
         self, part: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
@@ -360,21 +348,11 @@ class _Gradients:
         return self._hidden.mul_(factor), weight, bias
 
 
-def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """The dtype in which autocast would compute a matmul."""
-    if torch.is_autocast_enabled(hidden.device.type):
-        return torch.get_autocast_dtype(hidden.device.type)
-    return hidden.dtype
-
-
 def chunked_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
     rows: int,
-) -> torch.Tensor:
-    """Computes the losses of targets, and their sum.
+) -> torch.Tensor:  # fmt: skip
+    """Computes the cross-entropy of n targets under a linear layer with d inputs and V outputs.
 
     Args:
         hidden: [n, d].
@@ -387,8 +365,8 @@ def chunked_cross_entropy(
         float32 [n + 1]: the losses (0 for ignored targets), then their sum, through which alone
         gradients flow.
     """
-    grad = torch.is_grad_enabled()
-    return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, grad)
+    with_gradient = torch.is_grad_enabled()
+    return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, with_gradient)
 
 
 class ChunkedLoss:

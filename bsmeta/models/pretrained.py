@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
-from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -96,24 +96,24 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads a folder's manifest, without reading the files that it lists.
 
     Raises:
-        ValueError: If it cannot be read, is malformed, or lists files outside the folder.
+        CheckpointError: If it cannot be read, is malformed, or lists files outside the folder.
     """
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
+        raise CheckpointError(
             f"{path}: cannot be read ({error}); expected sizes and checksums of files"
         ) from error
     for file in manifest.files:
         parts = PurePosixPath(file).parts
         if not parts or parts[0] == "/" or ".." in parts:
-            raise ValueError(f"{path}: lists {file!r}, which is not below its folder")
+            raise CheckpointError(f"{path}: lists {file!r}, which is not below its folder")
     return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes a folder's manifest."""
+    """Writes the manifest of a checkpoint or a model."""
     (folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
 
 
@@ -193,7 +193,7 @@ def model_damage(model: Path) -> list[str] | None:
         return None
     try:
         entries = read_manifest(root).files
-    except ValueError as error:
+    except CheckpointError as error:
         return [str(error)]
     found = (
         fault_of(root / file, entry)

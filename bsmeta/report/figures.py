@@ -79,7 +79,6 @@ class Look:
 
     Attributes:
         color: One of this module.
-        marker: Matplotlib's name of the marker.
         line: The style of its line; empty for none.
     """
 
@@ -117,11 +116,8 @@ def canvas(
 
     Args:
         height: In inches.
-        panels: Number of axes.
-        columns: How many stand beside each other; None: all.
+        columns: How many panels stand beside each other; None: all.
         width: In inches; None: that of all figures with one panel, or with several.
-        shares_x: Whether panels share their x-axis.
-        shares_y: Whether panels share their y-axis.
     """
     from matplotlib.figure import Figure
 
@@ -178,7 +174,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
     """Names lines at their right ends, moved apart where they would cover each other.
 
     Args:
-        axes: The axes, with their final limits.
+        axes: With their final limits.
         ends: The last point of each line, its name and look.
     """
     figure, grid = axes.get_figure(root=True), axes.get_gridspec()
@@ -263,7 +259,6 @@ def svg(figure: Figure, name: str) -> str:
     """A figure as an SVG element for a page.
 
     Args:
-        figure: The figure.
         name: Begins the ids of its elements, so that they are unique on the page; its description.
     """
     import matplotlib as mpl

@@ -61,12 +61,10 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """Lower end of the interval."""
         return self.interval.low
 
     @property
     def high(self) -> float:
-        """Upper end of the interval."""
         return self.interval.high
 
 
@@ -163,9 +161,8 @@ def bootstrap(
 
     The arguments are those of `resampled`; an interval is zero if no document takes part.
     """
-    return [
-        central(column) for column in resampled(values, weights, resamples=resamples, seed=seed).T
-    ]
+    ratios = resampled(values, weights, resamples=resamples, seed=seed)
+    return [central(column) for column in ratios.T]
 
 
 def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
@@ -174,7 +171,7 @@ def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: 
     Args:
         values: float64 [comparisons, documents].
         weights: float64 [comparisons, documents], 0 if a document does not take part.
-        resamples: Number of resamples, each of n draws with replacement from the n documents.
+        resamples: Resamples, each of n draws with replacement from the n documents.
 
     Returns:
         float64 [resamples, comparisons]; NaN if no document of a comparison was drawn.
@@ -200,9 +197,7 @@ def draws(count: int, *, resamples: int, seed: int) -> Iterator[np.ndarray]:
 def central(values: np.ndarray) -> Interval:
     """The central 95% interval of the values that are not NaN; zeros if there are none."""
     values = values[~np.isnan(values)]
-    if not len(values):
-        return Interval(0.0, 0.0)
-    low, high = np.percentile(values, [2.5, 97.5])
+    low, high = np.percentile(values, [2.5, 97.5]) if len(values) else (0.0, 0.0)
     return Interval(float(low), float(high))
 
 

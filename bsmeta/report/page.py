@@ -1,10 +1,8 @@
-"""A report as files: one self-contained HTML page, Markdown with plots, and the result as JSON.
+"""Reports: tables and figures on pages, in the terminal and as files (HTML, Markdown, JSON).
 
 Every kind of report is a `Page`: the answer, what was measured, tables and figures in sections, and
-the commands to repeat it. `base.html.j2` is its form in a browser; a template that extends it may
-add blocks.
-
-The table of a report: values under columns with formats, as Markdown and for the terminal.
+the commands to repeat it. A `Table` has values under columns with formats. `base.html.j2` is the
+form of a page in a browser; a template that extends it may add blocks.
 """
 
 from __future__ import annotations
@@ -36,22 +34,98 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HTML = "report.html"
-
-_TEMPLATES = Path(__file__).parents[1]
-
-_PROGRAMS = ("train", "evaluate", "annotate", "study")
-
 NONE = "–"
 """The cell of a value that does not exist."""
-
 COUNT = "{:,.0f}".format
-
 WIDTH_OF_A_FILE = 130
 """Width of the printed tables if the output is not a terminal."""
-
 WIDEST_NAME = 30
+_TEMPLATES = Path(__file__).parents[1]
+_PROGRAMS = ("train", "evaluate", "annotate", "study")
 
 Cell = str | float | Bounded | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column.
+
+    Attributes:
+        format: Formats a number, such as `"{:+.4f}".format`; None for a column of text, which is
+            aligned to the left.
+    """
+
+    head: str
+    format: Callable[[Any], str] | None = None
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether its numbers are differences: they are formatted with a sign."""
+        return self.format is not None and self.format(1).startswith("+")
+
+    def text(self, cell: Cell) -> str:
+        """A cell as text: a dash for None and NaN; text as it is."""
+        if isinstance(cell, str):
+            return cell
+        if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+            return NONE
+        assert self.format is not None, f"{self.head}: {cell}"
+        if not isinstance(cell, Bounded):
+            return self.format(cell)
+        ends = f"{self.format(cell.low)} to {self.format(cell.high)}"
+        value = getattr(cell, "value", None)
+        return ends if value is None else f"{self.format(value)} ({ends})"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: its title, columns, a note below it, and the rows."""
+
+    title: str
+    note: str
+    columns: Sequence[Column]
+    rows: list[list[Cell]] = field(default_factory=list)
+
+    @property
+    def heads(self) -> list[str]:
+        return [column.head for column in self.columns]
+
+    def texts(self) -> list[list[str]]:
+        return [
+            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def sorted_by(self, head: str) -> Table:
+        """The table in the order of a column, from the lowest value up; first the rows without."""
+        place = self.heads.index(head)
+
+        def value(row: list[Cell]) -> float:
+            number = value_of(row[place])
+            return -math.inf if math.isnan(number) else number
+
+        return replace(self, rows=sorted(self.rows, key=value))
+
+    def without(self, *heads: str) -> Table:
+        kept = [number for number, head in enumerate(self.heads) if head not in heads]
+        rows = [[row[number] for number in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[number] for number in kept], rows=rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table as JSON, its cells as text."""
+        return {"title": self.title, "note": self.note, "heads": self.heads, "rows": self.texts()}
+
+    def markdown(self, level: int = 2) -> Iterator[str]:
+        """Yields the table's parts in GitHub's Markdown, under a heading of this level."""
+        yield f"{'#' * level} {self.title}"
+        marks = ["---" if column.format is None else "---:" for column in self.columns]
+        escaped = [
+            [text.replace("|", "\\|") for text in row] for row in (self.heads, *self.texts())
+        ]
+        heads, *rows = (f"| {' | '.join(row)} |" for row in escaped)
+        yield "\n".join([heads, f"|{'|'.join(marks)}|", *rows])
+        if self.note:
+            yield self.note
 
 
 @dataclass(frozen=True)
@@ -76,7 +150,6 @@ class Page:
     """A report.
 
     Attributes:
-        title: The title.
         answers: The result in sentences; the first one is the answer.
         facts: What was measured, by name.
         sections: Tables and figures, in order.
@@ -93,7 +166,6 @@ class Page:
 
     @property
     def plots(self) -> dict[str, Figure]:
-        """All figures by the name of their file."""
         return {name: plot for part in self.sections for name, plot in part.plots.items()}
 
 
@@ -118,11 +190,8 @@ def write_report(
     """Writes a report.
 
     Args:
-        page: The report.
         content: The result, for the JSON file.
         folder: Created if it does not exist.
-        json_name: Name of the JSON file.
-        markdown_name: Name of the Markdown file.
         plot_endings: File formats of the plots.
         further: Names of other files in the folder that belong to the report.
 
@@ -133,10 +202,11 @@ def write_report(
     plots = [f"{name}.{ending}" for name in page.plots for ending in plot_endings]
     names = [json_name, markdown_name, HTML, *further, *plots]
     drawn = {name: figures.svg(plot, name) for name, plot in page.plots.items()}
+    # None for the numbers that JSON does not have
+    plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
     texts = {
-        json_name: json.dumps(finite(content), indent=1, allow_nan=False, ensure_ascii=False)
-        + "\n",
-        markdown_name: markdown(page),
+        json_name: json.dumps(plain, indent=1, ensure_ascii=False) + "\n",
+        markdown_name: "\n\n".join(_markdown(page)) + "\n",
         HTML: html(page, drawn, names),
     }
     for name, text in texts.items():
@@ -147,21 +217,8 @@ def write_report(
     return [folder / name for name in names]
 
 
-def finite(value: Any) -> Any:
-    """Nested dicts and lists with None for the numbers that JSON does not have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: finite(own) for name, own in value.items()}
-    return [finite(own) for own in value] if isinstance(value, list | tuple) else value
-
-
-def markdown(page: Page) -> str:
-    """The page as GitHub's Markdown; its plots are PNG files beside it."""
-    return "\n\n".join(_markdown_parts(page)) + "\n"
-
-
-def _markdown_parts(page: Page) -> Iterator[str]:
+def _markdown(page: Page) -> Iterator[str]:
+    """Yields the parts of a page in GitHub's Markdown; its plots are PNG files beside it."""
     yield f"# {page.title}"
     yield from page.answers
     yield "\n".join(f"- {name}: {fact}" for name, fact in page.facts.items())
@@ -188,9 +245,8 @@ def html(
     """The page as HTML without any external resource.
 
     Args:
-        page: The page.
-        drawn: Its figures as SVG, by name.
-        files: Names of the files beside it.
+        drawn: The figures as SVG, by name.
+        files: Names of the files beside the page.
         template: The template, below the package.
         more: Further values for the template.
     """
@@ -230,101 +286,10 @@ def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Seque
         console.print(f"written to {folder}: {names}", markup=False, soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column.
-
-    Attributes:
-        head: Its name.
-        format: Formats a number, such as `"{:+.4f}".format`; None for a column of text, which is
-            aligned to the left.
-    """
-
-    head: str
-    format: Callable[[Any], str] | None = None
-
-    @property
-    def is_difference(self) -> bool:
-        """Whether its numbers are differences: they are formatted with a sign."""
-        return self.format is not None and self.format(1).startswith("+")
-
-    def text(self, cell: Cell) -> str:
-        """A cell as text: a dash for None and NaN; text as it is."""
-        if isinstance(cell, str):
-            return cell
-        if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-            return NONE
-        assert self.format is not None, f"{self.head}: {cell}"
-        if not isinstance(cell, Bounded):
-            return self.format(cell)
-        ends = f"{self.format(cell.low)} to {self.format(cell.high)}"
-        value = getattr(cell, "value", None)
-        return ends if value is None else f"{self.format(value)} ({ends})"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: its title, columns, a note below it, and the rows."""
-
-    title: str
-    note: str
-    columns: Sequence[Column]
-    rows: list[list[Cell]] = field(default_factory=list)
-
-    @property
-    def heads(self) -> list[str]:
-        """The names of the columns."""
-        return [column.head for column in self.columns]
-
-    def texts(self) -> list[list[str]]:
-        """The cells as text."""
-        return [
-            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
-
-    def sorted_by(self, head: str) -> Table:
-        """The table in the order of a column: from the lowest value to the highest.
-
-        Rows without a value come first; rows of equal values keep their order.
-        """
-        place = self.heads.index(head)
-
-        def value(row: list[Cell]) -> float:
-            number = value_of(row[place])
-            return -math.inf if math.isnan(number) else number
-
-        return replace(self, rows=sorted(self.rows, key=value))
-
-    def without(self, *heads: str) -> Table:
-        """The table without some of its columns."""
-        kept = [number for number, head in enumerate(self.heads) if head not in heads]
-        rows = [[row[number] for number in kept] for row in self.rows]
-        return replace(self, columns=[self.columns[number] for number in kept], rows=rows)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The table as JSON, its cells as text."""
-        return {"title": self.title, "note": self.note, "heads": self.heads, "rows": self.texts()}
-
-    def markdown(self, level: int = 2) -> Iterator[str]:
-        """Yields the parts of the table in GitHub's Markdown, under a heading of this level."""
-        yield f"{'#' * level} {self.title}"
-        marks = ["---" if column.format is None else "---:" for column in self.columns]
-        lines = [_markdown_row(self.heads), f"|{'|'.join(marks)}|"]
-        yield "\n".join([*lines, *map(_markdown_row, self.texts())])
-        if self.note:
-            yield self.note
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
 def report_console(*, highlight: bool = True) -> Console:
     """The terminal, or a file that is wide enough for the tables.
 
-    Args:
-        highlight: Whether numbers and paths in text are colored.
+    With `highlight`, numbers and paths in text are colored.
     """
     console = Console(highlight=highlight)
     return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=highlight)
@@ -332,15 +297,7 @@ def report_console(*, highlight: bool = True) -> Console:
 
 def print_table(console: Console, table: Table) -> None:
     """Prints a table and its note; its numbers are never cut."""
-    shown = _rich_table(table)
-    needed = Measurement.get(console, console.options, shown).minimum
-    console.print(shown, width=max(console.width, needed), crop=False)
-    if table.note:
-        console.print(f"[dim]{markup.escape(table.note)}[/dim]")
-
-
-def _rich_table(table: Table) -> RichTable:
-    made = RichTable(
+    shown = RichTable(
         title=markup.escape(table.title), box=box.SIMPLE_HEAD, title_justify="left",
         padding=(0, 1, 0, 0),
     )  # fmt: skip
@@ -348,12 +305,15 @@ def _rich_table(table: Table) -> RichTable:
     for number, column in enumerate(table.columns):
         widest = max((len(row[number]) for row in texts), default=0)
         is_text = column.format is None
-        made.add_column(
+        shown.add_column(
             markup.escape(column.head),
             justify="left" if is_text else "right",
             min_width=min(widest, WIDEST_NAME) if is_text else widest,
             overflow="fold",
         )
     for row in texts:
-        made.add_row(*map(markup.escape, row))
-    return made
+        shown.add_row(*map(markup.escape, row))
+    needed = Measurement.get(console, console.options, shown).minimum
+    console.print(shown, width=max(console.width, needed), crop=False)
+    if table.note:
+        console.print(f"[dim]{markup.escape(table.note)}[/dim]")

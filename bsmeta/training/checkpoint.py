@@ -59,6 +59,10 @@ class Checkpoint:
     folder: Path
     step: int
 
+    def state(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / STATE).read_text())
+        return content
+
 
 def name(step: int) -> str:
     """The folder name of a checkpoint (without `=`, which would break a Hydra override)."""
@@ -78,13 +82,12 @@ def has_folders(out_dir: Path, step: int) -> bool:
 
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
     """Lists the checkpoints of a run folder, oldest first, without reading their content."""
-    matches = [
-        (entry, CHECKPOINT_NAME.fullmatch(entry.name)) for entry in out_dir.glob("checkpoint-*step")
+    found = [
+        Checkpoint(entry, int(match[1]))
+        for entry in out_dir.glob("checkpoint-*step")
+        if (match := CHECKPOINT_NAME.fullmatch(entry.name)) and entry.is_dir()
     ]
-    return sorted(
-        (Checkpoint(entry, int(match[1])) for entry, match in matches if match and entry.is_dir()),
-        key=lambda checkpoint: checkpoint.step,
-    )
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 class Writer:
@@ -105,7 +108,6 @@ class Writer:
         (self.folder / "rng").mkdir()
 
     def write_json(self, file: str, value: Any) -> None:
-        """Writes a JSON file (rank 0)."""
         (self.folder / file).write_text(json.dumps(value, indent=1))
 
     def commit(self) -> Checkpoint:
@@ -115,9 +117,16 @@ class Writer:
             FileNotFoundError: If something else has deleted a part of it.
         """
         self._processes.barrier()  # every rank has written its files
-        entries = _describe(self.folder, self._processes)
+        files = sorted(
+            str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
+        )
+        entries = _share(files, self._processes, self._describe)
         self._processes.on_main(lambda: self._seal(entries))
         return Checkpoint(self._final, self.step)
+
+    def _describe(self, file: str) -> FileEntry:
+        sync(self.folder / file)
+        return describe_file(self.folder / file)
 
     def _seal(self, entries: dict[str, FileEntry]) -> None:
         parts = {file.split("/")[0] for file in entries}
@@ -143,11 +152,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
         CheckpointError: If it cannot be read, is malformed, or belongs to another step.
         ConfigurationError: If another version of bsmeta wrote the checkpoint.
     """
-    file = checkpoint.folder / MANIFEST
-    try:
-        manifest = read_manifest(checkpoint.folder)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+    file, manifest = checkpoint.folder / MANIFEST, read_manifest(checkpoint.folder)
     if manifest.format != FORMAT:
         version = "an earlier" if manifest.format < FORMAT else "a later"
         raise ConfigurationError(
@@ -198,13 +203,9 @@ def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
 def newest_whole(
     checkpoints: list[Checkpoint], processes: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact checkpoint; every rank gets the same result.
+    """Finds the newest intact one of rank 0's checkpoints, which are oldest first.
 
-    Args:
-        checkpoints: The candidates, oldest first; rank 0's list is used on every rank.
-
-    Returns:
-        The checkpoint, if there is one, and the faults of the newer ones.
+    Every rank gets the same result: the checkpoint, if there is one, and the faults of newer ones.
     """
     damaged: list[str] = []
     for candidate in reversed(processes.broadcast(checkpoints)):
@@ -223,11 +224,10 @@ def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | Non
     """Chooses the checkpoint to resume from; every rank gets the same result.
 
     Args:
-        wanted: `latest`, or the folder of one checkpoint.
-        out_dir: The run folder that `latest` searches.
+        wanted: `latest`, the newest intact one of `out_dir`, or the folder of a checkpoint.
 
     Returns:
-        The newest intact checkpoint; None for `latest` if the run has none yet.
+        The checkpoint; None for `latest` if the run has none yet.
 
     Raises:
         ConfigurationError: If the named folder is no checkpoint, or that or every checkpoint of
@@ -248,10 +248,7 @@ def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | Non
 def named(
     folder: Path, processes: Processes, key: str = "resume_from_checkpoint_dir"
 ) -> Checkpoint:
-    """Returns the checkpoint of a folder; every rank gets the same result.
-
-    Args:
-        key: The key that names it.
+    """Returns the checkpoint of a folder, which `key` names; every rank gets the same result.
 
     Raises:
         ConfigurationError: If it is not a checkpoint, or damaged.
@@ -294,17 +291,6 @@ def set_aside_newer(out_dir: Path, step: int) -> None:
                 "resuming from step %d: the later %s is now %s; delete it when you are sure that "
                 "you do not need it", step, checkpoint.folder, target.name,
             )  # fmt: skip
-
-
-def _describe(folder: Path, processes: Processes) -> dict[str, FileEntry]:
-    """Flushes each file of a checkpoint to disk and returns its size and checksum."""
-
-    def describe(file: str) -> FileEntry:
-        sync(folder / file)
-        return describe_file(folder / file)
-
-    files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    return _share(files, processes, describe)
 
 
 def _share(

@@ -25,18 +25,16 @@ import logging
 import os
 import pickle
 import platform
-import random
 import shutil
 import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState
@@ -47,6 +45,7 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     ProjectConfiguration,
+    patch_environment,
 )
 from filelock import FileLock
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -59,23 +58,17 @@ from bsmeta.core.process import meet
 from bsmeta.core.progress import GROUP_TIMEOUT
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
-
-_BUILDER = "ShareMemCommBuilder"
-
-_BUILDING = "bsmeta-building-"
-
-Result = TypeVar("Result")
-
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
-
+GARBAGE_STEPS = 200
+_BUILDER = "ShareMemCommBuilder"
+_BUILDING = "bsmeta-building-"
 _CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")
-
 _CONNECTING = (
     "connecting the processes (on ports that the system chooses, through the network interfaces "
     "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)"
 )
 
-GARBAGE_STEPS = 200
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +91,14 @@ def prepare_cpu_op() -> None:
     library = library_path(builder.NAME)
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        with _announced(library.parent), FileLock(f"{library}.lock"):
+        announcement = (
+            "DeepSpeed compiles its op for CPUs, or waits for a process that does (a lock in %s): "
+            "once, for some minutes …"
+        )
+        with (
+            _after(COMPILING_S, logger.info, announcement, library.parent),
+            FileLock(f"{library}.lock"),
+        ):
             if not library.exists():
                 _compile(builder, library)
     if builder.NAME not in loaded:  # compiling loads it, too
@@ -123,10 +123,13 @@ def _compile(builder: Any, library: Path) -> None:
     """Compiles the op in a folder of its own and moves it to its place; holds the lock."""
     for left in library.parent.glob(f"{_BUILDING}*"):  # by processes that were killed
         shutil.rmtree(left, ignore_errors=True)
+    scripts, path = Path(sys.executable).parent, os.environ["PATH"]
+    if (scripts / "ninja").exists():  # that of this environment
+        path = f"{scripts}{os.pathsep}{path}"
     with tempfile.TemporaryDirectory(
         dir=library.parent, prefix=_BUILDING, ignore_cleanup_errors=True
     ) as building:
-        with _compiler_environment(building):
+        with patch_environment(TORCH_EXTENSIONS_DIR=building, PATH=path):
             builder.load(verbose=False)
         compiled = Path(building, builder.NAME, f"{builder.NAME}.so")
         with compiled.open("rb") as file:
@@ -135,37 +138,15 @@ def _compile(builder: Any, library: Path) -> None:
 
 
 @contextmanager
-def _compiler_environment(building: str) -> Iterator[None]:
-    """Has torch compile in the given folder, with the ninja of this environment if it has one."""
-    previous = {name: os.environ.get(name) for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
-    os.environ["TORCH_EXTENSIONS_DIR"] = building
-    scripts = Path(sys.executable).parent
-    if (scripts / "ninja").exists():
-        os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+def _after(seconds: float, action: Callable[..., object], *arguments: Any) -> Iterator[None]:
+    """Calls the action, in a thread, if the block takes longer."""
+    timer = threading.Timer(seconds, action, arguments)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        for name, value in previous.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _announced(folder: Path) -> Iterator[None]:
-    """Logs what takes so long if the block takes longer than `COMPILING_S`."""
-    message = (
-        "DeepSpeed compiles its op for CPUs, or waits for a process that does (a lock in %s): "
-        "once, for some minutes …"
-    )
-    announcement = threading.Timer(COMPILING_S, logger.info, (message, folder))
-    announcement.daemon = True
-    announcement.start()
-    try:
-        yield
-    finally:
-        announcement.cancel()
+        timer.cancel()
 
 
 def _import(name: str, library: Path) -> Any:
@@ -178,17 +159,13 @@ def _import(name: str, library: Path) -> Any:
 
 
 def start(
-    config: RunConfig,
-    deepspeed_config: dict[str, Any] | None,
-    fully_shard: FullyShard | None = None,
+    config: RunConfig, deepspeed_config: dict[str, Any] | None, fully_shard: FullyShard | None
 ) -> Accelerator:
     """Creates the Accelerator of this process; all processes of the launch must call it.
 
     Args:
-        config: The run; its precision, accumulation and trackers are passed to Accelerate.
-        deepspeed_config: The DeepSpeed configuration without any `"auto"`, or None without
-            DeepSpeed.
-        fully_shard: The settings of FSDP2, or None without it. With neither, training is plain
+        deepspeed_config: Without any `"auto"`.
+        fully_shard: The settings of FSDP2. Without these and those of DeepSpeed, training is plain
             (distributed data parallel).
 
     Raises:
@@ -196,7 +173,9 @@ def start(
             the launch refused to start.
         TrainingError: If the processes of the launch cannot connect to each other.
     """
-    _quiet_libraries()
+    # Output that is of no use to the user; warnings about the run stay.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
     plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None
@@ -235,6 +214,8 @@ def _accelerator(
 ) -> Accelerator:
     deepspeed = plugin if isinstance(plugin, DeepSpeedPlugin) else None
     fsdp = plugin if isinstance(plugin, FullyShardedDataParallelPlugin) else None
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    group = InitProcessGroupKwargs(backend=backend, timeout=GROUP_TIMEOUT)
     accelerator = Accelerator(
         # Without this, Accelerate forms a group of N processes on a machine without a GPU and
         # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
@@ -251,7 +232,7 @@ def _accelerator(
         fsdp_plugin=fsdp,
         log_with=list(config.trackers) or None,
         project_config=ProjectConfiguration(project_dir=config.out_dir),
-        kwargs_handlers=_process_group() if "WORLD_SIZE" in os.environ else [],
+        kwargs_handlers=[group] if "WORLD_SIZE" in os.environ else [],
     )
     if fsdp is not None and accelerator.distributed_type == DistributedType.MULTI_CPU:
         # Accelerate turns FSDP on for GPUs only, although all that follows works on CPUs as well.
@@ -278,8 +259,7 @@ def _fsdp_plugin(config: RunConfig, fully_shard: FullyShard) -> FullyShardedData
     )
 
 
-@contextmanager
-def time_limit(seconds: float, what: str) -> Iterator[None]:
+def time_limit(seconds: float, what: str) -> AbstractContextManager[None]:
     """Ends this process with a message and all stacks if the block takes longer.
 
     Covers the start, before there is a `Watchdog`: Gloo may wait forever while two processes
@@ -295,13 +275,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         finally:
             os._exit(1)
 
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return _after(seconds, give_up)
 
 
 def is_connection_error(error: Exception) -> bool:
@@ -318,24 +292,6 @@ def print_stacks(message: str) -> None:
         sys.stderr.flush()
 
 
-def _quiet_libraries() -> None:
-    """Silences library output that is of no use to the user; warnings about the run stay."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-
-
-def _process_group() -> list[InitProcessGroupKwargs]:
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    return [InitProcessGroupKwargs(backend=backend, timeout=GROUP_TIMEOUT)]
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds Python's, numpy's and torch's generators (all devices)."""
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
-    torch.manual_seed(seed)
-
-
 class Processes:
     """Communication among the processes of a run; trivial for a single process."""
 
@@ -346,7 +302,7 @@ class Processes:
         self.size = size
         self.device = device
         self.group = group  # None: torch's default one
-        self._hosts: Any = None
+        self._hosts: Processes | None = None
 
     @classmethod
     def of(cls, accelerator: Accelerator) -> Processes:
@@ -355,7 +311,7 @@ class Processes:
     def aside(self) -> Processes:
         """The same processes in a group of their own, for a thread of each beside the main one.
 
-        Their hosts communicate, whatever the device. All ranks call it together.
+        Their hosts communicate, whatever the device.
         """
         group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         return Processes(self.rank, self.size, torch.device("cpu"), group)
@@ -406,16 +362,9 @@ class Processes:
         """Whether `value` is true on every rank. Waits for their hosts, never for a device."""
         if self.size == 1:
             return value
-        if self._hosts is None:  # all ranks reach this point together
-            is_gloo = self.device.type == "cpu"  # NCCL connects devices only
-            self._hosts = (
-                dist.group.WORLD
-                if is_gloo
-                else dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
-            )
-        held = torch.tensor(int(value))
-        dist.all_reduce(held, dist.ReduceOp.MIN, group=self._hosts)
-        return bool(held)
+        if self._hosts is None:  # all ranks reach this point together; NCCL connects devices only
+            self._hosts = self if self.device.type == "cpu" else self.aside()
+        return int(self._hosts.sum(torch.tensor(int(value)))) == self.size
 
     def on_main(self, action: Callable[[], Result]) -> Result:
         """Runs `action` on rank 0 only; returns its result or raises its error on every rank."""
@@ -443,8 +392,6 @@ def _portable(error: Exception) -> Exception:
 
 
 ALONE = Processes(0, 1, torch.device("cpu"))
-
-
 """For work that one rank does without the others."""
 
 
@@ -462,10 +409,8 @@ class GarbageCollection:
         gc.unfreeze()
 
     def after(self, step: int) -> None:
-        """To be called after each step."""
         if step % GARBAGE_STEPS == 0:
             self.collect()
 
     def collect(self) -> None:
-        """Collects objects that have become unreachable since the set-up."""
         gc.collect()

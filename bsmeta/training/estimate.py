@@ -10,18 +10,17 @@ pass is read off a forward pass on torch's fake tensors, which have shapes and n
 (Korthikanti et al. 2022, section 4) do not know which norms compute in float32, or that autocast
 copies the input of each matrix product and all weights. All sizes in bytes.
 
-DeepSpeed's estimators (`estimate_zero2_model_states_mem_needs`, `estimate_zero3_...`) are not used:
-they return a single number, and only for stages 2 and 3 with all weights trained in half precision.
-A run also needs stages 0 and 1, no DeepSpeed, float32 and frozen weights, and the share of each of
-the three. Theirs is larger by what exists only during a step: in stage 2 the float32 copy of the
-gradients (4 bytes per parameter / N), in stage 3 half of that and the largest gathered layer.
+DeepSpeed's estimators (`estimate_zero2_model_states_mem_needs`, `estimate_zero3_...`) return a
+single number, and only for stages 2 and 3 with all weights trained in half precision. Theirs is
+larger by what exists only during a step: in stage 2 the float32 copy of the gradients (4 bytes per
+parameter / N), in stage 3 half of that and the largest gathered layer.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -40,8 +40,8 @@ from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import StopRequest
-from bsmeta.training.distributed import Processes, seed_everything, start
-from bsmeta.training.engines import matrices_in_layers
+from bsmeta.training.distributed import Processes, start
+from bsmeta.training.optimization import matrices_in_layers
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import HasEpochs, HasShape, Shape, Task
 from bsmeta.training.trainer import Trainer
@@ -90,17 +90,13 @@ def count(model: nn.Module) -> Counts:
     """Counts parameters; the model may be on the meta device."""
     parameters = list(model.parameters())
     embedded = {
-        id(parameter): parameter.numel()
+        parameter
         for module in model.modules()
         if isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     }
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    return Counts(
-        total=sum(parameter.numel() for parameter in parameters),
-        trainable=sum(parameter.numel() for parameter in trainable),
-        embeddings=sum(embedded.values()),
-    )
+    return Counts(*(sum(map(torch.numel, own)) for own in (parameters, trainable, embedded)))
 
 
 def optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
@@ -153,80 +149,52 @@ def activations(planned: Shape, *, half: bool, copies: bool) -> Activations:
     # Which tensors the attention keeps depends on the device.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if half and not copies else torch.float32
+    kept: dict[StorageWeakRef, int] = {}  # bytes, but for those of the model itself
+    inputs: list[int] = []  # bytes of the input of each layer
+    layers: list[int] = []  # bytes that each layer adds
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         kind = dtype if tensor.is_floating_point() else tensor.dtype
         return torch.empty(tensor.shape, dtype=kind, device=device)
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)  # its address stays taken while this exists
+        if reference not in own:
+            kept[reference] = storage.nbytes()
+        return tensor
+
+    def enter_layer(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs.append(arguments[0].nbytes)
+        layers.append(-sum(kept.values()))
+
+    def leave_layer(*_: object) -> None:
+        layers[-1] += sum(kept.values())
 
     body = planned.body
     with FakeTensorMode(), ExitStack() as stack:
         state = {name: fake(value) for name, value in body.named_buffers()}
         for name, value in body.named_parameters():
             state[name] = fake(value).requires_grad_(value.requires_grad)
+        own = {StorageWeakRef(tensor.untyped_storage()) for tensor in state.values()}
         ids = torch.zeros(planned.rows, planned.length, dtype=torch.long, device=device)
+        for layer in planned.layers:
+            stack.callback(layer.register_forward_pre_hook(enter_layer).remove)
+            stack.callback(layer.register_forward_hook(leave_layer).remove)
         stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=half))
-        kept = stack.enter_context(_Kept(state.values(), planned.layers))
+        stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         hidden = functional_call(body, state, (), {"input_ids": ids}).last_hidden_state
         size = 2 if half else 4
         tokens, width = planned.rows * planned.length, hidden.shape[-1]
-        rest = kept.total - sum(kept.layers) + tokens * width * size
-    again = [number % planned.recompute_every == 0 for number in range(len(kept.layers))]
-    layers = zip(kept.inputs, kept.layers, again, strict=True)
-    recomputed = sum(taken if is_again else whole for taken, whole, is_again in layers)
+        rest = sum(kept.values()) - sum(layers) + tokens * width * size
+    again = [number % planned.recompute_every == 0 for number in range(len(layers))]
+    taken = zip(inputs, layers, again, strict=True)
+    recomputed = sum(start if is_again else whole for start, whole, is_again in taken)
     return Activations(
-        layers=float(sum(kept.layers) + rest),
-        layers_recomputed=float(recomputed + max(kept.layers, default=0) + rest),
+        layers=float(sum(layers) + rest),
+        layers_recomputed=float(recomputed + max(layers, default=0) + rest),
         loss=_loss(tokens, planned.outputs, width, planned.loss_chunk, size),
     )
-
-
-class _Kept(AbstractContextManager["_Kept"]):
-    """What autograd keeps of the forward passes in this context, but for `own`.
-
-    Attributes:
-        total: Bytes.
-        layers: Those that each layer adds.
-        inputs: Those of its input.
-    """
-
-    def __init__(self, own: Iterable[torch.Tensor], layers: list[nn.Module]) -> None:
-        self._own = {StorageWeakRef(tensor.untyped_storage()) for tensor in own}
-        self._sizes: dict[StorageWeakRef, int] = {}
-        self._modules = layers
-        self._stack = ExitStack()
-        self.layers: list[int] = []
-        self.inputs: list[int] = []
-
-    @property
-    def total(self) -> int:
-        return sum(self._sizes.values())
-
-    def __enter__(self) -> _Kept:
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        self._stack.enter_context(hooks)
-        for module in self._modules:
-            before = module.register_forward_pre_hook(self._enter_layer)
-            after = module.register_forward_hook(self._leave_layer)
-            self._stack.callback(before.remove)
-            self._stack.callback(after.remove)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        reference = StorageWeakRef(storage)  # its address stays taken while this exists
-        if reference not in self._own:
-            self._sizes[reference] = storage.nbytes()
-        return tensor
-
-    def _enter_layer(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.inputs.append(inputs[0].nbytes)
-        self.layers.append(-self.total)
-
-    def _leave_layer(self, *_: object) -> None:
-        self.layers[-1] += self.total
 
 
 def _loss(tokens: int, outputs: int, hidden: int, chunk: int, size: int) -> float:
@@ -255,45 +223,105 @@ def measure_state(model: nn.Module, optimizer: Any) -> State:
         for parameter in group["params"]
         if _local(parameter).untyped_storage().data_ptr() not in weights
     ]
-    return State(
-        weights=float(sum(map(_bytes, shards))),
-        gradients=float(
-            sum(_bytes(parameter.grad) for parameter in own if parameter.grad is not None)
-        ),
-        optimizer=float(
-            sum(_bytes(parameter) for parameter in kept if isinstance(parameter, torch.Tensor))
-        ),
-    )
 
+    def total(tensors: Iterable[Any]) -> float:
+        return float(sum(_local(own).nbytes for own in tensors if isinstance(own, torch.Tensor)))
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return _local(tensor).numel() * tensor.element_size()
+    gradients = [parameter.grad for parameter in own]
+    return State(weights=total(shards), gradients=total(gradients), optimizer=total(kept))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-@dataclass(frozen=True)
 class Forecast:
-    """The counted part of an estimate.
+    """The counted part of an estimate."""
 
-    Attributes:
-        shape: The model and micro-batch that are counted.
-        states: Weights, gradients and optimizer of one device, by engine.
-        activations: Those of a micro-batch, by engine; empty if they cannot be counted.
-        uncounted: Why they cannot.
-        stage: The engine of this launch.
-        step_tokens: Positions in the global batch of a step.
-    """
+    def __init__(self, config: RunConfig, shape: Shape, checked: CheckedRun) -> None:
+        self._config = config
+        self._shape = shape
+        self._processes = processes = checked.launch.num_processes
+        plan = replace(BatchPlan.of(config, processes), micro_batch=shape.rows)
+        self.step_tokens = plan.global_batch * shape.length  # positions in its global batch
+        self._counts, half = count(shape.model), config.mixed_precision != "no"
+        zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
+        # The engine of this launch.
+        self.stage: Stage = zero.get("stage") if checked.fully_shard is None else "FSDP2"
+        entry = OPTIMIZERS[config.optimizer_type]
+        size = optimizer_bytes(shape.model, entry)
+        able: dict[Stage, bool] = {None: True, "FSDP2": entry.takes_shards}
+        stages = [stage for stage in STAGES if able.get(stage, entry.by_element)]
+        self.states = {stage: state(self._counts, size, stage, processes, half) for stage in stages}
+        self._activations: dict[Stage, Activations] = {}
+        self._uncounted = ""  # why they cannot be counted
+        try:
+            # Without an engine of its own, a run keeps float32 weights and computes in autocast.
+            plain = activations(shape, half=half, copies=True)
+            narrow = activations(shape, half=half, copies=False) if half else plain
+            self._activations = {stage: plain if stage is None else narrow for stage in stages}
+        except Exception as error:  # whatever a model raises that needs more than ids, or values
+            self._uncounted = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    shape: Shape
-    counts: Counts
-    states: dict[Stage, State]
-    activations: dict[Stage, Activations]
-    uncounted: str
-    stage: Stage
-    step_tokens: int
+    def show(self, console: Console) -> None:
+        """Prints it, with the formulas."""
+        counts = self._counts
+        console.print(
+            f"\n[bold]parameters[/]  {counts.total:,}, of which trainable {counts.trainable:,}, "
+            f"in embeddings {counts.embeddings:,}"
+        )
+        console.print(self._memory_table())
+        for line in self._notes():
+            console.print(f"  {line}", style="dim")
+
+    def _memory_table(self) -> Table:
+        precision = self._config.mixed_precision
+        title = f"\nMemory of each device ({self._processes}), precision {precision}; * this launch"
+        table = Table(
+            title=title, box=None, pad_edge=False, collapse_padding=True, title_justify="left"
+        )
+        heads = ("", "weights", "gradients", "optimizer", "activations", "in all", "recomputing")
+        for name in heads:
+            table.add_column(name, justify="right" if name else "left", no_wrap=not name)
+        names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
+        for stage, held in self.states.items():
+            here = stage == self.stage
+            cells = [amount(held.weights), amount(held.gradients), amount(held.optimizer)]
+            live = self._activations.get(stage)
+            if live is None:
+                cells += ["–", f"{amount(held.total)} + activations", "–"]
+            else:
+                plain, recomputed = live.layers + live.loss, live.layers_recomputed + live.loss
+                sums = (plain, held.total + plain, held.total + recomputed)
+                cells += map(amount, sums)
+            name = f"{'*' if here else ' '} {names.get(stage, f'ZeRO-{stage}')}"
+            table.add_row(name, *cells, style="bold" * here)
+        return table
+
+    def _notes(self) -> list[str]:
+        size = 4 if self._config.mixed_precision == "no" else 2
+        weights = "" if size == 4 else " and, under DeepSpeed, of float32 weights"
+        notes = [
+            f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: "
+            f"4 bytes for each value of the state of {self._config.optimizer_type}{weights}; "
+            "ZeRO-1 to 3 divide optimizer, gradients, weights in turn, FSDP2 all of them",
+            "not counted: buckets of communication, float32 gradients during a step, "
+            "layers that ZeRO-3 and FSDP2 gather, offload, fragmentation, the CUDA context",
+        ]
+        if not self._activations:
+            return [*notes, f"activations: not counted, because of {self._uncounted}"]
+        live, shape = self._activations[self.stage], self._shape
+        copies = (
+            "" if size == 4 else ", in data parallel runs with half-precision copies of weights"
+        )
+        return [
+            *notes,
+            f"activations: what a forward pass of {shape.rows} x {shape.length} tokens keeps for "
+            f"the backward pass, with the kernels of this device{copies}; of these, logits "
+            f"{amount(live.loss)} (loss_chunk_logits)",
+            "recomputing (gradient_checkpointing=true): the input of each layer, and one layer "
+            "whole",
+        ]
 
 
 @dataclass(frozen=True)
@@ -306,40 +334,31 @@ class Probe:
     metrics: dict[str, Any]
     held: State
 
-
-def forecast(config: RunConfig, shape: Shape, checked: CheckedRun) -> Forecast:
-    """Counts what a task plans to train."""
-    processes = checked.launch.num_processes
-    zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
-    plan = replace(BatchPlan.of(config, processes), micro_batch=shape.rows)
-    counts, half = count(shape.model), config.mixed_precision != "no"
-    entry = OPTIMIZERS[config.optimizer_type]
-    size = optimizer_bytes(shape.model, entry)
-    able: dict[Stage, bool] = {None: True, "FSDP2": entry.takes_shards}
-    stages = [stage for stage in STAGES if able.get(stage, entry.by_element)]
-    live, uncounted = _activations(shape, stages, half)
-    return Forecast(
-        counts=counts,
-        states={stage: state(counts, size, stage, processes, half) for stage in stages},
-        shape=shape,
-        activations=live,
-        uncounted=uncounted,
-        stage=zero.get("stage") if checked.fully_shard is None else "FSDP2",
-        step_tokens=plan.global_batch * shape.length,
-    )
-
-
-def _activations(
-    shape: Shape, stages: list[Stage], half: bool
-) -> tuple[dict[Stage, Activations], str]:
-    """What the engines keep of a micro-batch, or why that cannot be counted."""
-    try:
-        # Without an engine of its own, a run keeps float32 weights and computes in autocast.
-        plain = activations(shape, half=half, copies=True)
-        narrow = activations(shape, half=half, copies=False) if half else plain
-    except Exception as error:  # whatever a model raises that needs more than ids, or values
-        return {}, f"{type(error).__name__}: {error}".splitlines()[0]
-    return {stage: plain if stage is None else narrow for stage in stages}, ""
+    def show(self, console: Console, counted: Forecast) -> None:
+        """Prints it, extrapolated to the whole run."""
+        metrics, held, expected = self.metrics, self.held, counted.states[counted.stage]
+        mfu = "– (the peak of this device is not known)"
+        if metrics["mfu"] is not None:
+            mfu = f"{metrics['mfu']:.1%}"
+        rows = [
+            ("probe", f"{self.steps} steps, after {self.warm_up} to warm up"),
+            ("a step", f"{metrics['step_s']:.3f} s, {counted.step_tokens:,} positions, of which "
+             f"padding {metrics['padding']:.1%}"),
+            ("tokens/s", f"{metrics['tokens_per_s']:,.0f} on all devices, without padding"),
+            ("waiting for data", f"{metrics['data_wait_s']:.3f} s of these steps"),
+            ("MFU", mfu),
+            ("memory", f"{amount(metrics['memory_gb'] * 2**30)} at most on this device; weights "
+             f"{amount(held.weights)} (counted {amount(expected.weights)}), optimizer "
+             f"{amount(held.optimizer)} (counted {amount(expected.optimizer)})"),
+            ("time to finish", f"{self.max_steps:,} steps x {metrics['step_s']:.3f} s = "
+             f"{duration(self.max_steps * metrics['step_s'])}, without evaluations and saves"),
+        ]  # fmt: skip
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
@@ -353,13 +372,12 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
         accelerator = start(silent, checked.deepspeed_config, checked.fully_shard)
-        seed_everything(config.seed)
         processes, stop = Processes.of(accelerator), StopRequest()
         with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
             run = RunFolder(Path(folder))
             trainer = Trainer(silent, schedule, task, accelerator, run, watchdog, stop)
             metrics = trainer.probe(warm_up, steps - warm_up)
-        held_here = measure_state(trainer.model, trainer.optimizer)
+        held_here = measure_state(trainer.engine.model, trainer.engine.optimizer)
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held_here)
 
 
@@ -371,105 +389,14 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
     """
     if not isinstance(task, HasShape):
         raise ConfigurationError(f"estimate=true: task={config.task} cannot be estimated")
-    counted = forecast(config, task.shape(), checked)
+    counted = Forecast(config, task.shape(), checked)
     console = Console(soft_wrap=False, highlight=False)
     if is_main:
-        show_forecast(console, config, counted, checked)
-    if config.estimate_steps == 0:
-        return
-    measured = probe(config, task, checked)
-    if is_main:
-        show_probe(console, counted, measured)
-
-
-def show_forecast(
-    console: Console, config: RunConfig, counted: Forecast, checked: CheckedRun
-) -> None:
-    """Prints the counted part, with the formulas."""
-    counts = counted.counts
-    console.print(
-        f"\n[bold]parameters[/]  {counts.total:,}, of which trainable {counts.trainable:,}, "
-        f"in embeddings {counts.embeddings:,}"
-    )
-    console.print(_memory_table(config, counted, checked.launch.num_processes))
-    for line in _notes(counted, config):
-        console.print(f"  {line}", style="dim")
-
-
-def _memory_table(config: RunConfig, counted: Forecast, processes: int) -> Table:
-    title = (
-        f"\nMemory of each device ({processes}), precision {config.mixed_precision}; * this launch"
-    )
-    table = Table(
-        title=title, box=None, pad_edge=False, collapse_padding=True, title_justify="left"
-    )
-    for name in ("", "weights", "gradients", "optimizer", "activations", "in all", "recomputing"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
-    names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
-    for stage, held_by in counted.states.items():
-        name = names.get(stage, f"ZeRO-{stage}")
-        here = stage == counted.stage
-        cells = [amount(held_by.weights), amount(held_by.gradients), amount(held_by.optimizer)]
-        live = counted.activations.get(stage)
-        if live is None:
-            cells += ["–", f"{amount(held_by.total)} + activations", "–"]
-        else:
-            plain, recomputed = live.layers + live.loss, live.layers_recomputed + live.loss
-            cells += [amount(plain), amount(held_by.total + plain)]
-            cells += [amount(held_by.total + recomputed)]
-        table.add_row(f"{'*' if here else ' '} {name}", *cells, style="bold" * here)
-    return table
-
-
-def _notes(counted: Forecast, config: RunConfig) -> list[str]:
-    size = 4 if config.mixed_precision == "no" else 2
-    weights = "" if size == 4 else " and, under DeepSpeed, of float32 weights"
-    notes = [
-        f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: 4 "
-        f"bytes for each value of the state of {config.optimizer_type}{weights}; ZeRO-1 to 3 "
-        "divide optimizer, gradients, weights in turn, FSDP2 all of them",
-        "not counted: buckets of communication, float32 gradients during a step, "
-        "layers that ZeRO-3 and FSDP2 gather, offload, fragmentation, the CUDA context",
-    ]
-    if not counted.activations:
-        return [*notes, f"activations: not counted, because of {counted.uncounted}"]
-    live = counted.activations[counted.stage]
-    copies = "" if size == 4 else ", in data parallel runs with half-precision copies of weights"
-    return [
-        *notes,
-        f"activations: what a forward pass of {counted.shape.rows} x {counted.shape.length} tokens "
-        f"keeps for the backward pass, with the kernels of this device{copies}; of these, logits "
-        f"{amount(live.loss)} (loss_chunk_logits)",
-        "recomputing (gradient_checkpointing=true): the input of each layer, and one layer whole",
-    ]
-
-
-def show_probe(console: Console, counted: Forecast, measured: Probe) -> None:
-    """Prints the measured part, extrapolated to the whole run."""
-    metrics = measured.metrics
-    mfu = "– (the peak of this device is not known)"
-    if metrics["mfu"] is not None:
-        mfu = f"{metrics['mfu']:.1%}"
-    held_by, counted_state = measured.held, counted.states[counted.stage]
-    rows = [
-        ("probe", f"{measured.steps} steps, after {measured.warm_up} to warm up"),
-        ("a step", f"{metrics['step_s']:.3f} s, {counted.step_tokens:,} positions, of which "
-         f"padding {metrics['padding']:.1%}"),
-        ("tokens/s", f"{metrics['tokens_per_s']:,.0f} on all devices, without padding"),
-        ("waiting for data", f"{metrics['data_wait_s']:.3f} s of these steps"),
-        ("MFU", mfu),
-        ("memory", f"{amount(metrics['memory_gb'] * 2**30)} at most on this device; weights "
-         f"{amount(held_by.weights)} (counted {amount(counted_state.weights)}), optimizer "
-         f"{amount(held_by.optimizer)} (counted {amount(counted_state.optimizer)})"),
-        ("time to finish", f"{measured.max_steps:,} steps x {metrics['step_s']:.3f} s = "
-         f"{duration(measured.max_steps * metrics['step_s'])}, without evaluations and saves"),
-    ]  # fmt: skip
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+        counted.show(console)
+    if config.estimate_steps:
+        measured = probe(config, task, checked)
+        if is_main:
+            measured.show(console, counted)
 
 
 def amount(size: float) -> str:

@@ -1,8 +1,9 @@
-"""A sharded state on disk: each rank writes its part of every tensor.
+"""FSDP2: the engine of sharded parameters, and its state on disk.
 
-Torch's distributed checkpoint writes a file `__{rank}_0.distcp` for each rank, and `.metadata`:
-where each part of each tensor is. Any number of processes can read them; each reads the parts that
-it needs. `.metadata` is a pickle; only a description of tensors is accepted from it.
+Each rank writes its part of every tensor. Torch's distributed checkpoint writes a file
+`__{rank}_0.distcp` for each rank, and `.metadata`: where each part of each tensor is. Any number of
+processes can read them; each reads the parts that it needs. `.metadata` is a pickle; only a
+description of tensors is accepted from it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -32,28 +34,113 @@ from bsmeta.training.engines import FSDP, PlainEngine, Snapshot
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _METADATA = ".metadata"
-
 # What a description of tensors consists of, beside dtypes. The classes are named one by one: their
 # module also has `os`.
-_CLASSES = (
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "Metadata",
-    "MetadataIndex",
-    "StorageMeta",
-    "TensorProperties",
-    "TensorStorageMetadata",
-    "_MEM_FORMAT_ENCODING",
-)
-
 _GLOBALS = {
-    *(("torch.distributed.checkpoint.metadata", name) for name in _CLASSES),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),
-}
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+}  # fmt: skip
+
+
+class FSDPEngine(PlainEngine):
+    """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
+
+    name = FSDP
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        super().__init__(accelerator, model, optimizer)
+        if accelerator.native_amp:
+            # As Accelerate does for plain torch: evaluations compute in the precision of training.
+            casting = accelerator.autocast()(self.model.forward)
+            self.model.forward = convert_outputs_to_fp32(casting)
+        self._aside = Processes.of(accelerator).aside()
+        first: dict[int, str] = {}
+        # A tensor that the model has under several names is saved under the first.
+        self._saved_as = {
+            name: first.setdefault(id(tensor), name)
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+        }
+
+    def clip(self, limit: float) -> torch.Tensor:
+        norm = super().clip(limit)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in self._model_state().items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.accelerator.is_main_process:
+                found[name] = whole.to("cpu")
+            report_progress()
+        return self._by_all_names(found)
+
+    def _by_all_names(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: found[first] for name, first in self._saved_as.items() if first in found}
+
+    def _model_state(self) -> dict[str, torch.Tensor]:
+        own = self.model.state_dict()
+        return {name: own[name] for name in dict.fromkeys(self._saved_as.values())}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The shards of weights and optimizer, not copied."""
+        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
+        for name, parameter in self._parameters().items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                state[f"{_OPTIMIZER}{key}/{name}"] = value
+        return state
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        tensors = self.model.state_dict(keep_vars=True)
+        names = {id(tensors[name]): name for name in self._saved_as.values()}
+        groups = self.optimizer.param_groups
+        return {names[id(own)]: own for group in groups for own in group["params"]}
+
+    def save(self, folder: Path) -> None:
+        write_shards(self.state(), folder, self._aside)
+
+    def snapshot(self) -> Snapshot:
+        copy = {key: self._copy(key, tensor) for key, tensor in self.state().items()}
+
+        def weights(folder: Path) -> dict[str, torch.Tensor]:
+            return self._by_all_names(read_whole(folder, _MODEL)) if self._aside.is_main else {}
+
+        return Snapshot(self._aside, partial(write_shards, copy, processes=self._aside), weights)
+
+    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies a tensor, or this rank's shard of one, to main memory."""
+        if not isinstance(tensor, DTensor):
+            return self._copies.tensor(key, tensor)
+        own = self._copies.tensor(key, tensor.to_local())
+        # `DTensor.from_local` would move the copy back to the device of the mesh.
+        return DTensor(own, tensor._spec, requires_grad=False)
+
+    def load(self, folder: Path) -> None:
+        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
+        parameters = self._parameters()
+        own: list[dict[str, torch.Tensor]] = [{} for _ in parameters]
+        place = {name: number for number, name in enumerate(parameters)}
+        for entry, (size, dtype) in described(folder).items():
+            if entry in state:
+                continue
+            key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
+            if name not in place:
+                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
+            parameter = parameters[name].detach()
+            # Other sizes are those of step counters, which all ranks have.
+            is_sharded = size == parameter.shape
+            value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
+            state[entry] = own[place[name]][key] = value.to(dtype)
+        read_shards(state, folder, self._aside)
+        settings = self.optimizer.state_dict()["param_groups"]
+        kept = {number: values for number, values in enumerate(own) if values}
+        self.optimizer.load_state_dict({"state": kept, "param_groups": settings})
 
 
 def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
@@ -83,10 +170,9 @@ def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Process
 
 
 def read_whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Reads the whole tensors whose names begin with a prefix, on this rank alone.
+    """Reads the whole tensors whose names begin with a prefix, by the rest of their names.
 
-    Returns:
-        The tensors by the rest of their names, in main memory.
+    This rank reads them alone, into main memory.
     """
     found = {
         name: torch.empty(size, dtype=dtype)
@@ -136,7 +222,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) in _GLOBALS or is_dtype:
+        if is_dtype or name in _GLOBALS.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} does not describe a tensor")
 
@@ -174,93 +260,3 @@ def _one_error() -> Iterator[None]:
         if isinstance(cause, OSError):
             raise cause from None
         raise CheckpointError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
-
-
-class FSDPEngine(PlainEngine):
-    """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
-
-    name = FSDP
-
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
-        super().__init__(accelerator, model, optimizer)
-        self._aside = Processes.of(accelerator).aside()
-        first: dict[int, str] = {}
-        # A tensor that the model has under several names is saved under the first.
-        self._saved_as = {
-            name: first.setdefault(id(tensor), name)
-            for name, tensor in model.state_dict(keep_vars=True).items()
-        }
-
-    def clip(self, limit: float) -> torch.Tensor:
-        norm = super().clip(limit)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        found = {}
-        for name, tensor in self._model_state().items():
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self._accelerator.is_main_process:
-                found[name] = whole.to("cpu")
-            report_progress()
-        return self._by_all_names(found)
-
-    def _by_all_names(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: found[first] for name, first in self._saved_as.items() if first in found}
-
-    def _model_state(self) -> dict[str, torch.Tensor]:
-        own = self._model.state_dict()
-        return {name: own[name] for name in dict.fromkeys(self._saved_as.values())}
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """The shards of weights and optimizer, not copied."""
-        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
-        for name, parameter in self._parameters().items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                state[f"{_OPTIMIZER}{key}/{name}"] = value
-        return state
-
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the optimizer, in its order."""
-        tensors = self._model.state_dict(keep_vars=True)
-        names = {id(tensors[name]): name for name in self._saved_as.values()}
-        groups = self._optimizer.param_groups
-        return {names[id(own)]: own for group in groups for own in group["params"]}
-
-    def save(self, folder: Path) -> None:
-        write_shards(self.state(), folder, self._aside)
-
-    def snapshot(self) -> Snapshot:
-        copy = {key: self._copy(key, tensor) for key, tensor in self.state().items()}
-        write = partial(write_shards, copy, processes=self._aside)
-        return Snapshot(
-            self._aside, write, lambda folder: self._by_all_names(read_whole(folder, _MODEL))
-        )
-
-    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a tensor, or this rank's shard of one, to main memory."""
-        if not isinstance(tensor, DTensor):
-            return self._copies.tensor(key, tensor)
-        own = self._copies.tensor(key, tensor.to_local())
-        # `DTensor.from_local` would move the copy back to the device of the mesh.
-        return DTensor(own, tensor._spec, requires_grad=False)
-
-    def load(self, folder: Path) -> None:
-        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
-        parameters = self._parameters()
-        own: list[dict[str, torch.Tensor]] = [{} for _ in parameters]
-        place = {name: number for number, name in enumerate(parameters)}
-        for entry, (size, dtype) in described(folder).items():
-            if entry in state:
-                continue
-            key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
-            if name not in place:
-                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
-            parameter = parameters[name].detach()
-            # Other sizes are those of step counters, which all ranks have.
-            is_sharded = size == parameter.shape
-            value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
-            state[entry] = own[place[name]][key] = value.to(dtype)
-        read_shards(state, folder, self._aside)
-        settings = self._optimizer.state_dict()["param_groups"]
-        kept = {number: values for number, values in enumerate(own) if values}
-        self._optimizer.load_state_dict({"state": kept, "param_groups": settings})

@@ -14,32 +14,37 @@ secrets are passed: each library reads its own key (`WANDB_API_KEY`, `HF_TOKEN`)
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
+import re
 import resource
-import statistics
+import secrets
+import sys
 import time
-from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from rich import progress as rich_progress
+from rich.console import Console
 from torch import nn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
-from bsmeta.core.errors import TrainingError
-from bsmeta.data.batch import MicroBatch
+from bsmeta.core.errors import HYDRA, Problem, refuse
+from bsmeta.core.files import redact, redact_values, write_json
+from bsmeta.core.progress import PLAIN_INTERVAL_S
 from bsmeta.training.distributed import Processes
-from bsmeta.training.run_folder import LineLog, RunFolder
-from bsmeta.training.step import DataStats, StepMetrics, StepResult
-from bsmeta.training.task import Metric
-from bsmeta.training.tracking import Tracker
+from bsmeta.training.optimization import NonFiniteGuard
+from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
+from bsmeta.training.step import DataStats, StepResult, StepStats
 
+RUNS = "trackers.json"
 # Dense bf16 peak of one device in FLOP/s, from the vendors' data sheets (without sparsity). The
 # first name that is part of the device's counts.
 PEAK_FLOPS = {
@@ -52,16 +57,110 @@ PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
+_METRICS_SHOWN = 4
 
 logger = logging.getLogger(__name__)
 
 
-class Throughput:
-    """Accumulates tokens and seconds between two lines of the log.
+@dataclass
+class Progress:
+    """The progress of a run; saved with every checkpoint.
 
-    Args:
-        flops_per_token: FLOPs of the forward and backward pass of one token.
+    Attributes:
+        tokens: Tokens fed to the model, without padding.
+        targets: Tokens on which loss was computed.
+        counts: Sums of `MicroBatch.counts` since the current phase of the data began.
+        unlogged: The same since the last line of the log.
+        totals: The same over the run.
     """
+
+    step: int = 0
+    tokens: int = 0
+    targets: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
+    unlogged: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+
+    def add_counts(self, counts: dict[str, float]) -> None:
+        for sums in (self.counts, self.unlogged, self.totals):
+            for name, value in counts.items():
+                sums[name] = sums.get(name, 0.0) + value
+
+
+class StepLog:
+    """Reads completed steps and records them: progress, documents, metrics, non-finite steps."""
+
+    def __init__(
+        self, config: RunConfig, schedule: Schedule, run: RunFolder, processes: Processes,
+        tracker: Tracker, throughput: Throughput, nonfinite: NonFiniteGuard,
+    ) -> None:  # fmt: skip
+        self._schedule = schedule
+        self._run = run
+        self._tracker = tracker
+        self._throughput = throughput
+        self._nonfinite = nonfinite
+        self._documents: LineLog | None = None
+        if config.log_documents:
+            self._documents = run.open_log(f"documents-rank{processes.rank}.jsonl")
+
+    def record(self, result: StepResult, data: DataStats, progress: Progress) -> StepStats:
+        """Waits for a step and records it; advances the progress of the run.
+
+        Raises:
+            TrainingError: If loss or gradient is not finite, and the step may not be skipped.
+        """
+        stats = result.reduced.read(data.targets)
+        if stats.finite:
+            self._nonfinite.consecutive = 0
+        else:
+            self._run.keep()
+            event = self._nonfinite.failed(result, stats)
+            self._tracker.event("nonfinite", result.step, **event)
+        self._write_documents(result)
+        progress.add_counts(data.counts)
+        self._throughput.add(data.tokens, data.padding, result.data_wait_s)
+        if stats.finite:
+            progress.tokens += int(data.tokens)
+            progress.targets += int(data.targets)
+            if self._schedule.logs(result.step):
+                self._log(result, stats, progress)
+        return stats
+
+    def finish(self, progress: Progress) -> None:
+        self._tracker.event(
+            "totals", progress.step, tokens=progress.tokens, targets=progress.targets,
+            counts=_counted(progress.totals),
+        )  # fmt: skip
+
+    def _write_documents(self, result: StepResult) -> None:
+        if self._documents is not None:
+            batches = result.data.micro_batches
+            documents = list(dict.fromkeys(name for batch in batches for name in batch.documents))
+            targets = [batch.targets for batch in batches if batch.targets]
+            line = {"step": result.step, "documents": documents}
+            self._documents.write(line | ({"targets": targets} if targets else {}))
+
+    def _log(self, result: StepResult, stats: StepStats, progress: Progress) -> None:
+        values: dict[str, Any] = {
+            "loss": stats.loss,
+            "learning_rate": result.learning_rate,
+            "grad_norm": stats.grad_norm,
+            "parts": stats.parts,
+            "counts": _counted(progress.unlogged),
+            "tokens": progress.tokens,
+            "targets": progress.targets,
+        }
+        progress.unlogged.clear()
+        self._tracker.event("step", result.step, **values, **self._throughput.metrics())
+
+
+def _counted(sums: dict[str, float]) -> dict[str, float]:
+    """The counts that are not 0: most are of rare problems, in every line of the log."""
+    return {name: value for name, value in sums.items() if value}
+
+
+class Throughput:
+    """Accumulates tokens and seconds between two lines of the log."""
 
     def __init__(self, flops_per_token: float, device: torch.device, world_size: int) -> None:
         self._device = device
@@ -76,11 +175,7 @@ class Throughput:
         self._since = time.perf_counter()
 
     def add(self, tokens: float, padding: float, wait: float) -> None:
-        """Adds a completed step.
-
-        Args:
-            wait: Seconds that the loop waited for its data.
-        """
+        """Adds a completed step; `wait` is how many seconds the loop waited for its data."""
         now = time.perf_counter()
         self._seconds += now - self._since
         self._since = now
@@ -151,281 +246,174 @@ def flops_per_token(model: nn.Module) -> float:
     )
 
 
-class NonFiniteGuard:
-    """Handles steps whose loss or gradient is not finite.
+class External(Protocol):
+    """A tracker that Accelerate creates for a name in `trackers` (tensorboard, wandb, …)."""
 
-    Args:
-        action: `stop`, or `skip`: leave the weights unchanged and continue with the next step.
-        limit: The maximum number of consecutive skips; one more stops the run.
-        folder: The run folder; each rank writes `nonfinite-step{n}-rank{r}.json` there.
+    def log(self, values: dict[str, Any], step: int | None) -> None: ...
 
-    Attributes:
-        consecutive: Steps skipped since the last finite one; saved with a checkpoint.
-    """
-
-    def __init__(self, action: str, limit: int, folder: Path, rank: int) -> None:
-        self._action = action
-        self._limit = limit
-        self._folder = folder
-        self._rank = rank
-        self.consecutive = 0
-
-    def passed(self) -> None:
-        """Records a finite step."""
-        self.consecutive = 0
-
-    def failed(
-        self,
-        step: int,
-        loss: float,
-        norm: float | None,
-        batches: Sequence[MicroBatch],
-        losses: Sequence[torch.Tensor],
-        *,
-        weights_changed: bool,
-    ) -> dict[str, Any]:
-        """Writes the step's documents to a file, then stops the run or skips the step.
-
-        Args:
-            weights_changed: Whether the engine has changed the weights: then the step can no
-                longer be skipped.
-
-        Returns:
-            The event for the log, if the step is skipped.
-
-        Raises:
-            TrainingError: If the run must stop.
-        """
-        self.consecutive += 1
-        file = self._folder / f"nonfinite-step{step}-rank{self._rank}.json"
-        parts = [
-            {"loss_sum": repr(float(value)), "documents": list(batch.documents)}
-            for batch, value in zip(batches, losses, strict=True)
-        ]
-        report = {"step": step, "rank": self._rank, "loss": repr(loss), "grad_norm": repr(norm)}
-        with suppress(FileNotFoundError):  # the run folder was deleted, and rank 0 rebuilds it
-            file.write_text(json.dumps({**report, "micro_batches": parts}, indent=1) + "\n")
-        found = (
-            f"step {step}: loss {loss}, gradient norm {norm}. The documents of the step are in "
-            f"{self._folder}/nonfinite-step{step}-rank*.json; no checkpoint of it was written"
-        )
-        if self._action == "stop" or weights_changed:
-            raise TrainingError(
-                f"{found}. Resume with a lower learning_rate, or with on_nonfinite=skip"
-            )
-        if self.consecutive > self._limit:
-            raise TrainingError(
-                f"{found}. There were {self.consecutive} such steps in a row, and "
-                f"max_consecutive_skips={self._limit}"
-            )
-        return {"loss": repr(loss), "grad_norm": repr(norm), "consecutive": self.consecutive}
+    def finish(self) -> None: ...
 
 
-class SpikeGuard:
-    """Detects losses far above those of the last steps, and limits how often a run rolls back.
-
-    Every rank sees the same losses and so detects the same spikes; so does a resumed run, because
-    the losses are saved with a checkpoint.
-
-    Args:
-        deviations: Standard deviations above the mean at which a loss counts as a spike; 0: never.
-        window: Number of past losses to compare with; no spike is detected until the window is
-            full.
-        limit: How often the run may roll back to the same checkpoint.
-    """
-
-    def __init__(self, deviations: float, window: int, limit: int) -> None:
-        self._deviations = deviations
-        self._limit = limit
-        self._losses: deque[float] = deque(maxlen=window)
-        self._rollbacks: dict[int, int] = {}
-
-    def is_spike(self, loss: float) -> bool:
-        """Whether the loss is a spike; if not, adds it to the window for later comparisons."""
-        if self._deviations > 0 and len(self._losses) == self._losses.maxlen:
-            spread = self._deviations * statistics.pstdev(self._losses)
-            if loss > statistics.fmean(self._losses) + spread:
-                return True
-        self.accept(loss)
-        return False
-
-    def accept(self, loss: float) -> None:
-        """Adds a loss to the window: also a spike that the run continues with."""
-        self._losses.append(loss)
-
-    def rolled_back(self, step: int) -> None:
-        """Counts a rollback to the checkpoint of `step`.
-
-        Raises:
-            TrainingError: If the limit is exceeded.
-        """
-        self._rollbacks[step] = self._rollbacks.get(step, 0) + 1
-        if self._rollbacks[step] > self._limit:
-            raise TrainingError(
-                f"the loss spiked again after {self._limit} rollbacks (max_rollbacks) to step "
-                f"{step}; resume with a lower learning_rate, or raise loss_spike_deviations"
-            )
-
-    def state(self) -> list[float]:
-        """The past losses in the window, for a checkpoint."""
-        return list(self._losses)
-
-    def restore(self, state: list[Any]) -> None:
-        """Restores the losses from a checkpoint."""
-        self._losses.clear()
-        self._losses.extend(float(loss) for loss in state)
-
-
-class EarlyStopping:
-    """Ends a run whose evaluations have stopped improving.
-
-    Args:
-        name: The metric that is compared, in its own direction (`Metric.better`).
-        patience: Consecutive evaluations without a better value than the best after which the run
-            ends; None: never.
-
-    Attributes:
-        is_due: Whether the run should end now.
-    """
-
-    def __init__(self, name: str | None, patience: int | None) -> None:
-        self._name = name
-        self._patience = patience
-        self._best: float | None = None  # negated if higher values are better
-        self._without = 0
-
-    @property
-    def is_due(self) -> bool:
-        return self._patience is not None and self._without >= self._patience
-
-    def record(self, metrics: Sequence[Metric]) -> None:
-        """Records an evaluation; a value that is not a number counts as no improvement."""
-        values = [metric for metric in metrics if metric.name == self._name]
-        if not values:
-            return
-        metric = values[0]
-        cost = -metric.value if metric.better == "max" else metric.value
-        if not math.isnan(cost) and (self._best is None or cost < self._best):
-            self._best, self._without = cost, 0
-        else:
-            self._without += 1
-
-    def state(self) -> dict[str, Any]:
-        """The best value and the evaluations since, for a checkpoint."""
-        return {"best": self._best, "without": self._without}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores the state from a checkpoint."""
-        self._best, self._without = state["best"], int(state["without"])
-
-
-@dataclass
-class Progress:
-    """The progress of a run; saved with every checkpoint.
-
-    Attributes:
-        tokens: Tokens fed to the model, without padding.
-        targets: Tokens on which loss was computed.
-        counts: Sums of `MicroBatch.counts` since the current phase of the data began.
-        unlogged: The same since the last line of the log.
-        totals: The same over the run.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    targets: int = 0
-    counts: dict[str, float] = field(default_factory=dict)
-    unlogged: dict[str, float] = field(default_factory=dict)
-    totals: dict[str, float] = field(default_factory=dict)
-
-    def add_counts(self, counts: dict[str, float]) -> None:
-        """Adds the counts of a step's global batch."""
-        for sums in (self.counts, self.unlogged, self.totals):
-            for name, value in counts.items():
-                sums[name] = sums.get(name, 0.0) + value
-
-
-class StepLog:
-    """Reads completed steps and records them: progress, documents, metrics, non-finite steps."""
+class Tracker:
+    """Records events from the trainer; does nothing on ranks other than 0."""
 
     def __init__(
-        self, config: RunConfig, schedule: Schedule, run: RunFolder, processes: Processes,
-        tracker: Tracker, throughput: Throughput, nonfinite: NonFiniteGuard,
+        self, run: RunFolder, *, main: bool, step: int, total_steps: int,
+        external: Sequence[External] = (),
     ) -> None:  # fmt: skip
-        self._schedule = schedule
-        self._run = run
-        self._tracker = tracker
-        self._throughput = throughput
-        self._nonfinite = nonfinite
-        self._documents: LineLog | None = None
-        if config.log_documents:
-            self._documents = run.open_log(f"documents-rank{processes.rank}.jsonl")
+        self._external = list(external) if main else []
+        self._metrics = run.open_log(METRICS) if main else None
+        self._screen = Screen(total_steps, step) if main else None
 
-    def record(self, result: StepResult, data: DataStats, progress: Progress) -> StepMetrics:
-        """Waits for a step and records it.
+    def event(self, kind: str, step: int, **values: Any) -> None:
+        """Records an event: a line of `metrics.jsonl`, and its numbers for the trackers."""
+        if self._metrics is None or self._screen is None:
+            return
+        self._metrics.write({"event": kind, "step": step, **values})
+        if self._external and kind in ("step", "eval"):
+            prefix = "" if kind == "step" else "eval/"
+            numbers = {
+                prefix + name: value
+                for name, value in _leaves(values)
+                # what is not known, such as the utilization of a CPU, is NaN
+                if isinstance(value, (int, float)) and not math.isnan(value)
+            }
+            self._call_each(lambda tracker: tracker.log(numbers, step))
+        self._screen.show(kind, step, values)
 
-        Args:
-            progress: That of the run; advanced by this step.
+    def _call_each(self, action: Callable[[External], None]) -> None:
+        """Calls `action` on each tracker, and drops those that fail (full disk, lost server)."""
+        for tracker in list(self._external):
+            try:
+                action(tracker)
+            except Exception as error:
+                self._external.remove(tracker)
+                logger.warning(
+                    "%s gets no more metrics (%s: %s); all of them are in %s",
+                    type(tracker).__name__, type(error).__name__, redact(str(error)), METRICS,
+                )  # fmt: skip
 
-        Raises:
-            TrainingError: If loss or gradient is not finite, and the step may not be skipped.
-        """
-        metrics = result.read(data.targets)
-        if metrics.finite:
-            self._nonfinite.passed()
-        else:
-            self._run.keep()
-            event = self._nonfinite.failed(
-                result.step,
-                metrics.loss,
-                metrics.grad_norm,
-                result.data.micro_batches,
-                result.losses,
-                weights_changed=result.weights_changed,
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._metrics is not None and self._screen is not None:
+            self._screen.close()
+            self._metrics.close()
+        self._call_each(lambda tracker: tracker.finish())
+
+
+class Screen:
+    """A progress bar on a terminal; elsewhere, plain lines: every ten seconds and per event."""
+
+    def __init__(self, total: int, step: int) -> None:
+        self._total = total
+        self._bar: rich_progress.Progress | None = None
+        self._last_line = 0.0
+        if sys.stderr.isatty():
+            self._bar = rich_progress.Progress(
+                rich_progress.TextColumn("training"),
+                rich_progress.BarColumn(),
+                rich_progress.MofNCompleteColumn(),
+                rich_progress.TimeRemainingColumn(),
+                rich_progress.TextColumn("{task.description}"),
+                console=Console(stderr=True),
             )
-            self._tracker.event("nonfinite", result.step, **event)
-        self._write_documents(result)
-        progress.add_counts(data.counts)
-        self._throughput.add(data.tokens, data.padding, result.data_wait_s)
-        if metrics.finite:
-            progress.tokens += int(data.tokens)
-            progress.targets += int(data.targets)
-            if self._schedule.logs(result.step):
-                self._log(result, metrics, progress)
-        return metrics
+            self._task = self._bar.add_task("", total=total, completed=step)
+            self._bar.start()
 
-    def finish(self, progress: Progress) -> None:
-        """Records the totals of the run."""
-        self._tracker.event(
-            "totals",
-            progress.step,
-            tokens=progress.tokens,
-            targets=progress.targets,
-            counts=_counted(progress.totals),
+    def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        if kind == "step":
+            text = (
+                f"loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
+                f"{values['tokens_per_s']:,.0f} tokens/s  data wait {values['data_wait_s']:.3f} s"
+            )
+            if self._bar is not None:
+                self._bar.update(self._task, completed=step, description=text)
+            elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
+                self._last_line = time.monotonic()
+                self._print(f"step {step}/{self._total}  {text}")
+        elif kind not in ("exposure", "totals"):  # too large for a line; they are in metrics.jsonl
+            shown = _leaves(values)
+            if kind == "eval":  # the first few are enough; all are in metrics.jsonl
+                shown = [item for item in shown if isinstance(item[1], float)][:_METRICS_SHOWN]
+            numbers = "  ".join(
+                f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in shown
+            )
+            self._print(f"step {step}/{self._total}  {kind}  {numbers}")
+
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Flattens nested values, with names such as `parts/url`."""
+    leaves: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            leaves += _leaves(value, f"{prefix}{name}/")
+        else:
+            leaves.append((prefix + name, value))
+    return leaves
+
+
+def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int) -> None:
+    """Starts every tracker of the configuration; called on rank 0.
+
+    Args:
+        accelerator: Created with `log_with=config.trackers`.
+        step: The step that the run resumes from, 0 at its beginning.
+
+    Raises:
+        ConfigurationError: If a tracker cannot start (no key, no network).
+    """
+    if not config.trackers:
+        return
+    # Otherwise tensorboard would import TensorFlow if it is installed (0.5 GB, seconds).
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
+    settings = {  # in the form that trackers expect: one level, plain values
+        name: value if isinstance(value, (int, float, str, bool)) else str(value)
+        for name, value in _leaves(redact_values(dataclasses.asdict(config)))
+    }
+    try:
+        accelerator.init_trackers(
+            config.run_name, config=settings, init_kwargs=arguments(folder, step)
         )
-
-    def _write_documents(self, result: StepResult) -> None:
-        if self._documents is not None:
-            batches = result.data.micro_batches
-            documents = list(dict.fromkeys(name for batch in batches for name in batch.documents))
-            targets = [batch.targets for batch in batches if batch.targets]
-            line = {"step": result.step, "documents": documents}
-            self._documents.write(line | ({"targets": targets} if targets else {}))
-
-    def _log(self, result: StepResult, metrics: StepMetrics, progress: Progress) -> None:
-        values: dict[str, Any] = {
-            "loss": metrics.loss,
-            "learning_rate": result.learning_rate,
-            "grad_norm": metrics.grad_norm,
-            "parts": metrics.parts,
-            "counts": _counted(progress.unlogged),
-            "tokens": progress.tokens,
-            "targets": progress.targets,
-        }
-        progress.unlogged.clear()
-        self._tracker.event("step", result.step, **values, **self._throughput.metrics())
+    except Exception as error:
+        expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"
+        found = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
+        refuse([Problem("trackers", HYDRA, found, expected, "fix that, or leave it out")])
 
 
-def _counted(sums: dict[str, float]) -> dict[str, float]:
-    """The counts that are not 0: most are of rare problems, in every line of the log."""
-    return {name: value for name, value in sums.items() if value}
+def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
+    """The arguments for each library that make a resumed run continue the same run there."""
+    name = run_name(folder)
+    return {
+        "tensorboard": {"purge_step": step + 1} if step else {},
+        "wandb": {"id": name, "name": name, "resume": "allow", "dir": str(folder)},
+        "trackio": {"name": name, "resume": "allow"},
+    }
+
+
+def run_name(folder: Path) -> str:
+    """The run's name at wandb and trackio: the folder's with eight letters, generated only once.
+
+    An empty file counts as missing: it was being written when the machine crashed. A wandb id must
+    not contain any of `/\\#?%:`, nor have more than 128 characters.
+    """
+    file = folder / RUNS
+    try:
+        return str(json.loads(file.read_text())["run"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        plain = re.sub(r"[^\w.-]", "-", folder.name)[:100]
+        name = f"{plain}-{secrets.token_hex(4)}"
+        write_json(file, {"run": name})
+        return name

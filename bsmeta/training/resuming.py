@@ -44,7 +44,6 @@ from bsmeta.core.errors import (
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import (
     CONFIG,
-    STATE,
     Checkpoint,
     choose,
     list_checkpoints,
@@ -58,9 +57,8 @@ from bsmeta.training.saving import check_room
 logger = logging.getLogger(__name__)
 
 _SHOWN = 20  # differences in a message
+# Keys that affect how a process starts, not how the run trains.
 _UNCOMPARED = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
-"""Keys that affect how a process starts, not how the run trains."""
-
 # Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -78,6 +76,13 @@ class Resume:
     saved: Checkpoint
     changed: dict[str, list[Any]]
     converted: Path | None = None
+
+    def log_changes(self) -> None:
+        """Logs the settings that differ from those of the checkpoint."""
+        if self.changed:
+            lines = [f"  {key}: {old} -> {new}" for key, (old, new) in self.changed.items()]
+            name, listed = self.saved.folder.name, "\n".join(lines)
+            logger.warning("settings changed since %s, used from here on:\n%s", name, listed)
 
     def release(self, processes: Processes) -> None:
         """Removes the converted state, once all ranks have read it."""
@@ -106,7 +111,7 @@ def resume_point(
 ) -> Resume | None:
     """Finds the checkpoint and converts it if needed, before the engine is created.
 
-    All ranks call it. A run that only decays begins at the checkpoint of another run.
+    All ranks call it.
 
     Raises:
         ConfigurationError: If this launch cannot continue the run, or every checkpoint is damaged.
@@ -115,13 +120,15 @@ def resume_point(
     saved = None
     if config.resume_from_checkpoint_dir is not None:
         saved = choose(config.resume_from_checkpoint_dir, out_dir, processes)
-    if saved is not None:
+    if saved is not None and config.decay_from is not None:
         _check_same_branch(saved, config)
-    elif config.decay_from is not None:
-        saved = _branch_point(config, processes)
+    elif config.decay_from is not None:  # begins at the checkpoint of another run
+        saved = named(Path(config.decay_from), processes, "decay_from")
+        stable = load_resolved(saved.folder / CONFIG, type(config))
+        refuse([*branch_problems(saved, stable, config)])
     if saved is None:
         return None
-    state = json.loads((saved.folder / STATE).read_text())
+    state = saved.state()
     plan = BatchPlan.of(config, processes.size)
     check_launch(saved, state, engine_name(accelerator), plan)
     check_steps(saved, max_steps)
@@ -140,8 +147,7 @@ def resume_point(
 
 def is_readable(state: dict[str, Any], world_size: int) -> bool:
     """Whether a checkpoint with this trainer state can be loaded without conversion."""
-    is_resharded = state["engine"] in (PLAIN, FSDP)
-    return is_resharded or bool(state["world_size"] == world_size)
+    return state["engine"] in (PLAIN, FSDP) or bool(state["world_size"] == world_size)
 
 
 def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
@@ -149,16 +155,16 @@ def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint
 
     Every rank calls it and gets the same result.
     """
+
+    def may_load(saved: Checkpoint) -> bool:
+        try:
+            return is_readable(saved.state(), processes.size)
+        except (OSError, ValueError, KeyError, TypeError):
+            return True  # damaged: the verification that follows names the file
+
     past = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
-    newest, _ = newest_whole([saved for saved in past if _may_load(saved, processes)], processes)
+    newest, _ = newest_whole([*filter(may_load, past)], processes)
     return newest
-
-
-def _may_load(saved: Checkpoint, processes: Processes) -> bool:
-    try:
-        return is_readable(json.loads((saved.folder / STATE).read_text()), processes.size)
-    except (OSError, ValueError, KeyError, TypeError):
-        return True  # damaged: the verification that follows names the file
 
 
 def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
@@ -169,17 +175,6 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any
     if "out_dir" in found and len(set(map(os.path.abspath, found["out_dir"]))) == 1:
         del found["out_dir"]  # relative in one of them
     return found
-
-
-def log_changes(resume: Resume) -> None:
-    """Logs the settings that differ from those of the checkpoint."""
-    if resume.changed:
-        lines = [f"  {key}: {old} -> {new}" for key, (old, new) in resume.changed.items()]
-        logger.warning(
-            "settings changed since %s, used from here on:\n%s",
-            resume.saved.folder.name,
-            "\n".join(lines),
-        )
 
 
 def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:
@@ -300,26 +295,8 @@ def convert(saved: Checkpoint, folder: Path) -> None:
         )
 
 
-def _branch_point(config: RunConfig, processes: Processes) -> Checkpoint:
-    """The checkpoint that a run decays from; every rank gets the same result.
-
-    Raises:
-        ConfigurationError: If it is damaged, or not one of a run whose rate was constant, and this
-            run's.
-    """
-    assert config.decay_from is not None
-    saved = named(Path(config.decay_from), processes, "decay_from")
-    stable = load_resolved(saved.folder / CONFIG, type(config))
-    refuse([*branch_problems(saved, stable, config)])
-    return saved
-
-
 def branch_problems(saved: Checkpoint, stable: RunConfig, config: RunConfig) -> Iterator[Problem]:
-    """Yields reasons why the learning rate cannot only decay from a checkpoint on.
-
-    Args:
-        stable: The configuration that the checkpoint was trained with.
-    """
+    """Yields why the rate cannot only decay from a checkpoint on, which `stable` trained."""
     file, step = str(saved.folder / CONFIG), saved.step
     kind, fix = stable.lr_scheduler_type, "name a checkpoint at the constant rate of a run"
     if kind not in ("constant", WSD):
@@ -344,13 +321,7 @@ def branch_problems(saved: Checkpoint, stable: RunConfig, config: RunConfig) -> 
 
 
 def _check_same_branch(saved: Checkpoint, config: RunConfig) -> None:
-    """Refuses to resume a branch from a checkpoint of another one.
-
-    Raises:
-        ConfigurationError: If the checkpoint's run did not decay from the same step.
-    """
-    if config.decay_from is None:
-        return
+    """Refuses to resume a branch from a checkpoint of another one."""
     before = load_resolved(saved.folder / CONFIG, type(config))
     if branch_step(before) != branch_step(config):
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.files import redact
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest, rank
-from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
+from bsmeta.training.distributed import Accelerator, Processes, start
 from bsmeta.training.resuming import resume_point, resumes
 from bsmeta.training.run_folder import (
     METRICS,
@@ -28,7 +28,7 @@ from bsmeta.training.run_folder import (
 )
 from bsmeta.training.saving import explain_full_disk
 from bsmeta.training.task import HasEpochs, Task
-from bsmeta.training.trainer import Outcome, Trainer
+from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
 UPLOAD_S = 3600.0
@@ -73,7 +73,6 @@ def run(
         with _refusal_in_status(out_dir):
             epoch = task.steps_per_epoch(processes.size) if isinstance(task, HasEpochs) else None
             schedule = Schedule.of(config, epoch)
-        seed_everything(config.seed)
         folder = RunFolder(out_dir.resolve())
         resume = resumes(config, folder.path)
         processes.on_main(
@@ -122,28 +121,19 @@ def _train(
     report("running", watchdog.step, None)
     watchdog.enter("building the model")
     trainer = Trainer(config, schedule, task, accelerator, folder, watchdog, stop)
-    outcome = trainer.train(resume)
-    if outcome is Outcome.PREEMPTED:
-        report("preempted", trainer.progress.step, EXIT_PREEMPTED)
-        _leave_process_group(accelerator, processes)
-        return EXIT_PREEMPTED
-    watchdog.enter("exporting the model")
-    folder.share(processes)
-    trainer.saver.export(folder.path / "model")
-    report("done", trainer.progress.step, 0)
-    _leave_process_group(accelerator, processes)
-    return 0
-
-
-def _leave_process_group(accelerator: Accelerator, processes: Processes) -> None:
-    """Destroys the process group, except Gloo's, which ends with the process.
-
-    Gloo's destructor waits for its threads while holding the GIL, which one of them may be waiting
-    for (pytorch issue 56297; seen on a busy machine with torch 2.13: a run that had done all its
-    work never ended).
-    """
+    is_done = trainer.train(resume)
+    if is_done:
+        watchdog.enter("exporting the model")
+        folder.share(processes)
+        trainer.saver.export(folder.path / "model")
+    code = 0 if is_done else EXIT_PREEMPTED
+    report("done" if is_done else "preempted", trainer.progress.step, code)
     if processes.device.type != "cpu":
+        # Gloo's group ends with the process: its destructor waits for its threads while holding the
+        # GIL, which one of them may be waiting for (pytorch issue 56297; seen on a busy machine
+        # with torch 2.13: a run that had done all its work never ended).
         accelerator.end_training()
+    return code
 
 
 def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:
@@ -154,29 +144,27 @@ def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:
             write_stopped_start(folder.path, name)
         else:
             _write_failure(folder, watchdog.step, failure)
-    if failure is None:
-        return EXIT_PREEMPTED
-    return EXIT_USER_ERROR if isinstance(failure, UserError) else EXIT_FAILURE
+    return EXIT_PREEMPTED if failure is None else _exit_code(failure)
+
+
+def _exit_code(error: Exception) -> int:
+    return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
 def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
-    code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
     try:
-        folder.write_status("failed", step, code, str(error))
+        folder.write_status("failed", step, _exit_code(error), str(error))
     except (OSError, TrainingError) as unwritten:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)
 
 
 def push(run_folder: Path, repository: str, step: int, timeout_s: float = UPLOAD_S) -> bool:
-    """Uploads `model/` of a finished run; logs the outcome, and never raises an error.
+    """Uploads `model/` of a finished run; returns whether it succeeded, and never raises an error.
 
-    A line `{"event": "push", …}` in `metrics.jsonl` records whether it succeeded, or why not.
+    A line `{"event": "push", …}` in `metrics.jsonl` records that, or why not.
 
     Args:
         repository: `owner/name`; created if it does not exist.
-
-    Returns:
-        Whether the model is on the Hub.
     """
     model = run_folder / "model"
     problem = _upload(model, repository, timeout_s)
@@ -198,12 +186,9 @@ def push(run_folder: Path, repository: str, step: int, timeout_s: float = UPLOAD
 
 
 def _upload(folder: Path, repository: str, timeout_s: float) -> str:
-    """Uploads in another process, so that the run stays done whatever the server does.
+    """Uploads in another process; returns the error message, "" on success.
 
-    It may refuse, fail, or not respond for hours.
-
-    Returns:
-        The error message; "" on success.
+    The run stays done whatever the server does: refuses, fails, or does not respond for hours.
     """
     command = [sys.executable, "-c", _UPLOAD, str(folder), repository]
     try:

@@ -1,16 +1,13 @@
 """The folder of one run: its lock, its configuration, its status, and its logs across resumes.
 
-Files to which a run appends, and which survive their deletion: JSON lines, and the process logs.
-
-A deleted file exists until the last process closes it, so everything that was written to it can be
-copied to a new file of the same name.
+If it is deleted during the run, it is rebuilt. A deleted file exists until the last process closes
+it, so everything that was written to a log can be copied to a new file of the same name.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shutil
 import socket
@@ -29,19 +26,14 @@ from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports accelerate, which is slow; a run that is refused should fail fast
     from bsmeta.training.distributed import Processes
 
 METRICS = "metrics.jsonl"
-
 STATUS = "status.json"
-
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
-
 _LOCK = ".lock"
-
 _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
-
 _OF_REFUSED_STARTS = {_LOCK, STATUS}
 
 logger = logging.getLogger(__name__)
@@ -77,20 +69,16 @@ def steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dic
 
 def write_status(
     out_dir: Path, state: str, step: int, exit_code: int | None, message: str = ""
-) -> None:
+) -> str:
     """Writes `status.json` atomically; a launch script reads it to decide about requeueing.
 
-    Args:
-        state: `running`, `done`, `preempted` or `failed`.
-        exit_code: The exit code of the process; None while it runs.
+    The state is `running`, `done`, `preempted` or `failed`. Returns the content of the file.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_text(out_dir / STATUS, _status(state, step, exit_code, message))
-
-
-def _status(state: str, step: int, exit_code: int | None, message: str) -> str:
     value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
-    return json.dumps(value) + "\n"
+    text = json.dumps(value) + "\n"
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_text(out_dir / STATUS, text)
+    return text
 
 
 def write_refusal(out_dir: Path, message: str) -> None:
@@ -102,9 +90,9 @@ def write_refusal(out_dir: Path, message: str) -> None:
     _write_of_start(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
 
 
-def _write_of_start(out_dir: Path, write: Callable[[], None]) -> None:
+def _write_of_start(out_dir: Path, write: Callable[[], object]) -> None:
     try:
-        if _foreign(out_dir) or _state(out_dir) == "done":
+        if _foreign(out_dir) or _is_done(out_dir):
             return
         out_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(out_dir / _LOCK, timeout=0):
@@ -116,12 +104,9 @@ def _write_of_start(out_dir: Path, write: Callable[[], None]) -> None:
 
 
 def note_early_stop(out_dir: Path, name: str) -> int:
-    """Records in `status.json` that a signal ended a run before it had locked its folder.
+    """Records that a signal ended a run before it had locked its folder; returns the exit code.
 
     What `write_refusal` leaves unchanged is left unchanged here as well.
-
-    Returns:
-        The exit code.
     """
     if rank() == 0:
         _write_of_start(out_dir, lambda: write_stopped_start(out_dir, name))
@@ -213,16 +198,12 @@ class RunFolder:
         """
         self.keep()
         checkpoint.set_aside_newer(self.path, step)
-        self._cut_logs(step)
-        write_text(self.path / CONFIG, to_yaml(config))
-        self.remember(CONFIG)
-
-    def _cut_logs(self, step: int) -> None:
-        """Drops what was logged after `step`, because those steps are repeated."""
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
-            if file.exists():
+            if file.exists():  # drop what was logged after this step: those steps are repeated
                 kept = [line for line in file.read_text().splitlines() if _is_before(line, step)]
                 write_text(file, "".join(line + "\n" for line in kept))
+        write_text(self.path / CONFIG, to_yaml(config))
+        self.remember(CONFIG)
 
     def open_log(self, name: str) -> LineLog:
         """Opens a log of this process; it is restored with the folder."""
@@ -236,15 +217,10 @@ class RunFolder:
             self._texts[name] = (self.path / name).read_text()
 
     def write_status(self, state: str, step: int, exit_code: int | None, message: str = "") -> None:
-        """Writes `status.json`, like the function of this name.
-
-        Raises:
-            TrainingError: If the folder belongs to another run by now.
-        """
+        """Writes `status.json`; raises a TrainingError if the folder belongs to another run now."""
         with self._access:
             self.keep()
-            write_status(self.path, state, step, exit_code, message)
-            self._texts[STATUS] = _status(state, step, exit_code, message)
+            self._texts[STATUS] = write_status(self.path, state, step, exit_code, message)
 
     # --- a folder that is deleted during the run ----------------------------------------------
 
@@ -299,18 +275,14 @@ class RunFolder:
 
     def is_replaced(self) -> bool:
         """Whether another lock has taken the place of the one that this process holds."""
-        try:
+        with suppress(OSError):
             present = _identity(self.path / _LOCK)
-        except OSError:
-            return False
-        return None not in (present, self._lock_file) and present != self._lock_file
+            return None not in (present, self._lock_file) and present != self._lock_file
+        return False
 
     def _restore_logs(self) -> bool:
-        logs: list[LineLog | ProcessLog] = [*self._line_logs]
-        if self.log is not None:
-            logs.append(self.log)
-        restored = [log.restore() for log in logs]
-        return any(restored)
+        restored = [log.restore() for log in self._line_logs]
+        return any([*restored, self.log is not None and self.log.restore()])
 
     def _lock_again(self) -> None:
         held = os.fstat(self._directory)
@@ -329,7 +301,6 @@ class RunFolder:
         self._hold()
 
     def _hold(self) -> None:
-        """Records which folder and which lock this process holds."""
         if self._directory >= 0:
             os.close(self._directory)
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -360,21 +331,16 @@ class RunFolder:
 
 
 def _foreign(out_dir: Path) -> list[str]:
-    """Lists the entries of a folder that no run created; empty for a run folder or a missing one.
-
-    Raises:
-        OSError: If the folder cannot be read.
-    """
+    """Lists the entries of a folder that no run created; [] for a run folder or a missing one."""
     names = {entry.name for entry in out_dir.iterdir()} if out_dir.exists() else set()
     return [] if MARK in names else sorted(names - _OF_REFUSED_STARTS)
 
 
-def _state(out_dir: Path) -> str | None:
-    """The state in `status.json`; None if it is missing or unreadable."""
+def _is_done(out_dir: Path) -> bool:
     try:
-        return json.loads((out_dir / STATUS).read_text())["state"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return bool(json.loads((out_dir / STATUS).read_text())["state"] == "done")
+    except (OSError, ValueError, KeyError, TypeError):  # missing or unreadable
+        return False
 
 
 def _listed(names: list[str], limit: int = 3) -> str:
@@ -385,8 +351,7 @@ def _listed(names: list[str], limit: int = 3) -> str:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of a file; None if there is none.
 
-    Raises:
-        OSError: If that cannot be known now, as of a network file system that does not respond.
+    Raises an OSError if a network file system does not respond, for example.
     """
     try:
         status = path.stat()
@@ -411,7 +376,7 @@ class AppendedFile:
         self._stream = path.open("a+b")
         self._access = threading.RLock()  # the thread of an asynchronous save may restore it
 
-    def write(self, line: str) -> None:
+    def append(self, line: str) -> None:
         with self._access:
             self._stream.write(line.encode() + b"\n")
             self._stream.flush()
@@ -419,8 +384,7 @@ class AppendedFile:
     def restore(self) -> bool:
         """Writes the file again with all its lines if it was deleted; returns whether it was.
 
-        Raises:
-            FileNotFoundError: If its folder does not exist.
+        Raises a FileNotFoundError if its folder does not exist.
         """
         with self._access:
             if self._stream.closed or self._path.exists():
@@ -442,39 +406,24 @@ class AppendedFile:
             self._stream.close()
 
 
-class LineLog:
-    """A JSON-lines file.
+class LineLog(AppendedFile):
+    """A JSON-lines file; `keep_folder` first rebuilds its folder if that was deleted."""
 
-    Args:
-        keep_folder: Called before each access; rebuilds the folder of the file if it was deleted.
-    """
-
-    def __init__(self, file: Path, keep_folder: Callable[[], object] = lambda: None) -> None:
-        self._file = AppendedFile(file)
+    def __init__(self, path: Path, keep_folder: Callable[[], object] = lambda: None) -> None:
+        super().__init__(path)
         self._keep_folder = keep_folder
 
     def write(self, value: dict[str, Any]) -> None:
+        """Writes a line, with null in place of NaN and infinity, which JSON does not have."""
         self._keep_folder()
-        self._file.write(redact(json.dumps(_valid(value), allow_nan=False)))
-
-    def restore(self) -> bool:
-        """See `AppendedFile.restore`."""
-        return self._file.restore()
+        plain = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        self.append(redact(json.dumps(plain)))
 
     def close(self) -> None:
         try:
             self._keep_folder()
         finally:
-            self._file.close()
-
-
-def _valid(value: Any) -> Any:
-    """The value with null in place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _valid(own) for name, own in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_valid(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            super().close()
 
 
 class ProcessLog(logging.Handler):
@@ -518,10 +467,9 @@ class ProcessLog(logging.Handler):
         """Writes a line; on a full disk it is lost, and the run ends where it needs the space."""
         if self._file is not None:
             with suppress(OSError):
-                self._file.write(line)
+                self._file.append(line)
 
     def restore(self) -> bool:
-        """See `AppendedFile.restore`."""
         return self._file is not None and self._file.restore()
 
     def __enter__(self) -> ProcessLog:

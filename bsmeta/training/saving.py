@@ -1,20 +1,17 @@
-"""Saves: what goes into a checkpoint, and whether it is written synchronously or asynchronously.
+"""Saves: what goes into a checkpoint, when it is written, and which checkpoints are kept after it.
 
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
 FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
 is in progress at a time. Under DeepSpeed, the ranks write their own partitions together, so every
-save is synchronous. Every rank adds the states of its random number generators.
+save is synchronous.
 
-The disk: room for a checkpoint before it is saved, and which checkpoints are kept after it.
-
-The last k, every n-th, the best, and those marked by the user are kept. Called on rank 0 after a
-checkpoint is committed, so that there is always an intact one. Only intact checkpoints count among
-the last k; otherwise damaged ones would displace those that a run can resume from.
+The last k checkpoints, every n-th, the best, and those marked by the user are kept. Old ones are
+deleted after a new one is committed, so that there is always an intact one. Only intact checkpoints
+count among the last k; otherwise damaged ones would displace those that a run can resume from.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import queue
@@ -24,13 +21,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
@@ -41,7 +38,6 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.models.pretrained import record_tokenizer, write_model_manifest
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import (
-    STATE,
     Checkpoint,
     list_checkpoints,
     manifest_of,
@@ -49,19 +45,17 @@ from bsmeta.training.checkpoint import (
     problems,
 )
 from bsmeta.training.distributed import ALONE, Processes
-from bsmeta.training.engines import Engine, PlainEngine
+from bsmeta.training.engines import Engine, Snapshot
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Completes, Exports, Metric, Task
 
+KEEP = "KEEP"
+"""A checkpoint that contains a file of this name is never deleted."""
+# Allows for logs, file system overhead, and a model that has grown by a token.
+MARGIN = 1.1
 # Before each further attempt at a save during which the run folder is deleted: the deletion of a
 # large folder takes a while, and takes along what is written into it meanwhile.
 _PAUSES = (0.1, 1.0, 10.0)
-
-# Allows for logs, file system overhead, and a model that has grown by a token.
-MARGIN = 1.1
-
-KEEP = "KEEP"
-"""A checkpoint that contains a file of this name is never deleted."""
 
 # For each file of a checkpoint: path, size and time of the last modification (ns).
 Stamps = list[tuple[str, int, int]]
@@ -78,8 +72,7 @@ class Saved:
         loop_seconds: How long the loop waited for it.
     """
 
-    step: int
-    name: str
+    checkpoint: Checkpoint
     seconds: float
     loop_seconds: float
 
@@ -92,15 +85,12 @@ class Saver:
     """
 
     def __init__(
-        self, config: RunConfig, task: Task, model: nn.Module, engine: Engine, run: RunFolder,
-        processes: Processes,
-    ) -> None:  # fmt: skip
+        self, config: RunConfig, task: Task, engine: Engine, run: RunFolder, processes: Processes
+    ) -> None:
         self._config = config
         self._task = task
-        self._model = model
         self._engine = engine
         self._run = run
-        self._out_dir = run.path
         self._processes = processes
         self.retention = Retention(run.path, config)
         self._thread: threading.Thread | None = None
@@ -108,29 +98,96 @@ class Saver:
         self._failure: Exception | None = None
 
     def save(self, step: int, state: dict[str, Any], data: dict[str, Any]) -> None:
-        """Saves the current state of the run.
-
-        Args:
-            state: For `trainer_state.json`.
-            data: For `data_state.json`.
+        """Saves the state of engine and generators, and these states of trainer and data.
 
         Raises:
             DataError: If there is not enough disk space; the previous checkpoint is kept.
         """
         began = time.perf_counter()
         self.finish()
-        self._processes.on_main(lambda: self._prepare(step))
-        if self._config.async_save and isinstance(self._engine, PlainEngine):
-            self._save_aside(step, state, data, self._engine, began)
-        else:
-            self._save_now(step, state, data, began)
 
-    def _prepare(self, step: int) -> None:
-        self._run.keep()
-        check_room(self._out_dir, with_model=self._exports(step))
+        def prepare() -> None:
+            self._run.keep()
+            check_room(self._run.path, with_model=self._exports(step))
+
+        self._processes.on_main(prepare)
+        generators = self._processes.gather(capture_rng())
+        write = partial(self._write, step, generators, state, data, began)
+        if not (self._config.async_save and self._engine.can_copy):
+            now = Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
+            self._attempt(step, now, write)
+            return
+        copy = self._engine.snapshot()
+        if copy is None:
+            return
+        waited = time.perf_counter() - began
+
+        def work() -> None:
+            try:
+                self._attempt(step, copy, partial(write, loop_seconds=waited))
+            except Exception as error:  # the loop checks for it and raises it
+                self._failure = error
+
+        # Not a daemon, so that a run that fails for another reason still completes the checkpoint.
+        self._thread = threading.Thread(target=work, name="checkpoint writer")
+        self._thread.start()
 
     def _exports(self, step: int) -> bool:
         return isinstance(self._task, Exports) and exports_model(self._config, step)
+
+    def _attempt(self, step: int, source: Snapshot, write: Callable[[Snapshot], None]) -> None:
+        """Calls `write`, and again after each pause if the run folder is deleted meanwhile.
+
+        Several ranks cannot begin again: they do not notice the deletion at the same point.
+        """
+        final = self._run.path / checkpoint.name(step)
+        for pause in (*(_PAUSES if source.processes.size == 1 else ()), None):
+            try:
+                write(source)
+                return
+            except Exception as error:
+                # Torch's and safetensors' writers have their own errors for a missing folder.
+                is_deleted = isinstance(error, FileNotFoundError) or not checkpoint.has_folders(
+                    self._run.path, step
+                )
+                if pause is None or not is_deleted or final.is_dir():
+                    if not self._run.is_replaced():
+                        folder = checkpoint.temporary_folder(self._run.path, step)
+                        shutil.rmtree(folder, ignore_errors=True)
+                    explanation = explain_full_disk(error, self._run.path)
+                    if explanation is error:
+                        raise  # `raise error from error` would make the error its own cause
+                    raise explanation from error
+                time.sleep(pause)
+                self._run.keep()
+
+    def _write(
+        self, step: int, generators: list[dict[str, Any]], state: dict[str, Any],
+        data: dict[str, Any], began: float, source: Snapshot, *, loop_seconds: float | None = None,
+    ) -> None:  # fmt: skip
+        writer = checkpoint.Writer(self._run.path, step, source.processes)
+        source.write(writer.folder / "state")
+        weights = source.weights(writer.folder / "state") if self._exports(step) else None
+
+        def write_rest() -> None:
+            for rank, states in enumerate(generators):
+                write_rng(states, writer.folder, rank)
+            if weights is not None:
+                self._export(weights, writer.folder / "model")
+            writer.write_json(checkpoint.DATA, data)
+            writer.write_json(checkpoint.STATE, state)
+            (writer.folder / checkpoint.CONFIG).write_text(to_yaml(self._config))
+
+        def note(saved: Checkpoint) -> None:
+            seconds = time.perf_counter() - began
+            self.retention.prune(saved)
+            self._run.write_status("running", step, None)
+            waited = seconds if loop_seconds is None else loop_seconds
+            self._finished.put(Saved(saved, seconds, waited))
+
+        source.processes.on_main(write_rest)
+        committed = writer.commit()
+        source.processes.on_main(lambda: note(committed))
 
     @property
     def failed(self) -> bool:
@@ -140,11 +197,12 @@ class Saver:
     def finish(self) -> None:
         """Waits for the save in progress; raises its error, if any, on every rank."""
         self.settle()
-        self._processes.on_main(self._raise_failure)
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        def check() -> None:
+            if self._failure is not None:
+                raise self._failure
+
+        self._processes.on_main(check)
 
     def settle(self) -> None:
         """Waits for the save in progress, whether or not it succeeds (this rank only)."""
@@ -164,15 +222,15 @@ class Saver:
         if not isinstance(self._task, Exports):
             return
         temporary = folder.with_name(f".tmp-{folder.name}")
-        self._processes.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
         best = self.best()
-        if best is None:
-            self._write_model(temporary)
-        else:
-            model = best.folder / "model"
-            self._processes.on_main(lambda: shutil.copytree(model, temporary))
+        weights = self._engine.weights() if best is None else {}
 
         def replace() -> None:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if best is None:
+                self._export(weights, temporary)
+            else:
+                shutil.copytree(best.folder / "model", temporary)
             if isinstance(self._task, Completes):
                 with opaque_work():
                     self._task.complete(temporary)
@@ -183,124 +241,17 @@ class Saver:
 
         self._processes.on_main(replace)
 
-    def best(self) -> checkpoint.Checkpoint | None:
+    def best(self) -> Checkpoint | None:
         """The checkpoint that `export_best` exports; None: the last model. All ranks call it."""
         return self._processes.on_main(self.retention.best) if self._config.export_best else None
 
-    def _write_model(self, folder: Path) -> None:
-        """Writes the model for `from_pretrained`; all ranks take part in gathering the weights."""
-        weights = self._engine.weights()
-        self._processes.on_main(lambda: self._export(weights, folder))
-
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        """Writes the model for `from_pretrained` (rank 0)."""
         if isinstance(self._task, Exports):
+            model = self._engine.accelerator.unwrap_model(self._engine.model)
             with opaque_work():
-                self._task.export(self._model, weights, folder)
+                self._task.export(model, weights, folder)
             record_tokenizer(folder)
-
-    def _save_now(
-        self, step: int, state: dict[str, Any], data: dict[str, Any], began: float
-    ) -> None:
-        def write() -> None:
-            writer = checkpoint.Writer(self._out_dir, step, self._processes)
-            self._engine.save(writer.folder / "state")
-            write_rng(capture_rng(), writer.folder, self._processes.rank)
-            if self._exports(step):
-                self._write_model(writer.folder / "model")
-            self._processes.on_main(lambda: self._write_json(writer, state, data))
-            saved = writer.commit()
-            seconds = time.perf_counter() - began
-            if self._processes.is_main:
-                self._committed(Saved(step, saved.folder.name, seconds, seconds))
-
-        try:
-            # Several ranks cannot begin again: they do not notice the deletion at the same point.
-            self._despite_deletion(write, step, _PAUSES if self._processes.size == 1 else ())
-        except Exception as error:
-            self._clean(step)
-            explanation = explain_full_disk(error, self._out_dir)
-            if explanation is error:
-                raise  # `raise error from error` would make the error its own cause
-            raise explanation from error
-        self._processes.barrier()
-
-    def _save_aside(
-        self,
-        step: int,
-        state: dict[str, Any],
-        data: dict[str, Any],
-        engine: PlainEngine,
-        began: float,
-    ) -> None:
-        generators = self._processes.gather(capture_rng())
-        snapshot = engine.snapshot()
-        if snapshot is None:
-            return
-        together = snapshot.processes
-        waited = time.perf_counter() - began
-
-        def write() -> None:
-            writer = checkpoint.Writer(self._out_dir, step, together)
-            snapshot.write(writer.folder / "state")
-            together.on_main(lambda: write_rest(writer))
-            name = writer.commit().folder.name
-            if together.is_main:
-                self._committed(Saved(step, name, time.perf_counter() - began, waited))
-
-        def write_rest(writer: checkpoint.Writer) -> None:
-            for rank, states in enumerate(generators):
-                write_rng(states, writer.folder, rank)
-            if self._exports(step):
-                self._export(snapshot.weights(writer.folder / "state"), writer.folder / "model")
-            self._write_json(writer, state, data)
-
-        def work() -> None:
-            try:
-                self._despite_deletion(write, step, _PAUSES if together.size == 1 else ())
-            except Exception as error:  # the loop checks for it and raises it
-                self._clean(step)
-                self._failure = explain_full_disk(error, self._out_dir)
-
-        # Not a daemon, so that a run that fails for another reason still completes the checkpoint.
-        self._thread = threading.Thread(target=work, name="checkpoint writer")
-        self._thread.start()
-
-    def _despite_deletion(
-        self, write: Callable[[], None], step: int, pauses: tuple[float, ...]
-    ) -> None:
-        """Calls `write`, and again after each pause if the run folder is deleted meanwhile."""
-        final = self._out_dir / checkpoint.name(step)
-        for pause in (*pauses, None):
-            try:
-                write()
-                return
-            except Exception as error:
-                # Torch's and safetensors' writers have their own errors for a missing folder.
-                is_deleted = isinstance(error, FileNotFoundError) or not checkpoint.has_folders(
-                    self._out_dir, step
-                )
-                if pause is None or not is_deleted or final.is_dir():
-                    raise
-                time.sleep(pause)
-                self._run.keep()
-
-    def _clean(self, step: int) -> None:
-        """Removes what a failed save has left, unless it is in the folder of another run."""
-        if not self._run.is_replaced():
-            folder = checkpoint.temporary_folder(self._out_dir, step)
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _write_json(
-        self, writer: checkpoint.Writer, state: dict[str, Any], data: dict[str, Any]
-    ) -> None:
-        writer.write_json(checkpoint.DATA, data)
-        writer.write_json(checkpoint.STATE, state)
-        (writer.folder / checkpoint.CONFIG).write_text(to_yaml(self._config))
-
-    def _committed(self, saved: Saved) -> None:
-        self.retention.prune(checkpoint.Checkpoint(self._out_dir / saved.name, saved.step))
-        self._run.write_status("running", saved.step, None)
-        self._finished.put(saved)
 
 
 def capture_rng() -> dict[str, Any]:
@@ -325,8 +276,7 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
 
     Args:
         saved_ranks: Number of ranks that saved the checkpoint. A rank beyond them has no saved
-            states and seeds its generators: its dropout is new, its data is not.
-        seed: The seed for such a rank.
+            states and seeds its generators with `seed`: its dropout is new, its data is not.
 
     Raises:
         CheckpointError: If the file of a rank that saved the checkpoint is missing.
@@ -334,11 +284,10 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
     if rank >= saved_ranks:
         torch.manual_seed(seed)
         return
-    if not _rng_file(folder, rank).is_file():
-        raise CheckpointError(
-            f"{_rng_file(folder, rank)}: is missing, but {saved_ranks} ranks saved"
-        )
-    states = torch.load(_rng_file(folder, rank), map_location="cpu", weights_only=True)
+    file = _rng_file(folder, rank)
+    if not file.is_file():
+        raise CheckpointError(f"{file}: is missing, but {saved_ranks} ranks saved")
+    states = torch.load(file, map_location="cpu", weights_only=True)
     version, values, gauss = states["python"]
     random.setstate((version, tuple(values), gauss))
     kind, state, *rest = states["numpy"]
@@ -353,21 +302,16 @@ def _rng_file(folder: Path, rank: int) -> Path:
 
 
 def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
-    """Refuses a save that would not fit, estimated from the size of another checkpoint.
+    """Refuses a save, perhaps `with_model`, that would not fit.
 
-    Args:
-        like: The other checkpoint; by default the last one in `out_dir`.
-        with_model: Whether `model/` is also to be written.
+    Its size is estimated from that of the checkpoint `like`, by default the last one in `out_dir`.
     """
     size = _last_size([like] if like else list_checkpoints(out_dir), with_model=with_model)
-    if size is None:
-        return
-    needed = int(size * MARGIN)
-    free = free_bytes(out_dir)
+    needed, free = int((size or 0) * MARGIN), free_bytes(out_dir)
     if free < needed:
         raise DataError(
             f"no checkpoint was written: {out_dir} has {gigabytes(free)} free, and one needs "
-            f"{gigabytes(needed)} ({MARGIN} times the last one). {remedy(out_dir)}"
+            f"{gigabytes(needed)} ({MARGIN} times the last one). {_remedy(out_dir)}"
         )
 
 
@@ -390,7 +334,7 @@ def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int | None
 def _weights(saved: Checkpoint) -> int:
     """The number of weights of a checkpoint's model; 0 if it cannot be read."""
     try:
-        shapes = json.loads((saved.folder / STATE).read_text())["parameters"]
+        shapes = saved.state()["parameters"]
     except (OSError, ValueError, KeyError):
         return 0
     return sum(math.prod(shape) for shape in shapes.values())
@@ -403,12 +347,11 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
     free = gigabytes(free_bytes(out_dir))
     return DataError(
         f"the disk of {out_dir} is full or its quota used up ({error}; {free} free): the "
-        f"checkpoint was not completed and its parts were removed. {remedy(out_dir)}"
+        f"checkpoint was not completed and its parts were removed. {_remedy(out_dir)}"
     )
 
 
-def remedy(out_dir: Path) -> str:
-    """Describes what the user can do about a full disk."""
+def _remedy(out_dir: Path) -> str:
     saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
     last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
     return (
@@ -435,44 +378,63 @@ class Retention:
         self._resumed_from = resumed_from.folder.resolve()
 
     def prune(self, written: Checkpoint) -> None:
-        """Deletes the checkpoints that no rule keeps; a failed deletion only logs a warning.
+        """Deletes the checkpoints that no rule keeps, after one was written, which is intact.
 
-        Args:
-            written: The checkpoint that was just committed, and so is intact. Those of later steps
-                do not belong to this run's past, and are left alone.
+        Those of later steps do not belong to this run's past, and are left alone.
         """
         self._verified[written.folder] = (_stamps(written.folder), True)
-        past = [
-            checkpoint
-            for checkpoint in list_checkpoints(self._out_dir)
-            if checkpoint.step <= written.step
-        ]
-        kept = to_keep(past, self._config, self._is_whole)
+        past = [saved for saved in list_checkpoints(self._out_dir) if saved.step <= written.step]
+        kept = self._to_keep(past)
         for old in past:
             if old not in kept and old.folder.resolve() != self._resumed_from:
                 _delete(old)
 
     def best(self) -> Checkpoint | None:
-        """The best intact checkpoint by `keep_best_by`, if there is one."""
-        return best_of(list_checkpoints(self._out_dir), self._config.keep_best_by, self._is_whole)
+        return self._best_of(list_checkpoints(self._out_dir))
 
-    def _is_whole(self, checkpoint: Checkpoint) -> bool:
+    def _to_keep(self, checkpoints: list[Checkpoint]) -> set[Checkpoint]:
+        """Selects the last intact checkpoints, all that are newer, and those of the other keys.
+
+        As few as possible are verified, which may have to read them.
+        """
+        count, every = self._config.keep_last_checkpoints, self._config.keep_every_checkpoint_steps
+        if count == 0:
+            return set(checkpoints)
+        last = list(islice(filter(self._is_whole, reversed(checkpoints)), count))
+        oldest = last[-1].step if len(last) == count else 0
+        kept = {
+            saved
+            for saved in checkpoints
+            if saved.step >= oldest
+            or (every and saved.step % every == 0)
+            or (saved.folder / KEEP).exists()
+        }
+        best = self._best_of(checkpoints)
+        return kept if best is None else kept | {best}
+
+    def _best_of(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
+        """The first intact checkpoint with the best finite value of the metric."""
+        name = self._config.keep_best_by
+        costs = [(cost, saved) for saved in checkpoints for cost in _costs(saved, name)]
+        ranked = sorted(costs, key=lambda pair: pair[0])
+        return next((saved for _, saved in ranked if self._is_whole(saved)), None)
+
+    def _is_whole(self, saved: Checkpoint) -> bool:
         try:
-            stamps = _stamps(checkpoint.folder)
-            known = self._verified.get(checkpoint.folder)
+            stamps = _stamps(saved.folder)
+            known = self._verified.get(saved.folder)
             if known is not None and known[0] == stamps:
                 return known[1]
-            faults = problems(checkpoint, ALONE)
+            faults = problems(saved, ALONE)
         except OSError as error:  # it is being deleted or changed concurrently
-            logger.warning("%s could not be verified: %s", checkpoint.folder, error)
+            logger.warning("%s could not be verified: %s", saved.folder, error)
             return False
         if faults:
             logger.warning(
                 "%s is damaged and does not count among keep_last_checkpoints:\n  %s",
-                checkpoint.folder,
-                "\n  ".join(faults),
-            )
-        self._verified[checkpoint.folder] = (stamps, not faults)
+                saved.folder, "\n  ".join(faults),
+            )  # fmt: skip
+        self._verified[saved.folder] = (stamps, not faults)
         return not faults
 
 
@@ -481,67 +443,24 @@ def _stamps(folder: Path) -> Stamps:
     return sorted((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files)
 
 
-def _delete(checkpoint: Checkpoint) -> None:
-    folder = checkpoint.folder
+def _delete(saved: Checkpoint) -> None:
     try:
         # Renamed first, so that an interrupted deletion leaves no damaged checkpoint in the list.
-        doomed = folder.with_name(f"tmp-{folder.name}-deleted")
-        folder.rename(doomed)
+        doomed = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")
+        saved.folder.rename(doomed)
         shutil.rmtree(doomed)
     except OSError as error:
-        logger.warning("%s could not be deleted: %s", folder, error)
+        logger.warning("%s could not be deleted: %s", saved.folder, error)
 
 
-def to_keep(
-    checkpoints: list[Checkpoint], config: RunConfig, is_whole: Callable[[Checkpoint], bool]
-) -> set[Checkpoint]:
-    """Selects the checkpoints of a run that are kept.
-
-    Args:
-        checkpoints: Oldest first.
-        is_whole: Whether a checkpoint is intact; called for as few as possible, because it may
-            have to read them.
-
-    Returns:
-        The last intact checkpoints, all that are newer, and those that the other keys keep.
-    """
-    if config.keep_last_checkpoints == 0:
-        return set(checkpoints)
-    whole = filter(is_whole, reversed(checkpoints))
-    last = list(islice(whole, config.keep_last_checkpoints))
-    oldest = last[-1].step if len(last) == config.keep_last_checkpoints else 0
-    kept = {checkpoint for checkpoint in checkpoints if checkpoint.step >= oldest}
-    every = config.keep_every_checkpoint_steps
-    kept |= {checkpoint for checkpoint in checkpoints if every and checkpoint.step % every == 0}
-    kept |= {checkpoint for checkpoint in checkpoints if (checkpoint.folder / KEEP).exists()}
-    best = best_of(checkpoints, config.keep_best_by, is_whole)
-    return kept if best is None else kept | {best}
-
-
-def best_of(
-    checkpoints: list[Checkpoint], name: str | None, is_whole: Callable[[Checkpoint], bool]
-) -> Checkpoint | None:
-    """Finds the intact checkpoint with the best value of a metric; on a tie, the first.
-
-    Returns None if no checkpoint has a finite value of it.
-    """
-    measured = [(value, saved) for saved in checkpoints for value in _cost(saved, name)]
-    ranked = sorted(measured, key=lambda pair: pair[0])
-    return next((saved for _, saved in ranked if is_whole(saved)), None)
-
-
-def _cost(saved: Checkpoint, name: str | None) -> list[float]:
-    """A metric of the evaluation at a checkpoint's step, negated if higher values are better."""
+def _costs(saved: Checkpoint, name: str | None) -> list[float]:
+    """The finite costs of a metric (`Metric.cost`) in the evaluation at a checkpoint's step."""
     try:
-        metrics = json.loads((saved.folder / STATE).read_text())["evaluation"]
-        values = [
-            -float(metric["value"]) if metric["better"] == "max" else float(metric["value"])
-            for metric in metrics
-            if metric["name"] == name
-        ]
+        metrics = saved.state()["evaluation"]
+        costs = [Metric(**metric).cost for metric in metrics if metric["name"] == name]
+        return [cost for cost in costs if math.isfinite(cost)]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [value for value in values if math.isfinite(value)]
 
 
 def check_metric(name: str | None, metrics: list[Metric]) -> None:

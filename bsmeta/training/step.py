@@ -7,29 +7,30 @@ next step's data is therefore fetched while the device still computes this one, 
 targets is summed in the same all-reduce as the losses: one collective per step besides the
 gradient's.
 
-Only `StepResult.read` waits for the device.
+Nothing waits for the device but `ReducedStats.read`, which the loop calls later, while the device
+is busy with the next step. A rank's statistics are a flat tensor only inside the all-reduce.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.process import StopRequest, WaitEnded
 from bsmeta.core.progress import opaque_work
 from bsmeta.data.batch import StepData, Stream
-from bsmeta.training.distributed import Accelerator, Processes
-from bsmeta.training.engines import Engine, learning_rate, set_learning_rate
+from bsmeta.training.distributed import Processes
+from bsmeta.training.engines import Engine
+from bsmeta.training.optimization import learning_rate, set_learning_rate
 from bsmeta.training.saving import Saver
 from bsmeta.training.task import Loss, Task
 from bsmeta.training.watchdog import Watchdog, report_of, reported_error
@@ -41,17 +42,13 @@ class Profile:
     """`profile=true`: records a trace of some steps by torch's profiler; does nothing if it is off.
 
     Chrome's about:tracing and https://ui.perfetto.dev read it. Its ranges are named `bsmeta: …`
-    after the phases of the loop.
-
-    Args:
-        steps: First and last step, or None: off.
-        folder: The run folder; each rank writes `profile/steps-{first}-{last}-rank{r}.json` there.
+    after the phases of the loop. Each rank writes `profile/steps-{first}-{last}-rank{r}.json` in
+    the run folder.
     """
 
-    def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int) -> None:
-        self._steps = steps
-        self._folder = folder
-        self._rank = rank
+    def __init__(self, config: RunConfig, folder: Path, rank: int) -> None:
+        self._first, self._last = config.profile_steps if config.profile else (0, 0)
+        self._file = folder / PROFILES / f"steps-{self._first}-{self._last}-rank{rank}.json"
         self._running: profile | None = None
 
     def range(self, name: str) -> AbstractContextManager[Any]:
@@ -59,8 +56,7 @@ class Profile:
         return nullcontext() if self._running is None else record_function(f"bsmeta: {name}")
 
     def before(self, step: int) -> None:
-        """To be called before each step."""
-        if self._steps is not None and self._running is None and step == self._steps[0]:
+        if self._running is None and step == self._first:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -68,22 +64,168 @@ class Profile:
             self._running.start()
 
     def after(self, step: int) -> None:
-        """To be called after each step."""
-        if self._steps is not None and step == self._steps[1]:
+        if step == self._last:
             self.stop()
 
     def stop(self) -> None:
         """Writes the trace, even if the run ends before the last step to record."""
-        if self._running is None or self._steps is None:
+        if self._running is None:
             return
         running, self._running = self._running, None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         running.stop()
-        (self._folder / PROFILES).mkdir(parents=True, exist_ok=True)
-        name = f"steps-{self._steps[0]}-{self._steps[1]}-rank{self._rank}.json"
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         with opaque_work():
-            running.export_chrome_trace(str(self._folder / PROFILES / name))
+            running.export_chrome_trace(str(self._file))
+
+
+@dataclass(frozen=True)
+class DataStats:
+    """Sums over the micro-batches of a step, on one rank or on all; see `MicroBatch`."""
+
+    targets: float = 0.0
+    tokens: float = 0.0
+    padding: float = 0.0
+    counts: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: StepData) -> DataStats:
+        batches = data.micro_batches
+        names = batches[0].counts if batches else ()
+        return cls(
+            targets=float(sum(batch.weight for batch in batches)),
+            tokens=float(sum(batch.tokens for batch in batches)),
+            padding=float(sum(batch.padding for batch in batches)),
+            counts={name: float(sum(batch.counts[name] for batch in batches)) for name in names},
+        )
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Per-step statistics: what a rank contributes to the all-reduce, then those of all ranks.
+
+    Attributes:
+        next_data: Statistics of the next step's data; zeros after the last step.
+        stop: Number of ranks that were asked to stop.
+        save_failed: Number of ranks whose checkpoint writer has failed.
+        out_of_data: Number of ranks whose next data cannot be read.
+        loss: Mean over the targets of the global batch, in nats.
+        parts: Weighted mean of each named part of the loss whose weight is not 0.
+        grad_norm: Norm of the gradient of the global batch; None if the engine reports none.
+    """
+
+    next_data: DataStats
+    stop: float
+    save_failed: float = 0.0
+    out_of_data: float = 0.0
+    loss: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    grad_norm: float | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient norm are finite numbers.
+
+        DeepSpeed returns -1 or infinity for a norm that is NaN.
+        """
+        norm = self.grad_norm
+        return math.isfinite(self.loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
+
+
+class ReducedStats:
+    """A step's statistics, summed over all ranks; on the device until they are read."""
+
+    def __init__(
+        self, processes: Processes, own: StepStats, losses: Sequence[Loss] = (),
+        norm: torch.Tensor | float | None = None, *, scaled: bool = False,
+    ) -> None:  # fmt: skip
+        """Starts the all-reduce; every rank calls it with the same names of counts and parts.
+
+        Args:
+            own: This rank's statistics that are known on the host.
+            losses: Losses of this rank's micro-batches, on the device; none before the first step.
+            norm: The norm of the gradient of the global batch, on the device or on the host.
+            scaled: Whether there is a loss scaler, which itself skips gradients that are not
+                finite.
+        """
+        self._norm = norm
+        self._scaled = scaled
+        self._count_names = list(own.next_data.counts)
+        self._part_names = list(losses[0].parts) if losses else []
+        data = own.next_data
+        host = [own.stop, own.save_failed, own.out_of_data]
+        host += [data.targets, data.tokens, data.padding, *data.counts.values()]
+        self._num_host = len(host)
+        values = torch.tensor(host, dtype=torch.float64).to(processes.device, non_blocking=True)
+        if losses:
+            values = torch.cat([values, torch.stack([_flat(loss) for loss in losses]).sum(0)])
+        values = processes.sum(values)
+        if isinstance(norm, torch.Tensor):
+            values = torch.cat([values, norm.detach().double().reshape(1)])
+        self._values = self._host = values
+        self._copied: torch.cuda.Event | None = None
+        if values.device.type == "cuda":  # the copy starts at once
+            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    @property
+    def next_targets(self) -> torch.Tensor:
+        """Number of targets of the next step over all ranks: a float64 scalar on the device."""
+        return self._values[3]
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Sum of the step's losses over all ranks: a float64 scalar on the device."""
+        return self._values[self._num_host]
+
+    def read(self, targets: float = 0.0) -> StepStats:
+        """Waits for the device; `targets` is the number of targets of the global batch."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        values = self._host.tolist()
+        norm = values.pop() if isinstance(self._norm, torch.Tensor) else self._norm
+        stop, save_failed, out_of_data, *sums = values[: self._num_host]
+        next_targets, tokens, padding, *counted = sums
+        counts = dict(zip(self._count_names, counted, strict=True))
+        loss, *sums = values[self._num_host :] or [0.0]
+        weighted = zip(self._part_names, sums[::2], sums[1::2], strict=True)
+        parts = {name: total / weight for name, total, weight in weighted if weight}
+        data = DataStats(next_targets, tokens, padding, counts)
+        mean = loss / max(targets, 1.0)
+        stats = StepStats(data, stop, save_failed, out_of_data, mean, parts, norm)
+        if self._scaled and not replace(stats, loss=0.0).finite:
+            # fp16: the scale was too high; the scaler skips the step and lowers it
+            return replace(stats, grad_norm=None)
+        return stats
+
+
+def _flat(loss: Loss) -> torch.Tensor:
+    """A micro-batch's loss and parts: float64[1 + 2 * parts], detached."""
+    parts = [value for pair in loss.parts.values() for value in pair]
+    return torch.stack([value.detach().double() for value in (loss.sum, *parts)])
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step that the device has completed or is still working on.
+
+    Attributes:
+        step: Its number, from 1.
+        data_wait_s: Seconds that the loop waited for the step's data.
+        losses: Sum of losses of each of this rank's micro-batches, on the device.
+        weights_changed: Whether the weights were changed even if the step is not finite.
+    """
+
+    step: int
+    data: StepData
+    data_wait_s: float
+    learning_rate: float
+    losses: list[torch.Tensor]
+    reduced: ReducedStats
+    weights_changed: bool
 
 
 @dataclass(frozen=True)
@@ -106,188 +248,6 @@ class _Fetched:
         yield from self.inputs
 
 
-def is_finite(loss: float, norm: float | None) -> bool:
-    """Whether a step's loss, and its gradient norm if there is one, are finite.
-
-    DeepSpeed returns -1 or infinity for a norm that is NaN.
-    """
-    return math.isfinite(loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
-
-
-@dataclass(frozen=True)
-class DataStats:
-    """Sums over the micro-batches of a step, on one rank or on all; see `MicroBatch`."""
-
-    targets: float = 0.0
-    tokens: float = 0.0
-    padding: float = 0.0
-    counts: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, data: StepData) -> DataStats:
-        batches = data.micro_batches
-        counts: dict[str, float] = {}
-        for batch in batches:
-            for name, count in batch.counts.items():
-                counts[name] = counts.get(name, 0.0) + count
-        return cls(
-            targets=float(sum(batch.weight for batch in batches)),
-            tokens=float(sum(batch.tokens for batch in batches)),
-            padding=float(sum(batch.padding for batch in batches)),
-            counts=counts,
-        )
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """Per-step statistics: what a rank contributes to the all-reduce, then their sums over ranks.
-
-    Attributes:
-        next_data: Statistics of the next step's data; zeros after the last step.
-        stop: Number of ranks that were asked to stop.
-        save_failed: Number of ranks whose checkpoint writer has failed.
-        out_of_data: Number of ranks whose next data cannot be read.
-        loss: Sum of the losses of the step's targets, in nats.
-        parts: Sum and weight of each named part of the loss.
-        grad_norm: Norm of the gradient of the global batch, equal on all ranks and not summed; None
-            if the engine reports none.
-    """
-
-    next_data: DataStats
-    stop: float
-    save_failed: float = 0.0
-    out_of_data: float = 0.0
-    loss: float = 0.0
-    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
-    grad_norm: float | None = None
-
-
-class ReducedStats:
-    """A step's statistics, summed over all ranks; on the device until they are read."""
-
-    def __init__(
-        self,
-        processes: Processes,
-        own: StepStats,
-        losses: list[Loss],
-        norm: torch.Tensor | float | None,
-    ) -> None:
-        """Starts the all-reduce; every rank calls it with the same names of counts and parts.
-
-        Args:
-            own: This rank's statistics that are known on the host.
-            losses: Losses of this rank's micro-batches, on the device; none before the first step.
-            norm: The gradient's norm, on the device or on the host.
-        """
-        self._norm = norm
-        self._count_names = list(own.next_data.counts)
-        self._part_names = list(losses[0].parts) if losses else []
-        data = own.next_data
-        host = [own.stop, own.save_failed, own.out_of_data]
-        host += [data.targets, data.tokens, data.padding]
-        host += data.counts.values()
-        values = torch.tensor(host, dtype=torch.float64).to(processes.device, non_blocking=True)
-        self._num_host = len(host)
-        if losses:
-            values = torch.cat([values, torch.stack([_flat(loss) for loss in losses]).sum(0)])
-        self._values = processes.sum(values)
-        if isinstance(norm, torch.Tensor):
-            self._values = torch.cat([self._values, norm.detach().double().reshape(1)])
-        self._host = self._values
-        self._copied: torch.cuda.Event | None = None
-        if values.device.type == "cuda":
-            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._host.copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-
-    @property
-    def next_targets(self) -> torch.Tensor:
-        """Number of targets of the next step over all ranks: a float64 scalar on the device."""
-        return self._values[3]
-
-    @property
-    def loss(self) -> torch.Tensor:
-        """Sum of the step's losses over all ranks: a float64 scalar on the device."""
-        return self._values[self._num_host]
-
-    def read(self) -> StepStats:
-        """Returns the sums on the host; waits for the device."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        values = self._host.tolist()
-        norm = values.pop() if isinstance(self._norm, torch.Tensor) else self._norm
-        stop, save_failed, out_of_data, *sums = values[: self._num_host]
-        targets, tokens, padding, *counts = sums
-        named_counts = dict(zip(self._count_names, counts, strict=True))
-        data = DataStats(targets, tokens, padding, named_counts)
-        loss, *parts = values[self._num_host :] or [0.0]
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        named_parts = dict(zip(self._part_names, pairs, strict=True))
-        return StepStats(data, stop, save_failed, out_of_data, loss, named_parts, norm)
-
-
-def _flat(loss: Loss) -> torch.Tensor:
-    """A micro-batch's loss and parts: float64[1 + 2 * parts], detached."""
-    parts = [value for pair in loss.parts.values() for value in pair]
-    return torch.stack([value.detach().double() for value in (loss.sum, *parts)])
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """A completed step, read from the device.
-
-    Attributes:
-        loss: Mean over the targets of the global batch, in nats.
-        parts: Weighted mean of each named part of the loss whose weight is not 0.
-        grad_norm: Norm of the gradient of the global batch; None if the engine reports none.
-        stats: Everything that was summed over the ranks.
-    """
-
-    loss: float
-    parts: dict[str, float]
-    grad_norm: float | None
-    stats: StepStats
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradient norm are finite numbers."""
-        return is_finite(self.loss, self.grad_norm)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """A step that the device has completed or is still working on.
-
-    Attributes:
-        step: Its number, from 1.
-        data_wait_s: Seconds that the loop waited for the step's data.
-        learning_rate: The learning rate of the step.
-        losses: Sum of losses of each of this rank's micro-batches, on the device.
-        reduced: The statistics of all ranks.
-        scaled: Whether there is a loss scaler, which itself skips gradients that are not finite.
-        weights_changed: Whether the weights were changed even if the step is not finite.
-    """
-
-    step: int
-    data: StepData
-    data_wait_s: float
-    learning_rate: float
-    losses: list[torch.Tensor]
-    reduced: ReducedStats
-    scaled: bool
-    weights_changed: bool
-
-    def read(self, targets: float) -> StepMetrics:
-        """Waits for the device; `targets` is the number of targets of the global batch."""
-        stats = self.reduced.read()
-        norm = stats.grad_norm
-        if self.scaled and not is_finite(0.0, norm):
-            norm = None  # fp16: the scale was too high; the scaler skips the step and lowers it
-        parts = {name: total / weight for name, (total, weight) in stats.parts.items() if weight}
-        return StepMetrics(stats.loss / max(targets, 1.0), parts, norm, stats)
-
-
 class StepRunner:
     """Runs the steps of this rank. All ranks call each method together.
 
@@ -299,17 +259,13 @@ class StepRunner:
     """
 
     def __init__(
-        self, config: RunConfig, task: Task, accelerator: Accelerator, model: nn.Module,
-        optimizer: Any, engine: Engine, last_step: int, stop: StopRequest, saver: Saver,
-        watchdog: Watchdog, profile: Profile, *, lag: int,
+        self, config: RunConfig, task: Task, engine: Engine, last_step: int, stop: StopRequest,
+        saver: Saver, watchdog: Watchdog, profile: Profile, *, lag: int,
     ) -> None:  # fmt: skip
         self._config = config
         self._task = task
-        self._accelerator = accelerator
-        self._processes = Processes.of(accelerator)
-        self._model = model
-        self._optimizer = optimizer
         self._engine = engine
+        self._processes = Processes.of(engine.accelerator)
         self._last_step = last_step
         self._stop = stop
         self._saver = saver
@@ -350,56 +306,53 @@ class StepRunner:
             return StepStats(DataStats(), stop=1.0)
         self._next = fetched
         self._watchdog.enter(f"step {step}: all-reduce", logged=False)
-        reduced = ReducedStats(self._processes, self._own_stats(), [], None)
+        reduced = ReducedStats(self._processes, self._own_stats())
         self._next_targets = reduced.next_targets
         return reduced.read()
 
     def train_step(self, step: int) -> StepResult:
         """Runs one step, and fetches the data of the next; see the module's docstring.
 
-        Args:
-            step: Its number, from 1. Its data has been fetched, by the previous step or by
-                `fetch_first`.
+        Its own data has been fetched, by the previous step or by `fetch_first`.
         """
         assert self._next is not None, "fetch_first comes before the first step"
-        fetched, targets = self._next, self._next_targets
+        engine, fetched, targets = self._engine, self._next, self._next_targets
         self._watchdog.step = step - 1
         self._profile.before(step)
         rate = learning_rate(self._config, self._last_step, step)
-        set_learning_rate(self._optimizer.param_groups, rate)
+        set_learning_rate(engine.optimizer.param_groups, rate)
 
-        self._model.train()
+        engine.model.train()
         # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
         parts = self._processes.size * len(fetched.inputs)
         scale = (parts / targets.clamp(min=1.0)).float()
         losses: list[Loss] = []
         for batch, tensors in zip(fetched.data.micro_batches, fetched.on_device(), strict=True):
-            with self._accelerator.accumulate(self._model):
-                with self._doing(step, "forward pass"), self._accelerator.autocast():
-                    loss = self._task.loss(self._model, tensors)
+            with engine.accelerator.accumulate(engine.model):
+                with self._doing(step, "forward pass"), engine.accelerator.autocast():
+                    loss = self._task.loss(engine.model, tensors)
                     if batch.weight == 0:
                         loss = loss.without_targets()
                 with self._doing(step, "backward pass"):
-                    self._accelerator.backward(loss.sum * scale)
+                    engine.accelerator.backward(loss.sum * scale)
             losses.append(loss.detached())
 
         self._next = None if step == self._last_step else self._prefetch(step + 1)
 
         with self._doing(step, "all-reduce"):
-            norm = self._engine.clip(self._config.gradient_clipping or float("inf"))
-            reduced = ReducedStats(self._processes, self._own_stats(), losses, norm)
+            norm = engine.clip(self._config.gradient_clipping or float("inf"))
+            own = self._own_stats()
+            reduced = ReducedStats(self._processes, own, losses, norm, scaled=engine.scaled)
             self._next_targets = reduced.next_targets
 
         with self._doing(step, "optimizer"):
             finite = reduced.loss.isfinite()
             if isinstance(norm, torch.Tensor):
                 finite = finite & norm.isfinite()
-            changed = self._engine.step(finite)
+            changed = engine.step(finite)
         self._profile.after(step)
-        return StepResult(
-            step, fetched.data, fetched.wait_s, rate, [loss.sum for loss in losses], reduced,
-            self._engine.scaled, changed,
-        )  # fmt: skip
+        sums = [loss.sum for loss in losses]
+        return StepResult(step, fetched.data, fetched.wait_s, rate, sums, reduced, changed)
 
     def raise_error(self) -> None:
         """Raises, on every rank, the error that left a rank without data. All ranks call it."""
@@ -450,22 +403,17 @@ class StepRunner:
         except Exception as error:
             self._error = self._watchdog.named(error)
             return None
-        if self._copies is None:
-            return _Fetched(data, wait_s, self._moved(data), None)
-        with torch.cuda.stream(self._copies):
-            inputs = self._moved(data)
-            copied = torch.cuda.Event()
-            copied.record(self._copies)
+        device, copied = self._processes.device, None
+        with torch.cuda.stream(self._copies):  # of no effect on a CPU
+            inputs = [
+                {name: value.to(device, non_blocking=True) for name, value in batch.tensors.items()}
+                for batch in data.micro_batches
+            ]
+            if self._copies is not None:
+                copied = self._copies.record_event()
         return _Fetched(data, wait_s, inputs, copied)
 
-    def _moved(self, data: StepData) -> list[dict[str, torch.Tensor]]:
-        device = self._processes.device
-        return [
-            {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-            for batch in data.micro_batches
-        ]
-
-    def _doing(self, step: int, what: str) -> Any:
+    def _doing(self, step: int, what: str) -> AbstractContextManager[Any]:
         """Names the phase of the loop, for the watchdog and the trace."""
         self._watchdog.enter(f"step {step}: {what}", logged=False)
         return self._profile.range(what)

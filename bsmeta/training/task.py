@@ -70,7 +70,6 @@ class Metric:
         name: Its name in `metrics.jsonl` and `keep_best_by`.
         value: NaN if undefined.
         better: Whether lower or higher is better; None if neither (a count).
-        split: The split that it was measured on.
     """
 
     name: str
@@ -78,9 +77,10 @@ class Metric:
     better: Literal["min", "max"] | None = "min"
     split: str = "validation"
 
-
-def _alone(value: Any) -> list[Any]:
-    return [value]
+    @property
+    def cost(self) -> float:
+        """The value, negated if higher values are better."""
+        return -self.value if self.better == "max" else self.value
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,13 @@ class Ranks:
     any launcher, and inside a training run.
 
     Attributes:
-        rank: The rank of this process.
-        world_size: Number of processes.
         gather: Returns the (picklable) values of all ranks, in rank order, on every rank; all ranks
             must call it.
     """
 
     rank: int = 0
     world_size: int = 1
-    gather: Callable[[Any], list[Any]] = _alone
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
 
     @property
     def is_main(self) -> bool:
@@ -109,18 +107,9 @@ class Ranks:
 
 @dataclass(frozen=True)
 class EvaluationContext(Ranks):
-    """The processes that share an evaluation, each with its device.
-
-    Attributes:
-        device: The device of the model.
-    """
+    """The processes that share an evaluation, and the device of the model of this one."""
 
     device: torch.device = field(kw_only=True)
-
-    @staticmethod
-    def alone(device: torch.device) -> EvaluationContext:
-        """The context of a single process."""
-        return EvaluationContext(device=device)
 
     @staticmethod
     def of_group(device: torch.device) -> EvaluationContext:
@@ -141,7 +130,6 @@ class FinishContext(EvaluationContext):
     """What a task needs after the last step.
 
     Attributes:
-        folder: The run folder.
         exported: The checkpoint whose model is exported: the last one, or with `export_best` the
             best by `keep_best_by`. What `finish` measures is then what `model/` can do.
     """
@@ -169,32 +157,34 @@ class Task(Protocol):
 
 @runtime_checkable
 class SurveysData(Protocol):
-    """A task that looks at its data on one rank for all, before the streams are opened."""
+    """A task that looks at its data on rank 0 for all, before the streams are opened.
 
-    def survey(self) -> Any:
-        """Looks at the data; called on rank 0, and sent to all ranks, so it must be picklable."""
+    The result of `survey` is picklable; every rank takes it for the next `train_stream`.
+    """
 
-    def use_survey(self, survey: Any) -> None:
-        """Takes the result of rank 0, for the next `train_stream`."""
+    def survey(self) -> Any: ...
+
+    def use_survey(self, survey: Any) -> None: ...
 
 
 @runtime_checkable
 class Evaluates(Protocol):
-    """A task that evaluates its model during training."""
+    """A task that computes metrics on held-out data in training, the same on all ranks."""
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
-        """Computes metrics on held-out data; every rank calls it and gets the same result."""
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]: ...
 
 
 @runtime_checkable
 class HasState(Protocol):
-    """A task whose evaluations choose what it exports with the model, such as a threshold."""
+    """A task whose evaluations choose what it exports with the model, such as a threshold.
 
-    def state(self) -> Any:
-        """What was chosen last, JSON-serializable and the same on every rank; for checkpoints."""
+    What was chosen last is saved with a checkpoint, and restored when a run resumes from it or
+    rolls back to it: JSON-serializable, and the same on every rank.
+    """
 
-    def restore(self, state: Any) -> None:
-        """Takes the state of the checkpoint that a run resumes from or rolls back to."""
+    def state(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
 
 
 @runtime_checkable
@@ -204,9 +194,7 @@ class ReportsExposure(Protocol):
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
         """Compares configured with realized shares; {} if nothing was counted.
 
-        Args:
-            counts: The sums of `MicroBatch.counts` over all ranks since the phase began.
-            phase: The phase of the data.
+        `counts` are the sums of `MicroBatch.counts` over all ranks since the phase began.
         """
 
 
@@ -220,34 +208,30 @@ class HasEpochs(Protocol):
 
 @runtime_checkable
 class ScalesRates(Protocol):
-    """A task some of whose parameters have a share of the learning rate."""
+    """A task some of whose parameters, by their names, have a share of the learning rate."""
 
-    def rate_scale(self, name: str) -> float:
-        """The share of a parameter, by its name; called after `build_model`."""
+    def rate_scale(self, name: str) -> float: ...
 
 
 @runtime_checkable
 class Exports(Protocol):
-    """A task whose model can be exported for other programs."""
+    """A task that writes its model in the form that other programs load (called on rank 0)."""
 
-    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        """Writes the model in the form that other programs load (called on rank 0)."""
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None: ...
 
 
 @runtime_checkable
 class Finishes(Protocol):
-    """A task that has work after the last step: a test split, predictions, artifacts."""
+    """A task that has work after the last step, on all ranks: a test split, predictions."""
 
-    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Does that work; called once on every rank, after the last step."""
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]: ...
 
 
 @runtime_checkable
 class Completes(Protocol):
-    """A task that may export another model than that of the last or best checkpoint."""
+    """A task that may change the exported model of the finished run (called on rank 0)."""
 
-    def complete(self, folder: Path) -> None:
-        """Changes the exported model of the finished run (called on rank 0 after `finish`)."""
+    def complete(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -258,7 +242,6 @@ class Shape:
         model: The model without weights, on the meta device: its parameters are counted.
         body: The part of it that makes hidden states from ids; it is called without values.
         layers: The layers of the body, which can be recomputed.
-        rows: Rows of a micro-batch.
         length: Tokens per row.
         outputs: Logits per token.
         recompute_every: The n of "recompute every n-th layer", where layers are recomputed.
@@ -279,16 +262,14 @@ class Shape:
 class HasShape(Protocol):
     """A task whose memory and speed can be estimated before anything is loaded."""
 
-    def shape(self) -> Shape:
-        """Describes the model and the micro-batch."""
+    def shape(self) -> Shape: ...
 
 
 @runtime_checkable
 class CountsFlops(Protocol):
-    """A task whose model does not take 6 FLOPs per parameter and token (the default)."""
+    """A task whose model does not take 6 FLOPs per parameter for a token, forward and backward."""
 
-    def flops_per_token(self, model: nn.Module) -> float:
-        """FLOPs of the forward and backward pass of one token."""
+    def flops_per_token(self, model: nn.Module) -> float: ...
 
 
 @runtime_checkable
@@ -298,8 +279,7 @@ class ChangesText(Protocol):
     forms: tuple[str, ...]
     """How `predict.py` can show them: `color`, `json`; of corrections, also `text` and `diff`."""
 
-    def load(self, folder: Path) -> nn.Module:
-        """Loads the exported model."""
+    def load(self, folder: Path) -> nn.Module: ...
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
         """The parts of each text, in order, with their character offsets."""
@@ -307,22 +287,23 @@ class ChangesText(Protocol):
 
 @runtime_checkable
 class PredictsFromData(Protocol):
-    """A task whose predictions also depend on data outside its model, such as a table."""
+    """A task whose predictions also depend on data outside its model, such as a table.
 
-    def data_fingerprint(self) -> Any:
-        """Identifies the content of these data; JSON-serializable."""
+    The fingerprint, JSON-serializable, identifies the content of these data.
+    """
+
+    def data_fingerprint(self) -> Any: ...
 
 
 @runtime_checkable
 class Predicts(Protocol):
-    """A task whose exported model can be applied to new records."""
+    """A task whose exported model, which `load` opens, can be applied to new records."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The keys that a record must have, with a text each."""
 
-    def load(self, folder: Path) -> nn.Module:
-        """Loads the exported model."""
+    def load(self, folder: Path) -> nn.Module: ...
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
@@ -367,7 +348,6 @@ def spread(
     Args:
         batches: The numbers of the items of each batch; every item is in one.
         run: Returns the results of a batch of items, given their numbers.
-        context: The processes.
     """
     own: dict[int, Sequence[Any] | np.ndarray] = {}
     last = time.monotonic()

@@ -8,41 +8,40 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from accelerate.utils import set_seed
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.process import StopRequest
 from bsmeta.core.progress import opaque_work
-from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
+from bsmeta.training.checkpoint import DATA, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
-from bsmeta.training.engines import build_optimizer, make_engine, prepare
+from bsmeta.training.engines import make_engine
 from bsmeta.training.metrics import (
-    EarlyStopping,
-    NonFiniteGuard,
+    RUNS,
     Progress,
-    SpikeGuard,
     StepLog,
     Throughput,
+    Tracker,
     flops_per_token,
+    start_trackers,
 )
+from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard, build_optimizer
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,
     check_same_model,
-    log_changes,
     parameter_shapes,
     rollback_point,
 )
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver, check_metric, restore_rng
-from bsmeta.training.step import DataStats, Profile, StepMetrics, StepResult, StepRunner, StepStats
+from bsmeta.training.step import DataStats, Profile, StepResult, StepRunner, StepStats
 from bsmeta.training.task import (
     CountsFlops,
     Evaluates,
@@ -56,15 +55,7 @@ from bsmeta.training.task import (
     SurveysData,
     Task,
 )
-from bsmeta.training.tracking import RUNS, Tracker, start_trackers
 from bsmeta.training.watchdog import Watchdog
-
-
-class Outcome(Enum):
-    """How a run ended."""
-
-    DONE = "done"
-    PREEMPTED = "preempted"
 
 
 class Trainer:
@@ -98,42 +89,37 @@ class Trainer:
         waits = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
         self._lag = 0 if waits else 1
 
-        torch.manual_seed(config.seed)  # the same weights on every rank
+        set_seed(config.seed)  # the same weights on every rank
         with opaque_work():
             model = task.build_model()
         self._shapes = parameter_shapes(model)
         flops = task.flops_per_token if isinstance(task, CountsFlops) else flops_per_token
-        self.throughput = Throughput(flops(model), self.processes.device, self.processes.size)
-        self.model: nn.Module
+        device, rank, size = self.processes.device, self.processes.rank, self.processes.size
+        self.throughput = Throughput(flops(model), device, size)
         scales = {"rate_scale": task.rate_scale} if isinstance(task, ScalesRates) else {}
         optimizer = build_optimizer(model, config, **scales)
-        self.model, self.optimizer = prepare(accelerator, model, optimizer)
-        torch.manual_seed(config.seed + 1 + self.processes.rank)  # different dropout on every rank
-        self.engine = make_engine(accelerator, self.model, self.optimizer)
-        traced = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None
-        self.profile = Profile(traced, run.path, self.processes.rank)
-        plain = accelerator.unwrap_model(self.model)
-        self.saver = Saver(config, task, plain, self.engine, run, self.processes)
+        self.engine = make_engine(accelerator, model, optimizer)
+        torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
+        self.profile = Profile(config, run.path, rank)
+        self.saver = Saver(config, task, self.engine, run, self.processes)
         self.steps = StepRunner(
-            config, task, accelerator, self.model, self.optimizer, self.engine, schedule.max_steps,
-            self.stop, self.saver, watchdog, self.profile, lag=self._lag,
+            config, task, self.engine, schedule.max_steps, self.stop, self.saver, watchdog,
+            self.profile, lag=self._lag,
         )  # fmt: skip
         self.nonfinite = NonFiniteGuard(
-            config.on_nonfinite, config.max_consecutive_skips, run.path, self.processes.rank
+            config.on_nonfinite, config.max_consecutive_skips, run.path, rank
         )
         self.spikes = SpikeGuard(
             config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
         )
         self.early_stopping = EarlyStopping(config.keep_best_by, config.early_stopping_patience)
-        self._context = EvaluationContext(
-            self.processes.rank,
-            self.processes.size,
-            self.processes.gather,
-            device=self.processes.device,
-        )
+        self._context = EvaluationContext(rank, size, self.processes.gather, device=device)
 
-    def train(self, resume: Resume | None) -> Outcome:
-        """Trains until the last step or a signal; the state is saved in either case."""
+    def train(self, resume: Resume | None) -> bool:
+        """Trains until the last step or a signal; the state is saved in either case.
+
+        Returns whether the run is done, and was not ended by a signal.
+        """
         saved_data = None
         if resume:
             saved_data = self._load(resume.saved, resume.converted)
@@ -152,26 +138,25 @@ class Trainer:
                 folder, changed = str(resume.saved.folder), resume.changed
                 self.tracker.event("resume", self.progress.step, checkpoint=folder, changed=changed)
                 if self.processes.is_main:
-                    log_changes(resume)
+                    resume.log_changes()
             elif self.config.start_with_eval:
                 self._evaluate()
             try:
                 with self.garbage:
-                    outcome = self._loop()
+                    is_done = self._loop()
             finally:
                 self.profile.stop()
                 self.saver.settle()
                 self._log_saves()
-            if outcome is Outcome.DONE:
+            if is_done:
                 self._finish()
                 self.log.finish(self.progress)
-            return outcome
+            return is_done
 
     def probe(self, warm_up: int, steps: int) -> dict[str, Any]:
         """Runs steps without keeping anything: no log, no evaluation, no checkpoint.
 
-        Returns:
-            The metrics of `Throughput` over the `steps` after the `warm_up`.
+        Returns the metrics of `Throughput` over the `steps` after the `warm_up`.
         """
         self._open_stream(None)
         self.throughput.start()
@@ -180,7 +165,7 @@ class Trainer:
                 data = self._prepare_step()
                 self._train_step()
                 result = self._unread.popleft()
-                self._apply(result.read(data.targets).stats)
+                self._apply(result.reduced.read(data.targets))
                 if self._out_of_data:
                     self.steps.raise_error()
                 if number < warm_up:
@@ -189,7 +174,7 @@ class Trainer:
                     self.throughput.add(data.tokens, data.padding, result.data_wait_s)
         return self.throughput.metrics()
 
-    def _loop(self) -> Outcome:
+    def _loop(self) -> bool:
         self.stop.begin()
         self.throughput.start()
         while not self._is_done():
@@ -209,10 +194,9 @@ class Trainer:
         self.saver.finish()
         if self._out_of_data:
             self.steps.raise_error()
-        if self._is_done():
-            return Outcome.DONE
-        self.tracker.event("stop", self.progress.step, reason=self.stop.name)
-        return Outcome.PREEMPTED
+        if not self._is_done():
+            self.tracker.event("stop", self.progress.step, reason=self.stop.name)
+        return self._is_done()
 
     def _is_done(self) -> bool:
         return self.early_stopping.is_due or self.progress.step == self.schedule.max_steps
@@ -234,7 +218,6 @@ class Trainer:
         return self._next_data
 
     def _apply(self, stats: StepStats) -> None:
-        """Acts on the statistics of all ranks."""
         if stats.save_failed:
             self.saver.finish()  # raises the error
         self._out_of_data = self._out_of_data or stats.out_of_data > 0
@@ -257,10 +240,10 @@ class Trainer:
         while len(self._unread) > keep:
             self._log_saves()
             result = self._unread.popleft()
-            metrics = self.log.record(result, self._next_data, self.progress)
+            stats = self.log.record(result, self._next_data, self.progress)
             self._data_state, self._phase = result.data.state, result.data.phase
-            self._apply(metrics.stats)
-            if metrics.finite and self.spikes.is_spike(metrics.loss) and self._roll_back(metrics):
+            self._apply(stats)
+            if stats.finite and self.spikes.is_spike(stats.loss) and self._roll_back(stats.loss):
                 return True
         return False
 
@@ -289,12 +272,9 @@ class Trainer:
         )
         self.run.remember(RUNS)
         return Tracker(
-            self.run,
-            main=self.processes.is_main,
-            step=step,
-            total_steps=self.schedule.max_steps,
+            self.run, main=self.processes.is_main, step=step, total_steps=self.schedule.max_steps,
             external=self.accelerator.trackers,
-        )
+        )  # fmt: skip
 
     # --- evaluation and checkpoints -----------------------------------------------------------
 
@@ -315,8 +295,8 @@ class Trainer:
         if not isinstance(self.task, Evaluates):
             return
         self.watchdog.enter(f"step {self.progress.step}: evaluation")
-        self.model.eval()
-        metrics = self.task.evaluate(self.model, self._context)
+        self.engine.model.eval()
+        metrics = self.task.evaluate(self.engine.model, self._context)
         check_metric(self.config.keep_best_by, metrics)
         self._evaluated = (self.progress.step, metrics)
         self._log_metrics(metrics)
@@ -325,20 +305,18 @@ class Trainer:
             self.tracker.event("early_stop", self.progress.step, metric=self.config.keep_best_by)
 
     def _finish(self) -> None:
-        """Runs the work that the task has after the last step."""
         if not isinstance(self.task, Finishes):
             return
         self.watchdog.enter("finishing")
-        self.model.eval()
+        self.engine.model.eval()
         exported = self.saver.best() or self._last
         assert exported is not None  # `_loop` has saved the last step
         context = FinishContext(
             **vars(self._context), folder=self.run.path, exported=exported.folder
         )
-        self._log_metrics(self.task.finish(self.model, context))
+        self._log_metrics(self.task.finish(self.engine.model, context))
 
     def _log_metrics(self, metrics: list[Metric]) -> None:
-        """Logs one event per split."""
         for split in dict.fromkeys(metric.split for metric in metrics):
             values = {metric.name: metric.value for metric in metrics if metric.split == split}
             self.tracker.event("eval", self.progress.step, split=split, **values)
@@ -370,8 +348,11 @@ class Trainer:
             "parameters": self._shapes,
             "evaluation": [asdict(metric) for metric in metrics],
             "consecutive_skips": self.nonfinite.consecutive,
-            "last_losses": self.spikes.state(),
-            "early_stopping": self.early_stopping.state(),
+            "last_losses": list(self.spikes.losses),
+            "early_stopping": {
+                "best": self.early_stopping.best,
+                "without": self.early_stopping.without,
+            },
             "task": self.task.state() if isinstance(self.task, HasState) else None,
         }
         self.saver.save(step, state, data)
@@ -381,24 +362,26 @@ class Trainer:
     def _log_saves(self) -> None:
         for saved in self.saver.finished():
             self.tracker.event(
-                "save",
-                saved.step,
-                checkpoint=saved.name,
-                seconds=saved.seconds,
-                loop_seconds=saved.loop_seconds,
-            )
+                "save", saved.checkpoint.step, checkpoint=saved.checkpoint.folder.name,
+                seconds=saved.seconds, loop_seconds=saved.loop_seconds,
+            )  # fmt: skip
 
     def _load(self, saved: Checkpoint, weights: Path | None = None) -> dict[str, Any]:
         """Restores everything except the data stream, whose state it returns."""
         self.watchdog.enter(f"loading {saved.folder.name}")
-        state = json.loads((saved.folder / STATE).read_text())
+        state = saved.state()
         check_same_model(saved, state["parameters"], self._shapes)
         self.engine.load(weights or saved.folder / "state")
         self.progress = Progress(**state["progress"])
         self._phase = int(state["phase"])
         self.nonfinite.consecutive = int(state["consecutive_skips"])
-        self.spikes.restore(state["last_losses"])
-        self.early_stopping.restore(state["early_stopping"])
+        self.spikes.losses.clear()
+        self.spikes.losses.extend(state["last_losses"])
+        stopping = state["early_stopping"]
+        self.early_stopping.best, self.early_stopping.without = (
+            stopping["best"],
+            stopping["without"],
+        )
         if isinstance(self.task, HasState):
             self.task.restore(state.get("task"))
         self._last = saved
@@ -408,7 +391,7 @@ class Trainer:
         data: dict[str, Any] = json.loads((saved.folder / DATA).read_text())
         return data
 
-    def _roll_back(self, metrics: StepMetrics) -> bool:
+    def _roll_back(self, loss: float) -> bool:
         """Rolls back to the last checkpoint, and skips the data seen since.
 
         Returns:
@@ -418,9 +401,9 @@ class Trainer:
         step = self.progress.step
         self.watchdog.enter(f"step {step}: looking for a checkpoint to roll back to")
         saved = rollback_point(self.run.path, step, self.processes)
-        self.tracker.event("spike", step, loss=metrics.loss, has_checkpoint=saved is not None)
+        self.tracker.event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:
-            self.spikes.accept(metrics.loss)  # or at a new level, every later loss is a spike
+            self.spikes.losses.append(loss)  # or at a new level, every later loss is a spike
             return False
         self.spikes.rolled_back(saved.step)
         self._load(saved)  # but not the state of the data

@@ -37,6 +37,7 @@ from bsmeta.training.run_folder import RunFolder, write_status
 
 logger = logging.getLogger(__name__)
 
+ANSWER_S = 10.0
 _INTERVAL_S = 1.0
 # A rank whose counter does not change for this number of intervals is dead or stopped.
 _SILENT_INTERVALS = 4
@@ -44,8 +45,8 @@ _SILENT_INTERVALS = 4
 _STOPPING_TIMEOUT_S = 20.0
 _REPORT_WAIT_S = 0.25
 _HOST = socket.gethostname()
+
 Result = TypeVar("Result")
-ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class Beat:
 
     Attributes:
         count: Increases as long as the rank is alive.
-        host: Name of its machine.
         phase: What the rank is doing.
         entered: How many phases it has entered; all ranks go through the same phases.
         began: When this phase began (Unix time).
@@ -96,7 +96,8 @@ class Watchdog:
         self._silent: set[int] = set()
         self._store: SharedStore | None = None
         if processes.size > 1:
-            self._store = SharedStore.of_group()
+            store: Any = dist.distributed_c10d._get_default_store()
+            self._store = SharedStore(store.clone())
             self._beat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -112,11 +113,9 @@ class Watchdog:
         self._stopped.set()
 
     def enter(self, phase: str, *, logged: bool = True) -> None:
-        """Sets the phase that the loop is in, which is progress.
+        """Sets the phase that the loop is in, such as `step 8: saving`, which is progress.
 
-        Args:
-            phase: What it does now, such as `step 8: saving`.
-            logged: Whether the log of the process has a line for it.
+        If `logged`, the log of the process has a line for it.
         """
         if logged:
             logger.debug(phase)
@@ -133,7 +132,10 @@ class Watchdog:
             if not self._is_overdue(elsewhere, patience):
                 continue
             before = self._beats()
-            self._wait_for_beats()
+            # Every live rank sends another heartbeat meanwhile; this one sends its own.
+            for _ in range(_SILENT_INTERVALS if self._store is not None else 0):
+                time.sleep(_INTERVAL_S)
+                self._beat()
             after = self._beats()
             elsewhere = self._progress_elsewhere(before, after)
             self._silent = self._silent_ranks(before, after)
@@ -146,12 +148,6 @@ class Watchdog:
     def _is_overdue(self, elsewhere: float, patience: float) -> bool:
         return max(self._last_progress(), elsewhere) + patience < time.monotonic()
 
-    def _wait_for_beats(self) -> None:
-        """Waits until every live rank has sent another heartbeat; this one sends its own."""
-        for _ in range(_SILENT_INTERVALS if self._store is not None else 0):
-            time.sleep(_INTERVAL_S)
-            self._beat()
-
     def _progress_elsewhere(self, before: dict[int, Beat], after: dict[int, Beat]) -> float:
         """When another live rank has last made progress, on this machine's monotonic clock."""
         live = [
@@ -162,16 +158,10 @@ class Watchdog:
         return time.monotonic() - min(live, default=float("inf"))
 
     def _beat(self) -> None:
-        if self._store is not None:
-            self._count += 1
-            phase, began, entered = self._phase
-            silent_s = time.monotonic() - self._last_progress()
-            beat = json.dumps(asdict(Beat(self._count, _HOST, phase, entered, began, silent_s)))
-            key = _key("beat", self._processes.rank)
-            try:
-                self._store.call(lambda store: store.set(key, beat))
-            except RuntimeError:  # the machine that hosts the store has ended or vanished
-                logger.debug("the store of the process group cannot be reached", exc_info=True)
+        self._count += 1
+        phase, began, entered = self._phase
+        silent_s = time.monotonic() - self._last_progress()
+        self._publish("beat", asdict(Beat(self._count, _HOST, phase, entered, began, silent_s)))
 
     def _give_up(self, waited_s: float, blamed: str) -> None:
         with self._ending:
@@ -186,7 +176,7 @@ class Watchdog:
     def _end(self, waited_s: float, blamed: str) -> None:
         asked = "asked to stop, but " if self._stop.name else ""
         text = f"{asked}no progress for {waited_s:.0f} s in: {self._phase[0]}. {blamed}"
-        self._report(TrainingError(text))
+        self._publish("failure", report_of(TrainingError(text)))
         if self.run is not None and not self.run.is_replaced():
             self._write(self.run.path, text)
         print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
@@ -233,29 +223,40 @@ class Watchdog:
         return f"Longest without progress: rank {slowest}. What the ranks do: {doing}"
 
     def _beats(self) -> dict[int, Beat]:
-        """Reads the last heartbeat of each rank that has sent one."""
+        return {rank: Beat(**beat) for rank, beat in self._published("beat").items()}
+
+    # --- what the ranks report to each other --------------------------------------------------
+
+    def _publish(self, kind: str, value: dict[str, Any]) -> None:
+        if self._store is None:
+            return
+        key, text = f"bsmeta/{kind}/{self._processes.rank}", json.dumps(value)
+        try:
+            self._store.call(lambda store: store.set(key, text))
+        except RuntimeError:  # the machine that hosts the store has ended or vanished
+            logger.debug("the store of the process group cannot be reached", exc_info=True)
+
+    def _published(self, kind: str) -> dict[int, Any]:
+        """The last value of each rank that has published one."""
         if self._store is None:
             return {}
-        ranks = range(self._processes.size)
+        keys = {rank: f"bsmeta/{kind}/{rank}" for rank in range(self._processes.size)}
 
-        def read(store: Any) -> dict[int, Beat]:
-            known = [rank for rank in ranks if store.check([_key("beat", rank)])]
-            values = store.multi_get([_key("beat", rank) for rank in known])
-            pairs = zip(known, values, strict=True)
-            return {rank: Beat(**json.loads(value)) for rank, value in pairs}
+        def read(store: Any) -> dict[int, Any]:
+            known = [rank for rank, key in keys.items() if store.check([key])]
+            values = store.multi_get([keys[rank] for rank in known]) if known else []
+            return {rank: json.loads(value) for rank, value in zip(known, values, strict=True)}
 
         try:
             return self._store.call(read)
         except RuntimeError:
+            logger.debug("the store of the process group cannot be reached", exc_info=True)
             return {}
-
-    # --- failures that a rank reports to the others -----------------------------------------
 
     def explain(self, error: Exception) -> Exception:
         """Returns the error to end with: one that another rank reported, or that names a dead rank.
 
-        Args:
-            error: What ended the loop on this rank; it is reported to the other ranks.
+        The error that ended the loop on this rank is reported to the other ranks.
         """
         with self._ending:
             explained = self._explained(error)
@@ -267,7 +268,7 @@ class Watchdog:
         if self._store is None:
             return error
         if not is_connection_error(error):
-            self._report(error)
+            self._publish("failure", report_of(error))
             return error
         before = self._beats()
         deadline = time.monotonic() + _SILENT_INTERVALS * _INTERVAL_S
@@ -289,32 +290,11 @@ class Watchdog:
             "memory: lower data_config.num_workers or data_config.window_documents"
         )
 
-    def _report(self, error: Exception) -> None:
-        if self._store is None:
-            return
-        key, report = _key("failure", self._processes.rank), json.dumps(report_of(error))
-        try:
-            self._store.call(lambda store: store.set(key, report))
-        except RuntimeError:
-            logger.debug("the other ranks could not be notified", exc_info=True)
-
     def reported(self) -> Exception | None:
-        """Returns the error that a rank has reported, if any."""
-        if self._store is None:
-            return None
-        ranks = range(self._processes.size)
-
-        def read(store: Any) -> Exception | None:
-            for rank in ranks:
-                if store.check([_key("failure", rank)]):
-                    return reported_error(rank, json.loads(store.get(_key("failure", rank))))
-            return None
-
-        try:
-            return self._store.call(read)
-        except RuntimeError:
-            logger.debug("the store cannot be reached", exc_info=True)
-        return None
+        """Returns the error that a rank has reported, if any: that of the lowest rank."""
+        return next(
+            (reported_error(*report) for report in self._published("failure").items()), None
+        )
 
     def is_reporter(self) -> bool:
         """Whether this rank writes the run's status: rank 0, or the lowest live rank."""
@@ -333,10 +313,6 @@ def reported_error(rank: int, report: dict[str, Any]) -> Exception:
     return kind(prefix + str(report["message"]).removeprefix(prefix))
 
 
-def _key(kind: str, rank: int) -> str:
-    return f"bsmeta/{kind}/{rank}"
-
-
 class SharedStore:
     """A connection of its own to the store of the process group, whose calls never block for long.
 
@@ -345,10 +321,6 @@ class SharedStore:
     vanishes from the network, TCP resends for about a quarter of an hour (Linux, `tcp_retries2`)
     before the call fails. Here a thread makes the calls, and the caller waits for it only a few
     seconds.
-
-    Args:
-        connection: A connection to a store, used by this object only.
-        answer_s: How long a call may take.
     """
 
     def __init__(self, connection: Any, answer_s: float = ANSWER_S) -> None:
@@ -360,11 +332,6 @@ class SharedStore:
         self._late: Future[Any] | None = None  # the call that has not returned in time
         # A daemon, unlike the threads of an executor: the process ends even if a call never does.
         threading.Thread(target=self._serve, name="store", daemon=True).start()
-
-    @classmethod
-    def of_group(cls) -> SharedStore:
-        store: Any = dist.distributed_c10d._get_default_store()
-        return cls(store.clone())
 
     def call(self, use: Callable[[Any], Result]) -> Result:
         """Returns the result of `use`, which is called with the connection.

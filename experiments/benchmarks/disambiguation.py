@@ -26,7 +26,7 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score
 from bsmeta.tasks.disambiguation.predict import open_detector
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
-from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.optimization import build_optimizer, learning_rate, set_learning_rate
 from bsmeta.training.task import EvaluationContext
 
 
@@ -36,7 +36,7 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     task = EntityDisambiguator(config)
     model = task.build_model()
     optimizer = build_optimizer(model, config)
-    context = EvaluationContext.alone(torch.device("cpu"))
+    context = EvaluationContext(device=torch.device("cpu"))
     trained = 0.0
     # The first step also opens the data, and is not timed.
     stream = itertools.islice(task.train_stream(0, 1, None), steps + 1)

@@ -146,7 +146,7 @@ def zero_config(config: CausalLMConfig) -> dict[str, Any]:
 
 def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """The baseline: only model, optimizer and gradient clipping."""
-    from bsmeta.training.engines import build_optimizer
+    from bsmeta.training.optimization import build_optimizer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = task.build_model().to(device).train()

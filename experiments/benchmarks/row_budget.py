@@ -30,7 +30,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from bsmeta.training.engines import build_optimizer
+from bsmeta.training.optimization import build_optimizer
 
 OWN_KEYS = {"train_steps": "20", "rounds": "5"}
 GLOBAL = ["title", "url", "datasource", "website_description", "timestamp", "length"]

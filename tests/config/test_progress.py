@@ -111,7 +111,7 @@ def waited() -> None:
 
 def spread_batches() -> None:
     batches = [np.array([number]) for number in range(9)]
-    spread(batches, lambda batch: batch, EvaluationContext.alone(CPU))
+    spread(batches, lambda batch: batch, EvaluationContext(device=CPU))
 
 
 def judged() -> None:
@@ -225,9 +225,10 @@ def test_the_files_of_deepspeed_are_progress(opaque: list[str], tmp_path: Path) 
     )
     plugin = SimpleNamespace(zero_stage=2)
     accelerator: Any = SimpleNamespace(
-        mixed_precision="no", state=SimpleNamespace(deepspeed_plugin=plugin)
-    )
-    engines.DeepSpeedEngine(accelerator, model)
+        mixed_precision="no", state=SimpleNamespace(deepspeed_plugin=plugin),
+        prepare=lambda *given: given,
+    )  # fmt: skip
+    engines.DeepSpeedEngine(accelerator, model, None)
     files = model.checkpoint_engine
     files.save({"weights": torch.ones(2)}, str(tmp_path / "state.pt"))
     assert opaque == ["begin", "end"]

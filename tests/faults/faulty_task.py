@@ -76,7 +76,7 @@ def kill_after(phase: str) -> None:
         "rng": (saving, "write_rng"),
         "export": (toy_task.ToyTask, "export"),
         "data": (checkpoint.Writer, "write_json"),
-        "manifest": (checkpoint, "_describe"),
+        "manifest": (checkpoint.Writer, "_describe"),
         "commit": (checkpoint.Writer, "_seal"),
         "pruned": (Retention, "prune"),
     }[phase]
@@ -84,16 +84,10 @@ def kill_after(phase: str) -> None:
 
 
 def kill_in_save() -> None:
-    """Has this process killed in a save, after the random generators were written."""
-    from bsmeta.training import saving
+    """Has this process killed in a save, after it has written its files."""
+    from bsmeta.training import checkpoint
 
-    write = saving.write_rng
-
-    def wrapped(*arguments: Any) -> None:
-        write(*arguments)
-        die("kill")
-
-    saving.write_rng = wrapped
+    checkpoint.Writer.commit = lambda _: die("kill")
 
 
 def spoil(out_dir: Path, step: int) -> None:

@@ -213,7 +213,7 @@ def spelling_page(folder: Path) -> Path:
         return [line.replace("recieved", "received") for line in lines[:30]] + lines[30:]
 
     config = SecConfig(bootstrap_resamples=200, seed=1)
-    context = EvaluationContext.alone(torch.device("cpu"))
+    context = EvaluationContext(device=torch.device("cpu"))
     results = spelling.score_test_sets(config, sets, judge, context)
     facts = {"checkpoint": CHECKPOINT, "test sets": "data/spelling", "intervals": INTERVALS}
     spelling.report("sec", results, facts, folder)

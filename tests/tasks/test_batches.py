@@ -59,6 +59,6 @@ def test_long_scoring_is_logged(
     monkeypatch.setattr(task, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     caplog.set_level("INFO", logger="bsmeta")
     single = [np.array([number]) for number in range(8)]
-    alone = EvaluationContext.alone(torch.device("cpu"))
+    alone = EvaluationContext(device=torch.device("cpu"))
     assert spread(single, lambda numbers: numbers * 2, alone) == [*range(0, 16, 2)]
     assert caplog.messages == ["scoring: 2 of 8 batches", "scoring: 5 of 8 batches"]

@@ -39,7 +39,7 @@ from bsmeta.core.process import StopRequest
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer
-from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.optimization import build_optimizer, learning_rate, set_learning_rate
 from bsmeta.training.task import Loss
 
 
@@ -119,7 +119,9 @@ class Observed:
         setattr(owner, name, lambda *args, **named: watcher(original, *args, **named))
         stack.callback(setattr, owner, name, original)
 
-    def _engine(self, original: Any, accelerator: Any, model: nn.Module, optimizer: Any) -> Any:
+    def _engine(self, original: Any, *args: Any) -> Any:
+        engine = original(*args)
+        model, optimizer = engine.model, engine.optimizer
         outer = getattr(model, "optimizer", optimizer)
         groups = [p for group in outer.optimizer.param_groups for p in group["params"]]
         # Under ZeRO-3 they are lent to the optimizer for the length of a step.
@@ -128,7 +130,7 @@ class Observed:
             "model": sorted({str(p.dtype) for p in model.parameters()}),
             "optimizer": sorted({str(p.dtype) for p in groups}),
         }
-        return original(accelerator, model, optimizer)
+        return engine
 
     def _all_reduce(self, original: Any, *args: Any, **named: Any) -> Any:
         self.collectives += sys._getframe(2).f_code.co_filename.endswith("training/distributed.py")

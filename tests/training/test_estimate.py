@@ -31,7 +31,6 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.batch import StepData
 from bsmeta.models.layers import layers_of, recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from bsmeta.training.engines import build_optimizer
 from bsmeta.training.estimate import (
     Counts,
     Stage,
@@ -44,6 +43,7 @@ from bsmeta.training.estimate import (
     probe,
     state,
 )
+from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY, run_warm
 from tests.training.toy_task import ToyStream, ToyTask

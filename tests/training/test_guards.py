@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from bsmeta.core.errors import TrainingError
-from bsmeta.data.batch import MicroBatch
-from bsmeta.training.metrics import EarlyStopping, NonFiniteGuard, SpikeGuard
-from bsmeta.training.step import is_finite
+from bsmeta.data.batch import MicroBatch, StepData
+from bsmeta.training.distributed import ALONE
+from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard
+from bsmeta.training.step import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Metric
 
 NAN, INF = float("nan"), float("inf")
@@ -40,12 +41,20 @@ LOSSES = [torch.tensor(1.5), torch.tensor(NAN)]
     ],
 )
 def test_finite(loss: float, norm: float | None, expected: bool) -> None:
-    assert is_finite(loss, norm) is expected
+    assert StepStats(DataStats(), stop=0.0, loss=loss, grad_norm=norm).finite is expected
+
+
+def fail(
+    guard: NonFiniteGuard, step: int, norm: float | None = 1.0, *, weights_changed: bool = False
+) -> dict[str, Any]:
+    reduced = ReducedStats(ALONE, StepStats(DataStats(), stop=0.0))
+    data = StepData(BATCHES, {})
+    result = StepResult(step, data, 0.0, 0.1, LOSSES, reduced, weights_changed)
+    return guard.failed(result, StepStats(DataStats(), stop=0.0, loss=NAN, grad_norm=norm))
 
 
 def test_the_documents_of_the_step_are_written(tmp_path: Path) -> None:
-    steps = NonFiniteGuard("skip", 1, tmp_path, rank=3)
-    event = steps.failed(7, NAN, None, BATCHES, LOSSES, weights_changed=False)
+    event = fail(NonFiniteGuard("skip", 1, tmp_path, rank=3), 7, norm=None)
     assert event == {"loss": "nan", "grad_norm": "None", "consecutive": 1}
     assert json.loads((tmp_path / "nonfinite-step7-rank3.json").read_text()) == {
         "step": 7,
@@ -62,27 +71,27 @@ def test_the_documents_of_the_step_are_written(tmp_path: Path) -> None:
 def test_a_good_step_ends_a_row_of_skips_and_too_many_end_the_run(tmp_path: Path) -> None:
     steps = NonFiniteGuard("skip", 2, tmp_path, rank=0)
     for step in (1, 2):
-        steps.failed(step, NAN, 1.0, BATCHES, LOSSES, weights_changed=False)
-    steps.passed()
+        fail(steps, step)
+    steps.consecutive = 0
     for step in (4, 5):
-        steps.failed(step, NAN, 1.0, BATCHES, LOSSES, weights_changed=False)
+        fail(steps, step)
     with pytest.raises(TrainingError, match="3 such steps in a row"):
-        steps.failed(6, NAN, 1.0, BATCHES, LOSSES, weights_changed=False)
+        fail(steps, 6)
 
 
 def test_nothing_is_skipped_once_it_is_in_the_weights(tmp_path: Path) -> None:
     steps = NonFiniteGuard("skip", 9, tmp_path, rank=0)
     with pytest.raises(TrainingError, match="step 2: loss nan"):
-        steps.failed(2, NAN, None, BATCHES, LOSSES, weights_changed=True)
+        fail(steps, 2, norm=None, weights_changed=True)
 
 
 def test_a_spike_is_found_by_a_full_window_and_does_not_enter_it() -> None:
     spikes = SpikeGuard(3.0, 4, limit=1)
     assert [spikes.is_spike(loss) for loss in (9.0, 1.0, 1.1, 0.9)] == [False] * 4
     assert [spikes.is_spike(loss) for loss in (1.0, 1.2, 5.0, 1.1)] == [False, False, True, False]
-    assert spikes.state() == [0.9, 1.0, 1.2, 1.1]
+    assert list(spikes.losses) == [0.9, 1.0, 1.2, 1.1]
     again = SpikeGuard(3.0, 4, limit=1)
-    again.restore(spikes.state())
+    again.losses.extend(spikes.losses)
     assert again.is_spike(5.0)
     again.rolled_back(10)
     with pytest.raises(TrainingError, match="again after 1 rollbacks"):
@@ -92,8 +101,8 @@ def test_a_spike_is_found_by_a_full_window_and_does_not_enter_it() -> None:
 def test_the_window_follows_a_new_level_of_the_loss_that_is_accepted() -> None:
     spikes = SpikeGuard(3.0, 4, limit=1)
     assert [spikes.is_spike(loss) for loss in (1.0, 1.1, 0.9, 1.0, 5.0)] == [False] * 4 + [True]
-    spikes.accept(5.0)
-    assert spikes.state() == [1.1, 0.9, 1.0, 5.0]
+    spikes.losses.append(5.0)
+    assert list(spikes.losses) == [1.1, 0.9, 1.0, 5.0]
     assert [spikes.is_spike(loss) for loss in (5.0, 5.1, 4.9)] == [False] * 3
 
 
@@ -110,8 +119,9 @@ def due_after(patience: int | None, better: Any, *values: float) -> list[bool]:
     guard, found = EarlyStopping("score", patience), []
     for value in values:
         guard.record([Metric("other", 0.0), Metric("score", value, better=better)])
-        again = EarlyStopping("score", patience)
-        again.restore(json.loads(json.dumps(guard.state())))
+        again = EarlyStopping(
+            "score", patience, *json.loads(json.dumps([guard.best, guard.without]))
+        )
         assert again.is_due == guard.is_due
         guard = again
         found.append(guard.is_due)

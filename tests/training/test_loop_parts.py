@@ -13,11 +13,12 @@ from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training import metrics as metrics_module
 from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection, Processes
 from bsmeta.training.metrics import Throughput, flops_per_token
-from bsmeta.training.step import DataStats, ReducedStats, StepResult, StepStats
+from bsmeta.training.step import DataStats, ReducedStats, StepStats
 from bsmeta.training.task import Loss
 
 CPU = torch.device("cpu")
 ALONE = Processes(0, 1, CPU)
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Tied(nn.Module):
@@ -56,19 +57,21 @@ def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) ->
     assert speed.metrics()["tokens_per_s"] == 50.0
 
 
-def test_statistics_of_the_step_and_of_the_next_data_share_one_reduction() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
+def test_statistics_of_the_step_and_of_the_next_data_share_one_reduction(device: str) -> None:
+    def on_device(value: float) -> torch.Tensor:
+        return torch.tensor(value, device=device)
+
     losses = [
         Loss(
-            torch.tensor(value),
-            {
-                "url": (torch.tensor(value / 2), torch.tensor(4)),
-                "none": (torch.tensor(0.0), torch.tensor(0)),
-            },
+            on_device(value),
+            {"url": (on_device(value / 2), on_device(4)), "none": (on_device(0.0), on_device(0))},
         )
         for value in (1.0, 2.5)
     ]
     own = StepStats(DataStats(3.0, 5.0, 1.0, {"documents": 2.0}), stop=1.0, save_failed=0.0)
-    reduced = ReducedStats(ALONE, own, losses, torch.tensor(0.5))
+    processes = Processes(0, 1, torch.device(device))
+    reduced = ReducedStats(processes, own, losses, on_device(0.5))
     assert reduced.next_targets.item() == 3.0
     assert reduced.loss.item() == 3.5
     assert reduced.read() == StepStats(
@@ -76,12 +79,11 @@ def test_statistics_of_the_step_and_of_the_next_data_share_one_reduction() -> No
         stop=1.0,
         save_failed=0.0,
         loss=3.5,
-        parts={"url": (1.75, 8.0), "none": (0.0, 0.0)},
+        parts={"url": 1.75 / 8.0},
         grad_norm=0.5,
     )
-    result = StepResult(1, StepData([], {}), 0.0, 0.1, [], reduced, False, False)
-    metrics = result.read(targets=7.0)
-    assert (metrics.loss, metrics.parts, metrics.grad_norm) == (0.5, {"url": 1.75 / 8}, 0.5)
+    stats = reduced.read(targets=7.0)
+    assert (stats.loss, stats.parts, stats.grad_norm) == (0.5, {"url": 1.75 / 8}, 0.5)
 
 
 def test_before_the_first_step_only_its_data_is_reduced() -> None:

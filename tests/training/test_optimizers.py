@@ -15,14 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.engines import (
-    HostCopies,
-    PlainEngine,
-    build_optimizer,
-    learning_rate,
-    make_engine,
-    matrices_in_layers,
-)
+from bsmeta.training.engines import HostCopies, PlainEngine, make_engine
+from bsmeta.training.optimization import build_optimizer, learning_rate, matrices_in_layers
 from tests.conftest import REPOSITORY
 
 
@@ -118,14 +112,13 @@ class Trained:
         shape = GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=2, n_head=2)
         accelerator = Accelerator(cpu=True)
         model = GPT2LMHeadModel(shape).eval()  # no dropout
-        self.model, optimizer = accelerator.prepare(model, build_optimizer(model, config))
-        engine = make_engine(accelerator, self.model, optimizer)
+        engine = make_engine(accelerator, model, build_optimizer(model, config))
         assert isinstance(engine, PlainEngine)
         self.engine = engine
 
     def step(self, factor: float = 1.0) -> float:
         """One step as the trainer makes it; the loss is multiplied by a factor."""
-        loss = self.model(input_ids=TEXT, labels=TEXT).loss * factor
+        loss = self.engine.model(input_ids=TEXT, labels=TEXT).loss * factor
         loss.backward()
         norm = self.engine.clip(1.0)
         self.engine.step(loss.isfinite() & norm.isfinite())

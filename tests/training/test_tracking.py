@@ -18,8 +18,8 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.training.metrics import RUNS, Tracker, arguments, run_name, start_trackers
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.tracking import RUNS, Tracker, arguments, run_name, start_trackers
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]

@@ -20,7 +20,7 @@ LIMIT_S = 10
 
 def main(folder: Path) -> None:
     config = CausalLMConfig(trackers=[], out_dir=str(folder))
-    processes = Processes.of(start(config, None))
+    processes = Processes.of(start(config, None, None))
     with Watchdog(processes, LIMIT_S, StopRequest()) as watchdog:
         watchdog.enter("before the barrier")
         for _ in range(15 * LIMIT_S * processes.rank):

@@ -171,7 +171,7 @@ def _read_splits(
         description = Description(FROZEN, list(examples.labels), config.pooling, has_words=False)
         model = Classifier(description, encoder).to(device).eval()
     size = config.data_config.per_device_eval_batch_size
-    scorer = Scorer(len(examples.labels), tokenizer, size, EvaluationContext.alone(device))
+    scorer = Scorer(len(examples.labels), tokenizer, size, EvaluationContext(device=device))
 
     def read(split: str) -> Split:
         rows = [*examples.texts(split)]

@@ -249,7 +249,7 @@ class TextClassifier:
         """
         data = self._config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
-        context = EvaluationContext.alone(next(model.parameters()).device)
+        context = EvaluationContext(device=next(model.parameters()).device)
         labels, size = models.labels_of(model), data.per_device_eval_batch_size
         scorer = models.Scorer(len(labels), self.tokenizer, size, context)
         for batch in batched(records, TEXTS_AT_ONCE):

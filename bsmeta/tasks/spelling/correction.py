@@ -80,7 +80,7 @@ class Corrector(SpellingTask):
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
         """The corrections of each text; each of its lines is a text by itself for the model."""
-        context = EvaluationContext.alone(next(model.parameters()).device)
+        context = EvaluationContext(device=next(model.parameters()).device)
         lines = [line for text in texts for line in text.splitlines(keepends=True)]
         found = iter(self._line_changes(model, lines, context))
         return [joined(text.splitlines(keepends=True), found) for text in texts]

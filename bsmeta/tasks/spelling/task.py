@@ -302,7 +302,7 @@ class WordDetection(SpellingTask):
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
         """The flags in each text: of words, or of chunks of at most `max_characters`."""
         parts = [(n, part) for n, text in enumerate(texts) for part in self._parts(text)]
-        context = EvaluationContext.alone(next(model.parameters()).device)
+        context = EvaluationContext(device=next(model.parameters()).device)
         chosen = [texts[n][slice(*part)].split() for n, part in parts]
         found: list[list[Flag]] = [[] for _ in texts]
         for (n, part), row in zip(parts, self._logits(model, chosen, context), strict=True):

@@ -170,7 +170,7 @@ def test_the_evaluation_compares_the_first_held_out_documents(
     config: CausalLMConfig, model: nn.Module
 ) -> None:
     task = CausalLanguageModel(replace(config, eval_documents=2))
-    context = EvaluationContext.alone(torch.device("cpu"))
+    context = EvaluationContext(device=torch.device("cpu"))
     metrics = task.evaluate(model, context)
     assert Metric("documents", 2, better=None) in metrics
     assert metrics == task.evaluate(model, context)

@@ -300,7 +300,7 @@ def test_what_was_trained_is_kept_if_the_report_fails(
     assert isinstance(task, TextClassifier)
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "model").symlink_to(folder)
-    alone = EvaluationContext.alone(torch.device("cpu"))
+    alone = EvaluationContext(device=torch.device("cpu"))
     context = FinishContext(
         **{field.name: getattr(alone, field.name) for field in fields(alone)},
         folder=tmp_path, exported=tmp_path,

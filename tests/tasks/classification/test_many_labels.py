@@ -52,7 +52,7 @@ chunks = [Chunk([label // 100 + 1, label % 100 + 1], label, row, 0, f"stop {labe
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30),) * 2)
 before = peak()
-context = EvaluationContext.alone(torch.device("cpu"))
+context = EvaluationContext(device=torch.device("cpu"))
 scored = Scorer(count, bert_tokenizer(), 64, context).score(Model(), chunks)
 labels = tuple(f"label {number}" for number in range(count))
 write_predictions(folder / "predictions.csv", scored, labels)

@@ -35,7 +35,7 @@ from bsmeta.tasks.classification.config import (
 from bsmeta.tasks.classification.model import labels_of, load_model, untouched_encoder
 from bsmeta.tasks.classification.systems import Standard, best_scale, choose
 from bsmeta.tasks.classification.task import TextClassifier
-from bsmeta.training.engines import build_optimizer, set_learning_rate
+from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import (
     bert_tokenizer,

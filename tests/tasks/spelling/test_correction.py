@@ -32,7 +32,7 @@ from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.training.task import EvaluationContext
 from tests.tasks.spelling.helpers import lexicon, write_test_set
 
-ALONE = EvaluationContext.alone(torch.device("cpu"))
+ALONE = EvaluationContext(device=torch.device("cpu"))
 
 
 def corrector(threshold: float) -> tuple[CandidateCorrection, Ranker]:

@@ -24,7 +24,7 @@ from bsmeta.training.task import EvaluationContext
 from tests.tasks.classification.helpers import bert_tokenizer
 from tests.tasks.spelling.helpers import lexicon
 
-ALONE = EvaluationContext.alone(torch.device("cpu"))
+ALONE = EvaluationContext(device=torch.device("cpu"))
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}
 
 

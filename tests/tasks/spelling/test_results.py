@@ -27,7 +27,7 @@ from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set
 
 PREDICT = REPOSITORY / "bsmeta" / "predict.py"
-ALONE = EvaluationContext.alone(torch.device("cpu"))
+ALONE = EvaluationContext(device=torch.device("cpu"))
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 

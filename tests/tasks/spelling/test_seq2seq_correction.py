@@ -15,7 +15,7 @@ from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.seq2seq_correction import IGNORED, Seq2SeqCorrection
 from bsmeta.training.task import EvaluationContext
 
-ALONE = EvaluationContext.alone(torch.device("cpu"))
+ALONE = EvaluationContext(device=torch.device("cpu"))
 
 
 def kept(line: str, corrected: str, flags: list[int]) -> str:

@@ -42,7 +42,7 @@ def main(shard: str, out: str) -> None:
     figures = []
     prepare_cpu_op()
     deepspeed.init_distributed(dist_backend="gloo")
-    for ranks in (EvaluationContext.alone(CPU), EvaluationContext.of_group(CPU)):
+    for ranks in (EvaluationContext(device=CPU), EvaluationContext.of_group(CPU)):
         if ranks.world_size > 1:
             model = deepspeed.initialize(
                 model=model,

@@ -81,6 +81,6 @@ def test_documents_without_a_comparable_byte_are_no_share_of_those_compared() ->
 
 @pytest.mark.parametrize("edges", [[10], [0, 5, 5], []])
 def test_position_edges_must_rise_from_0(edges: list[int]) -> None:
-    context = EvaluationContext.alone(torch.device("cpu"))
+    context = EvaluationContext(device=torch.device("cpu"))
     with pytest.raises(ConfigurationError, match="expected rising bytes that begin with 0"):
         evaluate(EvaluateConfig(position_edges=edges), [], context)
