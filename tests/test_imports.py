@@ -29,7 +29,7 @@ ALLOWED = {
         "report", "data", "metadata", "config", "core",
     },
     "studies": {
-        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.metrics",
+        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.task",
         "training.run_folder", "report", "data", "metadata", "config", "core",
     },
     "api": {

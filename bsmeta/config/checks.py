@@ -84,7 +84,7 @@ class TaskEntry:
         programs: The entry points beside `train.py` that work with its checkpoints.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
         finishes: Whether it reads `model/` of a checkpoint when a run ends
-            (`bsmeta.training.task.Finishes`).
+            (`bsmeta.training.task.Task.finish`).
         fully_shards: Whether its runs under FSDP2 have been tried, which calls the model in one
             piece; others are refused.
     """

@@ -44,7 +44,7 @@ from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.results import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT, ComparisonSums
 from bsmeta.tasks.checkpoints import Location, locate
-from bsmeta.training.metrics import flops_per_token
+from bsmeta.training.task import flops_per_token
 
 ALL, EACH, CHOSEN = "all", "each", "chosen"
 

@@ -32,7 +32,6 @@ from typing import Any, Protocol
 import torch
 from rich import progress as rich_progress
 from rich.console import Console
-from torch import nn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
@@ -224,26 +223,6 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
-
-
-def flops_per_token(model: nn.Module) -> float:
-    """Forward and backward FLOPs of one token: 6 per parameter (Kaplan et al. 2020, section 2.1).
-
-    Embeddings that are only looked up do not count; one that is also the output layer does.
-    Attention over the context is left out: documents packed into a sequence do not attend to each
-    other, so it depends on their lengths. The true utilization is therefore slightly higher.
-    """
-    looked_up: set[int] = set()
-    others: set[int] = set()
-    for module in model.modules():
-        into = looked_up if isinstance(module, nn.Embedding) else others
-        into.update(id(parameter) for parameter in module.parameters(recurse=False))
-    # Under ZeRO-3 a parameter is a shard here, and its full size is in ds_numel.
-    return 6.0 * sum(
-        getattr(parameter, "ds_numel", parameter.numel())
-        for parameter in model.parameters()
-        if id(parameter) in others or id(parameter) not in looked_up
-    )
 
 
 class External(Protocol):

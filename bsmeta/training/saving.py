@@ -47,7 +47,7 @@ from bsmeta.training.checkpoint import (
 from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, Snapshot
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.task import Completes, Exports, Metric, Task
+from bsmeta.training.task import Exports, Metric, Task
 
 KEEP = "KEEP"
 """A checkpoint that contains a file of this name is never deleted."""
@@ -231,10 +231,9 @@ class Saver:
                 self._export(weights, temporary)
             else:
                 shutil.copytree(best.folder / "model", temporary)
-            if isinstance(self._task, Completes):
-                with opaque_work():
-                    self._task.complete(temporary)
-                record_tokenizer(temporary)
+            with opaque_work():
+                self._task.complete(temporary)
+            record_tokenizer(temporary)
             write_model_manifest(temporary)
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)

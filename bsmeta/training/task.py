@@ -1,7 +1,7 @@
 """The contract between the trainer and a task, and how a task runs a model on all processes.
 
-A task has a model, a stream and a loss. Everything else is an optional capability: a method that
-the trainer and the entry points detect through the protocols below.
+A task has a model, a stream and a loss. Everything else is optional: a method with a default, or a
+capability that the trainer and the entry points detect through the protocols below.
 
 The weight of a micro-batch (the number of its targets) must be known before its backward pass: the
 loss of a step is the mean over the *global* batch, and DeepSpeed reduces gradients inside the
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -138,12 +139,14 @@ class FinishContext(EvaluationContext):
     exported: Path
 
 
-class Task(Protocol):
-    """The methods that the trainer requires of every task."""
+class Task(ABC):
+    """What the trainer requires of every task; methods with a default are optional."""
 
+    @abstractmethod
     def build_model(self) -> nn.Module:
         """Builds the model to train, on the CPU; called once, after the processes have started."""
 
+    @abstractmethod
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         """Opens the stream of this rank, from a saved data state or from the beginning.
 
@@ -151,51 +154,67 @@ class Task(Protocol):
             ConfigurationError: If the state belongs to different data.
         """
 
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Runs the forward pass of one micro-batch."""
 
+    def survey(self) -> Any:
+        """Looks at the data on rank 0 for all, before the streams are opened; picklable."""
 
-@runtime_checkable
-class SurveysData(Protocol):
-    """A task that looks at its data on rank 0 for all, before the streams are opened.
+    def use_survey(self, survey: Any) -> None:
+        """Takes the result of rank 0, for the next `train_stream`."""
 
-    The result of `survey` is picklable; every rank takes it for the next `train_stream`.
-    """
+    def rate_scale(self, name: str) -> float:
+        """The share of the learning rate that a parameter has, by its name."""
+        return 1.0
 
-    def survey(self) -> Any: ...
+    def flops_per_token(self, model: nn.Module) -> float:
+        """FLOPs of the forward and backward pass of one token."""
+        return flops_per_token(model)
 
-    def use_survey(self, survey: Any) -> None: ...
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Computes metrics on held-out data; every rank calls it and gets the same result."""
+        return []
 
+    def state(self) -> Any:
+        """What evaluations have chosen, such as a threshold: JSON, and the same on every rank."""
 
-@runtime_checkable
-class Evaluates(Protocol):
-    """A task that computes metrics on held-out data in training, the same on all ranks."""
-
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]: ...
-
-
-@runtime_checkable
-class HasState(Protocol):
-    """A task whose evaluations choose what it exports with the model, such as a threshold.
-
-    What was chosen last is saved with a checkpoint, and restored when a run resumes from it or
-    rolls back to it: JSON-serializable, and the same on every rank.
-    """
-
-    def state(self) -> Any: ...
-
-    def restore(self, state: Any) -> None: ...
-
-
-@runtime_checkable
-class ReportsExposure(Protocol):
-    """A task whose data has phases with shares that can be compared with the configured ones."""
+    def restore(self, state: Any) -> None:
+        """Takes the state of the checkpoint that a run resumes from or rolls back to."""
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
-        """Compares configured with realized shares; {} if nothing was counted.
+        """Compares configured with realized shares of the data in a phase; {} if none are known.
 
         `counts` are the sums of `MicroBatch.counts` over all ranks since the phase began.
         """
+        return {}
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Does the work after the last step, on every rank: a test split, predictions."""
+        return []
+
+    def complete(self, folder: Path) -> None:
+        """Changes the exported model of the finished run (called on rank 0 after `finish`)."""
+
+
+def flops_per_token(model: nn.Module) -> float:
+    """Forward and backward FLOPs of one token: 6 per parameter (Kaplan et al. 2020, section 2.1).
+
+    Embeddings that are only looked up do not count; one that is also the output layer does.
+    Attention over the context is left out: documents packed into a sequence do not attend to each
+    other, so it depends on their lengths. The true utilization is therefore slightly higher.
+    """
+    looked_up: set[int] = set()
+    others: set[int] = set()
+    for module in model.modules():
+        into = looked_up if isinstance(module, nn.Embedding) else others
+        into.update(id(parameter) for parameter in module.parameters(recurse=False))
+    # Under ZeRO-3 a parameter is a shard here, and its full size is in ds_numel.
+    return 6.0 * sum(
+        getattr(parameter, "ds_numel", parameter.numel())
+        for parameter in model.parameters()
+        if id(parameter) in others or id(parameter) not in looked_up
+    )
 
 
 @runtime_checkable
@@ -207,31 +226,10 @@ class HasEpochs(Protocol):
 
 
 @runtime_checkable
-class ScalesRates(Protocol):
-    """A task some of whose parameters, by their names, have a share of the learning rate."""
-
-    def rate_scale(self, name: str) -> float: ...
-
-
-@runtime_checkable
 class Exports(Protocol):
     """A task that writes its model in the form that other programs load (called on rank 0)."""
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None: ...
-
-
-@runtime_checkable
-class Finishes(Protocol):
-    """A task that has work after the last step, on all ranks: a test split, predictions."""
-
-    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]: ...
-
-
-@runtime_checkable
-class Completes(Protocol):
-    """A task that may change the exported model of the finished run (called on rank 0)."""
-
-    def complete(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -263,13 +261,6 @@ class HasShape(Protocol):
     """A task whose memory and speed can be estimated before anything is loaded."""
 
     def shape(self) -> Shape: ...
-
-
-@runtime_checkable
-class CountsFlops(Protocol):
-    """A task whose model does not take 6 FLOPs per parameter for a token, forward and backward."""
-
-    def flops_per_token(self, model: nn.Module) -> float: ...
 
 
 @runtime_checkable

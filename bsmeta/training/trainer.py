@@ -28,7 +28,6 @@ from bsmeta.training.metrics import (
     StepLog,
     Throughput,
     Tracker,
-    flops_per_token,
     start_trackers,
 )
 from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard, build_optimizer
@@ -42,19 +41,7 @@ from bsmeta.training.resuming import (
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver, check_metric, restore_rng
 from bsmeta.training.step import DataStats, Profile, StepResult, StepRunner, StepStats
-from bsmeta.training.task import (
-    CountsFlops,
-    Evaluates,
-    EvaluationContext,
-    FinishContext,
-    Finishes,
-    HasState,
-    Metric,
-    ReportsExposure,
-    ScalesRates,
-    SurveysData,
-    Task,
-)
+from bsmeta.training.task import EvaluationContext, FinishContext, Metric, Task
 from bsmeta.training.watchdog import Watchdog
 
 
@@ -93,11 +80,9 @@ class Trainer:
         with opaque_work():
             model = task.build_model()
         self._shapes = parameter_shapes(model)
-        flops = task.flops_per_token if isinstance(task, CountsFlops) else flops_per_token
         device, rank, size = self.processes.device, self.processes.rank, self.processes.size
-        self.throughput = Throughput(flops(model), device, size)
-        scales = {"rate_scale": task.rate_scale} if isinstance(task, ScalesRates) else {}
-        optimizer = build_optimizer(model, config, **scales)
+        self.throughput = Throughput(task.flops_per_token(model), device, size)
+        optimizer = build_optimizer(model, config, task.rate_scale)
         self.engine = make_engine(accelerator, model, optimizer)
         torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
         self.profile = Profile(config, run.path, rank)
@@ -204,8 +189,7 @@ class Trainer:
     # --- one step ---------------------------------------------------------------------------
 
     def _open_stream(self, saved: dict[str, Any] | None) -> None:
-        if isinstance(self.task, SurveysData):
-            self.task.use_survey(self.processes.on_main(self.task.survey))
+        self.task.use_survey(self.processes.on_main(self.task.survey))
         self.stream = self.task.train_stream(self.processes.rank, self.processes.size, saved)
         check_same_data(self.stream.fingerprint, self.processes)
         self._data_state = self.stream.state
@@ -260,10 +244,9 @@ class Trainer:
 
     def _log_exposure(self, step: int) -> None:
         """Logs the configured and the realized shares of the data in this phase so far."""
-        if isinstance(self.task, ReportsExposure):
-            exposure = self.task.exposure(self.progress.counts, self._phase)
-            if exposure:
-                self.tracker.event("exposure", step, phase=self._phase, **exposure)
+        exposure = self.task.exposure(self.progress.counts, self._phase)
+        if exposure:
+            self.tracker.event("exposure", step, phase=self._phase, **exposure)
 
     def _track(self) -> Tracker:
         step = self.progress.step
@@ -292,8 +275,6 @@ class Trainer:
             self.throughput.start()
 
     def _evaluate(self) -> None:
-        if not isinstance(self.task, Evaluates):
-            return
         self.watchdog.enter(f"step {self.progress.step}: evaluation")
         self.engine.model.eval()
         metrics = self.task.evaluate(self.engine.model, self._context)
@@ -305,8 +286,6 @@ class Trainer:
             self.tracker.event("early_stop", self.progress.step, metric=self.config.keep_best_by)
 
     def _finish(self) -> None:
-        if not isinstance(self.task, Finishes):
-            return
         self.watchdog.enter("finishing")
         self.engine.model.eval()
         exported = self.saver.best() or self._last
@@ -353,7 +332,7 @@ class Trainer:
                 "best": self.early_stopping.best,
                 "without": self.early_stopping.without,
             },
-            "task": self.task.state() if isinstance(self.task, HasState) else None,
+            "task": self.task.state(),
         }
         self.saver.save(step, state, data)
         self._last = Checkpoint(self.run.path / name(step), step)
@@ -382,8 +361,7 @@ class Trainer:
             stopping["best"],
             stopping["without"],
         )
-        if isinstance(self.task, HasState):
-            self.task.restore(state.get("task"))
+        self.task.restore(state.get("task"))
         self._last = saved
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank

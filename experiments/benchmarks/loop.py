@@ -155,7 +155,8 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     """Share of the GPU's dense bf16 peak; None if that is unknown."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from bsmeta.training.metrics import flops_per_token, peak_flops
+    from bsmeta.training.metrics import peak_flops
+    from bsmeta.training.task import flops_per_token
 
     peak = peak_flops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if peak is None:

@@ -25,7 +25,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.keys import key
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget, open_store
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -73,7 +73,7 @@ class Classifier(nn.Module):
         return self.layer(self.dropout(mean)).float()
 
 
-class BudgetTask:
+class BudgetTask(Task):
     """Rows 0 to 89 are trained on, 20 are for validation, the last 20 for the test."""
 
     def __init__(self, config: BudgetConfig) -> None:

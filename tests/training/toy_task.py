@@ -16,7 +16,7 @@ from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.training.task import EvaluationContext, Loss, Metric
+from bsmeta.training.task import EvaluationContext, Loss, Metric, Task
 
 
 class ToyStream:
@@ -59,7 +59,7 @@ class ToyStream:
         return states[0]
 
 
-class ToyTask:
+class ToyTask(Task):
     def __init__(self, config: CausalLMConfig) -> None:
         self.config = config
 

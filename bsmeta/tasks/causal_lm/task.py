@@ -49,7 +49,7 @@ from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.tasks.causal_lm.checks import positions_problems
 from bsmeta.tasks.causal_lm.model_card import write_card
 from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
-from bsmeta.training.task import EvaluationContext, Loss, Metric, Shape
+from bsmeta.training.task import EvaluationContext, Loss, Metric, Shape, Task
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ LOWER_IS_BETTER = {
 }
 
 
-class CausalLanguageModel:
+class CausalLanguageModel(Task):
     """Predicts the next token of text that has metadata before, in and after it.
 
     Documents that are packed into one sequence do not attend to each other (`models.layers`),

@@ -42,14 +42,22 @@ from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
 from bsmeta.tasks.classification.results import Choice, scores_of
 from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Shape, batched
+from bsmeta.training.task import (
+    EvaluationContext,
+    FinishContext,
+    Loss,
+    Metric,
+    Shape,
+    Task,
+    batched,
+)
 
 logger = logging.getLogger(__name__)
 
 TEXTS_AT_ONCE = 1000  # texts that `predict` folds and sorts by length at one time
 
 
-class TextClassifier:
+class TextClassifier(Task):
     """Predicts the label of a text; a long text is folded into chunks, each a row of a batch."""
 
     def __init__(self, config: ClassificationConfig) -> None:

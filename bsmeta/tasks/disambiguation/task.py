@@ -30,12 +30,12 @@ from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Detector, Predictor, open_detector
 from bsmeta.tasks.disambiguation.texts import Row
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Task
 
 log = logging.getLogger(__name__)
 
 
-class EntityDisambiguator:
+class EntityDisambiguator(Task):
     """Predicts which of its candidates a mention means."""
 
     def __init__(self, config: DisambiguationConfig) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -38,7 +38,7 @@ from bsmeta.tasks.spelling.samples import (
     make_noise,
     open_table,
 )
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, batched
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Task, batched
 
 TEXTS_AT_ONCE = 500  # records that are batched together
 
@@ -48,7 +48,7 @@ CALIBRATION = "calibration.json"
 logger = logging.getLogger(__name__)
 
 
-class SpellingTask(ABC):
+class SpellingTask(Task):
     """A task on texts and their corrections, whose steps are bounded in tokens."""
 
     _config: SpellingConfig
