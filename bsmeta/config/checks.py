@@ -82,9 +82,9 @@ class TaskEntry:
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
             (`bsmeta.tasks.checkpoints.Location`), and the `EvaluationContext`.
         programs: The entry points beside `train.py` that work with its checkpoints.
-        has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
+        has_epochs: Whether its runs may be measured in epochs (`Task.steps_per_epoch`).
         finishes: Whether it reads `model/` of a checkpoint when a run ends
-            (`bsmeta.training.task.Task.finish`).
+            (`Task.finish`).
         fully_shards: Whether its runs under FSDP2 have been tried, which calls the model in one
             piece; others are refused.
     """

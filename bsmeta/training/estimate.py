@@ -43,7 +43,7 @@ from bsmeta.core.process import StopRequest
 from bsmeta.training.distributed import Processes, start
 from bsmeta.training.optimization import matrices_in_layers
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.task import HasEpochs, HasShape, Shape, Task
+from bsmeta.training.task import Shape, Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
@@ -363,9 +363,7 @@ class Probe:
 
 def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     """Runs a few steps as the run would, in a temporary folder; all ranks call it."""
-    launched = checked.launch.num_processes
-    epoch = task.steps_per_epoch(launched) if isinstance(task, HasEpochs) else None
-    schedule = Schedule.of(config, epoch)
+    schedule = Schedule.of(config, task.steps_per_epoch(checked.launch.num_processes))
     steps = min(config.estimate_steps, schedule.max_steps)
     # The first steps also open the data streams, fill caches, and choose kernels.
     warm_up = steps // 2
@@ -387,9 +385,10 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
     Raises:
         ConfigurationError: If the task cannot describe its model without loading it.
     """
-    if not isinstance(task, HasShape):
+    shape = task.shape()
+    if shape is None:
         raise ConfigurationError(f"estimate=true: task={config.task} cannot be estimated")
-    counted = Forecast(config, task.shape(), checked)
+    counted = Forecast(config, shape, checked)
     console = Console(soft_wrap=False, highlight=False)
     if is_main:
         counted.show(console)

@@ -27,7 +27,7 @@ from bsmeta.training.run_folder import (
     write_stopped_start,
 )
 from bsmeta.training.saving import explain_full_disk
-from bsmeta.training.task import HasEpochs, Task
+from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
@@ -71,8 +71,7 @@ def run(
     processes = Processes.of(accelerator)
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
         with _refusal_in_status(out_dir):
-            epoch = task.steps_per_epoch(processes.size) if isinstance(task, HasEpochs) else None
-            schedule = Schedule.of(config, epoch)
+            schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
         folder = RunFolder(out_dir.resolve())
         resume = resumes(config, folder.path)
         processes.on_main(

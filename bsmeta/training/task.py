@@ -139,6 +139,30 @@ class FinishContext(EvaluationContext):
     exported: Path
 
 
+@dataclass(frozen=True)
+class Shape:
+    """The model and micro-batch from which memory and speed are estimated.
+
+    Attributes:
+        model: The model without weights, on the meta device: its parameters are counted.
+        body: The part of it that makes hidden states from ids; it is called without values.
+        layers: The layers of the body, which can be recomputed.
+        length: Tokens per row.
+        outputs: Logits per token.
+        recompute_every: The n of "recompute every n-th layer", where layers are recomputed.
+        loss_chunk: Maximum number of logits that exist at once; 0: all of a micro-batch.
+    """
+
+    model: nn.Module
+    body: nn.Module
+    layers: list[nn.Module]
+    rows: int
+    length: int
+    outputs: int
+    recompute_every: int = 1
+    loss_chunk: int = 0
+
+
 class Task(ABC):
     """What the trainer requires of every task; methods with a default are optional."""
 
@@ -157,6 +181,17 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Runs the forward pass of one micro-batch."""
+
+    def shape(self) -> Shape | None:
+        """Describes model and micro-batch for an estimate; None: they cannot be before loading."""
+        return None
+
+    def steps_per_epoch(self, world_size: int) -> int | None:
+        """Steps that train on every row of a finite table once; 0: the run trains nothing by steps.
+
+        None: the runs of the task cannot be measured in epochs.
+        """
+        return None
 
     def survey(self) -> Any:
         """Looks at the data on rank 0 for all, before the streams are opened; picklable."""
@@ -218,49 +253,10 @@ def flops_per_token(model: nn.Module) -> float:
 
 
 @runtime_checkable
-class HasEpochs(Protocol):
-    """A task on a finite table, whose runs can be measured in epochs."""
-
-    def steps_per_epoch(self, world_size: int) -> int:
-        """Number of steps that train on every row once; 0: the run trains nothing by steps."""
-
-
-@runtime_checkable
 class Exports(Protocol):
     """A task that writes its model in the form that other programs load (called on rank 0)."""
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None: ...
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The model and micro-batch from which memory and speed are estimated.
-
-    Attributes:
-        model: The model without weights, on the meta device: its parameters are counted.
-        body: The part of it that makes hidden states from ids; it is called without values.
-        layers: The layers of the body, which can be recomputed.
-        length: Tokens per row.
-        outputs: Logits per token.
-        recompute_every: The n of "recompute every n-th layer", where layers are recomputed.
-        loss_chunk: Maximum number of logits that exist at once; 0: all of a micro-batch.
-    """
-
-    model: nn.Module
-    body: nn.Module
-    layers: list[nn.Module]
-    rows: int
-    length: int
-    outputs: int
-    recompute_every: int = 1
-    loss_chunk: int = 0
-
-
-@runtime_checkable
-class HasShape(Protocol):
-    """A task whose memory and speed can be estimated before anything is loaded."""
-
-    def shape(self) -> Shape: ...
 
 
 @runtime_checkable
