@@ -123,7 +123,7 @@ def _compile(builder: Any, library: Path) -> None:
     """Compiles the op in a folder of its own and moves it to its place; holds the lock."""
     for left in library.parent.glob(f"{_BUILDING}*"):  # by processes that were killed
         shutil.rmtree(left, ignore_errors=True)
-    scripts, path = Path(sys.executable).parent, os.environ["PATH"]
+    scripts, path = Path(sys.executable).parent, os.environ.get("PATH", "")
     if (scripts / "ninja").exists():  # that of this environment
         path = f"{scripts}{os.pathsep}{path}"
     with tempfile.TemporaryDirectory(
