@@ -15,7 +15,7 @@ from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.metadata_type import MetadataType
 from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import Record
-from bsmeta.tasks.causal_lm.arms import PromptRenderer, prompt_config
+from bsmeta.tasks.causal_lm.arms import StyledRenderer
 from bsmeta.tasks.causal_lm.decoding import Contexts
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.model_card import example
@@ -143,7 +143,7 @@ def test_both_are_evaluated(tmp_path: Path) -> None:
     documents = HeldOutDocuments(held_out, max_documents=None, deduplicate=False)
     assert documents.columns() == ["language", "passage"]
     assert documents.carried == {"language": 1, "passage": 1}
-    prompts = PromptRenderer(prompt_config(held_out.metadata_config))
+    prompts = StyledRenderer("prompt", held_out.metadata_config)
     assert prompts.render(documents[0], TYPES).prefix == (
         "Further languages: fr, de; Written in: en."
     )

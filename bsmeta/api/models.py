@@ -33,8 +33,7 @@ from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.decoding import is_announced
 from bsmeta.tasks.causal_lm.documents import GivenDocuments
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.results import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.scoring import WINDOWS
+from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, WINDOWS
 from bsmeta.tasks.causal_lm.text_mode import Result, Writer, changed
 from bsmeta.tasks.checkpoints import locate, open_task, task_of
 from bsmeta.training.task import ChangesText, Predicts, PredictsFromData, Task

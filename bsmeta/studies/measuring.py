@@ -42,7 +42,8 @@ from bsmeta.tasks.causal_lm.checkpoints import (
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.results import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT, ComparisonSums
+from bsmeta.tasks.causal_lm.results import ComparisonSums
+from bsmeta.tasks.causal_lm.scoring import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.checkpoints import Location, locate
 from bsmeta.training.task import flops_per_token
 

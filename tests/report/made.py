@@ -19,19 +19,20 @@ from bsmeta.tasks.causal_lm import report as evaluation
 from bsmeta.tasks.causal_lm.arms import configured_comparisons
 from bsmeta.tasks.causal_lm.documents import slices_of
 from bsmeta.tasks.causal_lm.results import (
+    ComparisonSums,
+    ModelReport,
+    Report,
+    paired_metrics,
+    rows_of,
+    slice_rows_of,
+)
+from bsmeta.tasks.causal_lm.scoring import (
     BYTES,
     COLUMNS,
     NATS_WITH,
     NATS_WITHOUT,
     TOKENS,
     TOKENS_WITH,
-    ComparisonSums,
-    DocumentSums,
-    ModelReport,
-    Report,
-    paired_metrics,
-    rows_of,
-    slice_rows_of,
 )
 from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.examples import Chunk
@@ -89,7 +90,7 @@ def evaluation_page(folder: Path) -> Path:
         data={"file": "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz", "documents": count,
               "left_out": {"too short": 3}, "metadata_list": list(TYPES), "max_seq_len": 1024},
         rows=rows_of(comparisons, sums, totals, edges, metrics_of),
-        sums=DocumentSums(names, [*range(count)], {n: own.totals for n, own in sums.items()}),
+        names=names, digests=[*range(count)], totals={n: own.totals for n, own in sums.items()},
         slices=slice_rows_of(slices, comparisons, sums, metrics_of),
     )  # fmt: skip
     folder.mkdir(parents=True)

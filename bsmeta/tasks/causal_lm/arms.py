@@ -16,9 +16,8 @@ is listed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -32,7 +31,7 @@ from bsmeta.core.progress import reporting
 from bsmeta.data.text.encoding import WORDS, DocumentEncoder
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Donors, Rendered, Renderer
 from bsmeta.tasks.causal_lm.documents import NamedDocuments
 from bsmeta.tasks.causal_lm.scoring import Window, Windows, max_batch_tokens, plan_batches
@@ -44,7 +43,6 @@ TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
 
 AGAINST = "own_against_"
 """Prefix of the groups that compare an arm with its control instead of with no metadata."""
-
 
 FEWEST_BLOCKS = 16
 """Minimum number of blocks, so that several ranks can share a small set."""
@@ -79,67 +77,52 @@ class Arm:
         return ", ".join(self.types) + (f" ({', '.join(variants)})" if variants else "")
 
 
-NOTHING = Arm()
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Two arms over the same bytes: the effect of `test` relative to `base`.
 
     Attributes:
-        group: The group that it belongs to, such as `all` or `each`.
         name: Unique among the comparisons, such as `each/url`.
+        group: The group that it belongs to, such as `all` or `each`.
     """
 
-    group: str
     name: str
+    group: str
     base: Arm
     test: Arm
 
+    @property
+    def subject(self) -> str:
+        """What it is about, whatever its group: `all`, or types joined by +."""
+        return self.name.partition("/")[2] or self.name
 
-def _all(types: tuple[str, ...]) -> list[Comparison]:
-    return [Comparison("all", "all", NOTHING, Arm(types))]
-
-
-def _each(types: tuple[str, ...]) -> list[Comparison]:
-    return [Comparison("each", f"each/{type_}", NOTHING, Arm((type_,))) for type_ in types]
-
-
-def _left_out(types: tuple[str, ...]) -> list[Comparison]:
-    return [
-        Comparison("left_out", f"left_out/{type_}", NOTHING, Arm(_others(types, type_)))
-        for type_ in types
-    ]
+    def varied(self, group: str, *, base: Arm | None = None, test: Arm | None = None) -> Comparison:
+        """The comparison with another arm, in another group."""
+        name = f"{group}/{self.subject}"
+        return Comparison(name, group, base or self.base, test or self.test)
 
 
-def _added(types: tuple[str, ...]) -> list[Comparison]:
-    return [
-        Comparison("added", f"added/{type_}", Arm(_others(types, type_)), Arm(types))
-        for type_ in types
-    ]
-
-
-def _others(types: tuple[str, ...], left_out: str) -> tuple[str, ...]:
-    return tuple(other for other in types if other != left_out)
-
-
-COMPARISONS: dict[str, Callable[[tuple[str, ...]], list[Comparison]]] = {
-    "all": _all,
-    "each": _each,
-    "left_out": _left_out,
-    "added": _added,
-}
-
-
+NOTHING = Arm()
 TEXT_ALONE = Comparison(TEXT, TEXT, NOTHING, NOTHING)
-
-
 """The comparison with identical arms, which scores every document without metadata."""
 
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:
     """The comparisons of these groups, in the order of the groups."""
-    return [comparison for group in groups for comparison in COMPARISONS[group](tuple(types))]
+    everything = Arm(tuple(types))
+    found = []
+    for group in groups:
+        if group == "all":
+            found.append(Comparison(group, group, NOTHING, everything))
+            continue
+        for name in types:
+            alone, others = Arm((name,)), Arm(tuple(other for other in types if other != name))
+            pairs = {
+                "each": (NOTHING, alone), "left_out": (NOTHING, others),
+                "added": (others, everything),
+            }  # fmt: skip
+            found.append(Comparison(f"{group}/{name}", group, *pairs[group]))
+    return found
 
 
 def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
@@ -149,38 +132,26 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
         ConfigurationError: A name is unknown; the message lists all of them.
     """
     problems: list[str] = []
-    chosen = []
+    plain = plan_comparisons(config.comparisons, types)
     for entry in config.chosen:
         wanted = entry.split("+")
         problems += [
-            f"chosen={list(config.chosen)}: {comparison} is not in metadata_list {list(types)}"
-            for comparison in wanted
-            if comparison not in types
+            f"chosen={list(config.chosen)}: {name} is not in metadata_list {list(types)}"
+            for name in wanted
+            if name not in types
         ]
-        own = tuple(type_ for type_ in types if type_ in wanted)
-        chosen.append(Comparison("chosen", f"chosen/{entry}", NOTHING, Arm(own)))
+        own = Arm(tuple(name for name in types if name in wanted))
+        plain.append(Comparison(f"chosen/{entry}", "chosen", NOTHING, own))
     if problems:
         raise ConfigurationError("\n".join(problems))
-    plain = [*plan_comparisons(config.comparisons, types), *chosen]
-    repeated = [arm for arm in plain if arm.group in ("all", "each", "chosen")]
-    varied = [
-        _varied(comparison, control, controlled(comparison.test, control))
-        for control in config.controls
-        for comparison in repeated
-    ]
+    repeated = [own for own in plain if own.group in ("all", "each", "chosen")]
+    pairs = [(control, own) for control in config.controls for own in repeated]
+    varied = [own.varied(control, test=controlled(own.test, control)) for control, own in pairs]
     varied += [
-        replace(
-            _varied(comparison, AGAINST + control, comparison.test),
-            base=controlled(comparison.test, control),
-        )
-        for control in config.controls
-        for comparison in repeated
+        own.varied(AGAINST + control, base=controlled(own.test, control)) for control, own in pairs
     ]
     if config.prompt:
-        varied += [
-            _varied(comparison, PROMPT, replace(comparison.test, style=PROMPT))
-            for comparison in repeated
-        ]
+        varied += [own.varied(PROMPT, test=replace(own.test, style=PROMPT)) for own in repeated]
     return [TEXT_ALONE, *plain, *varied]
 
 
@@ -191,44 +162,70 @@ def controlled(arm: Arm, control: str) -> Arm:
     return replace(arm, values=control)
 
 
-def _varied(comparison: Comparison, group: str, test: Arm) -> Comparison:
-    """The comparison with another test arm, in another group."""
-    name = comparison.name.partition("/")[2] or comparison.name
-    return Comparison(group, f"{group}/{name}", comparison.base, test)
+class StyledRenderer:
+    """Renders documents in the style of an arm.
 
-
-class FormRenderer:
-    """Renders documents with a prefix that has no information about them.
-
-    Args:
-        with_words: Whether to fill the prefix with junk words, to the length of the document's own
-            prefix; otherwise it has only the start and end of a prefix.
+    Attributes:
+        config: The metadata settings, with the separators of the style.
     """
 
-    def __init__(self, config: MetadataConfig, *, with_words: bool) -> None:
+    def __init__(self, style: str, config: MetadataConfig) -> None:
+        if style == PROMPT:
+            config = replace(
+                config, metadata_sep="; ", metadata_prefix_sep=".", metadata_prefix_start_seq=""
+            )
+        self.config = config
+        self._style = style
         self._renderer = Renderer(config)
-        self._start, self._end = config.metadata_prefix_start_seq, config.metadata_prefix_sep
-        self._with_words = with_words
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """The text after such a prefix; the text alone if the types produce no prefix.
+        """The document with its metadata of these types; the text alone if they give no prefix.
 
-        Local metadata is left out: it is content.
+        Only the style of training has local metadata at its places: it is content.
         """
+        if self._style == TRAINING:
+            return self._renderer.render(document, types)
+        plain = Rendered(document.text, body=document.text)
+        if self._style == PROMPT:
+            return self._as_prompt(document, types, plain)
         own = self._renderer.render(document, types)
-        room = len(own.prefix) - len(self._start) - len(self._end)
-        words = _junk(own.prefix, room) if self._with_words else ""
-        prefix = (self._start + words + self._end).lstrip()
+        start, end = self.config.metadata_prefix_start_seq, self.config.metadata_prefix_sep
+        room = len(own.prefix) - len(start) - len(end)
+        words = _junk(own.prefix, room) if self._style == FORM else ""
+        prefix = (start + words + end).lstrip()
         if not own.prefix or not prefix:
-            return Rendered(document.text, body=document.text)
-        return Rendered(
-            text=document.text,
+            return plain
+        return replace(
+            plain,
             prefix=prefix,
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
             prefix_token_types=own.prefix_token_types[:1],
             lead=own.lead,
-            body=document.text,
             types=own.types,
+        )
+
+    def _as_prompt(self, document: Document, types: Sequence[str], plain: Rendered) -> Rendered:
+        """The text after a sentence with its metadata."""
+        config = self.config
+        fields = {
+            key: text
+            for key in config.metadata_list
+            if key in types and (text := _field(key, document))
+        }
+        if not fields:
+            return plain
+        *strings, last = fields.values()
+        strings = [text + config.metadata_sep for text in strings]
+        strings.append(last + config.metadata_prefix_sep)
+        bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
+        token_types = [1 + config.metadata_list.index(key) for key in fields]
+        return replace(
+            plain,
+            prefix="".join(strings),
+            prefix_spans=np.stack((bounds[:-1], bounds[1:]), axis=1),
+            prefix_token_types=np.array(token_types, np.uint8),
+            lead=" ",
+            types=tuple(fields),
         )
 
 
@@ -241,48 +238,10 @@ def _junk(prefix: str, room: int) -> str:
     return words
 
 
-def prompt_config(config: MetadataConfig) -> MetadataConfig:
-    """The configuration with the separators of prompt style."""
-    return replace(config, metadata_sep="; ", metadata_prefix_sep=".", metadata_prefix_start_seq="")
-
-
-class PromptRenderer:
-    """Renders documents in prompt style.
-
-    Args:
-        config: The result of `prompt_config`.
-    """
-
-    def __init__(self, config: MetadataConfig) -> None:
-        self._config = config
-
-    def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """The document after a sentence with its metadata of these types."""
-        config = self._config
-        fields = {
-            key: text
-            for key in config.metadata_list
-            if key in types and (text := _field(key, document.records(key)))
-        }
-        if not fields:
-            return Rendered(document.text, body=document.text)
-        strings = [text + config.metadata_sep for text in fields.values()]
-        strings[-1] = strings[-1].removesuffix(config.metadata_sep) + config.metadata_prefix_sep
-        bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
-        token_types = [1 + config.metadata_list.index(key) for key in fields]
-        return Rendered(
-            text=document.text,
-            prefix="".join(strings),
-            prefix_spans=np.stack((bounds[:-1], bounds[1:]), axis=1),
-            prefix_token_types=np.array(token_types, np.uint8),
-            lead=" ",
-            body=document.text,
-            types=tuple(fields),
-        )
-
-
-def _field(key: str, records: Sequence[Record]) -> str:
+def _field(key: str, document: Document) -> str:
+    """`Title: Sets`; "" if the document has no value of the type that is words."""
     kind = type_of(key)
+    records = document.records(key)
     shown = [record for record in records if kind.is_listed or not record.is_local()]
     values = [kind.prompt_value(str(record.value)) for record in shown]
     name = kind.prompt_label or key.replace("_", " ").capitalize()
@@ -299,14 +258,12 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
         Blocks of document indices, the longest documents first.
     """
     count = len(costs)
-    if count == 0:
-        return []
-    wanted = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK))
+    wanted = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
     share = sum(costs) / wanted
-    blocks: list[list[int]] = [[]]
+    blocks: list[list[int]] = []
     filled = 0.0
     for index in sorted(range(count), key=lambda i: (-costs[i], i)):
-        if blocks[-1] and filled + costs[index] / 2 > share:
+        if not blocks or filled + costs[index] / 2 > share:
             blocks.append([])
             filled = 0.0
         blocks[-1].append(index)
@@ -316,8 +273,8 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
 
 def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
     """The blocks that a rank scores; every rank gets the same number, possibly some empty."""
+    mine = [*blocks[rank::world_size]]
     rounds = -(-len(blocks) // world_size)
-    mine = [blocks[i] for i in range(rank, len(blocks), world_size)]
     return mine + [[] for _ in range(rounds - len(mine))]
 
 
@@ -345,22 +302,6 @@ class Block:
     copies: dict[Place, Place] = field(default_factory=dict)
 
 
-class AnyRenderer(Protocol):
-    """Renders a document with the given metadata types as text, in one style."""
-
-    def render(self, document: Document, types: Sequence[str]) -> Rendered: ...
-
-
-class _Style:
-    """The renderer of one style, and its encoder, which closes truncated prefixes in that style."""
-
-    def __init__(
-        self, renderer: AnyRenderer, tokenizer: PreTrainedTokenizerBase, config: DataConfig
-    ) -> None:
-        self.renderer = renderer
-        self.encoder = DocumentEncoder(tokenizer, config)
-
-
 class BlockMaker:
     """Builds blocks."""
 
@@ -378,17 +319,15 @@ class BlockMaker:
         self._arms = list(dict.fromkeys(arms))
         self._windows = windows
         metadata = config.metadata_config
-        self._styles = {TRAINING: _Style(Renderer(metadata), tokenizer, config)}
         # a document is shown as in training; the controls below replace that by something else
         self._own = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
-        config = replace(config, metadata_config=replace(metadata, metadata_values=OWN))
-        metadata = config.metadata_config
-        if any(arm.style == PROMPT for arm in self._arms):
-            self._styles[PROMPT] = _prompt_style(metadata, tokenizer, config)
-        for style, with_words in ((FORM, True), (SEPARATOR, False)):
-            if any(arm.style == style for arm in self._arms):
-                renderer = FormRenderer(metadata, with_words=with_words)
-                self._styles[style] = _Style(renderer, tokenizer, config)
+        self._styles: dict[str, tuple[StyledRenderer, DocumentEncoder]] = {}
+        for style in dict.fromkeys(arm.style for arm in self._arms):
+            values = metadata.metadata_values if style == TRAINING else OWN
+            renderer = StyledRenderer(style, replace(metadata, metadata_values=values))
+            # the encoder closes truncated prefixes in the style
+            encoder = DocumentEncoder(tokenizer, replace(config, metadata_config=renderer.config))
+            self._styles[style] = (renderer, encoder)
         self._donors = None
         if any(self._values(arm) != OWN for arm in self._arms):
             self._donors = Donors(documents, metadata.metadata_list, seed)
@@ -409,16 +348,16 @@ class BlockMaker:
         self._encode(renderings, block)
         scored: list[Place] = []
         seen: dict[tuple[bytes, bytes], Place] = {}
-        places = [(r, w) for r, made in enumerate(block.windows) for w in range(len(made))]
-        for place in places:
-            window = block.windows[place[0]][place[1]]
-            if not window.scored.any():
-                continue
-            first = seen.setdefault((window.ids.tobytes(), window.scored.tobytes()), place)
-            if first == place:
-                scored.append(place)
-            else:
-                block.copies[place] = first
+        for rendering, windows in enumerate(block.windows):
+            for number, window in enumerate(windows):
+                if not window.scored.any():
+                    continue
+                place = (rendering, number)
+                first = seen.setdefault((window.ids.tobytes(), window.scored.tobytes()), place)
+                if first == place:
+                    scored.append(place)
+                else:
+                    block.copies[place] = first
         lengths = [len(block.windows[r][w].ids) for r, w in scored]
         for batch in plan_batches(lengths, self._max_tokens):
             block.batches.append([scored[i] for i in batch])
@@ -435,7 +374,7 @@ class BlockMaker:
             if values not in variants:
                 assert self._donors is not None
                 variants[values] = self._donors.with_values(index, document, values)
-            rendering = self._styles[arm.style].renderer.render(variants[values], arm.types)
+            rendering = self._styles[arm.style][0].render(variants[values], arm.types)
             key = (rendering.prefix, rendering.lead, rendering.body)
             if key not in known:
                 known[key] = len(renderings)
@@ -448,16 +387,9 @@ class BlockMaker:
         """Build the windows of each rendering, with one tokenizer call per style."""
         block.windows = [[] for _ in renderings]
         block.prefix_cut = [False] * len(renderings)
-        for name, style in self._styles.items():
-            places = [i for i, (own, _) in enumerate(renderings) if own == name]
-            encoded = style.encoder.encode([renderings[i][1] for i in places]) if places else []
+        for style, (_, encoder) in self._styles.items():
+            places = [i for i, (own, _) in enumerate(renderings) if own == style]
+            encoded = encoder.encode([renderings[i][1] for i in places]) if places else []
             for place, document in zip(places, encoded, strict=True):
                 block.windows[place] = self._windows(document, self._config)
                 block.prefix_cut[place] = document.prefix_cut
-
-
-def _prompt_style(
-    metadata: MetadataConfig, tokenizer: PreTrainedTokenizerBase, config: DataConfig
-) -> _Style:
-    own = prompt_config(metadata)
-    return _Style(PromptRenderer(own), tokenizer, replace(config, metadata_config=own))

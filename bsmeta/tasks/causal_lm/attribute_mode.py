@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +46,16 @@ from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.decoding import check_type
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.scoring import Window, max_batch_tokens, plan_batches, scoring
-from bsmeta.tasks.checkpoints import Location
 
 ROWS = 20
 """Maximum number of candidates to print; the file has all of them."""
 
 NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "always the majority"}
-
 TOP = (1, 5)
 
 
 class Likelihoods:
-    """Scores texts after the prefix of each candidate.
-
-    Args:
-        all_pieces: Whether to score all chunks of a text, or only its first chunk.
-    """
+    """Scores texts (all their chunks, or only the first) after the prefix of each candidate."""
 
     def __init__(
         self,
@@ -78,17 +73,17 @@ class Likelihoods:
         self._all_pieces = all_pieces
         self._encoder = DocumentEncoder(tokenizer, config)
         renderer = Renderer(config.metadata_config)
-        self._heads = [_head(renderer, candidate) for candidate in candidates]
-        encoded = self._encoder.encode(self._heads)
-        self._prefixes = [candidate.prefix_ids for candidate in encoded]
+        heads = []
+        for record in candidates:
+            assert record.key is not None
+            rendered = renderer.render(Document("", None, {record.key: [record]}), (record.key,))
+            heads.append(replace(rendered, suffix=""))
+        self.prefixes = [head.prefix for head in heads]
+        self._lead = heads[0].lead
+        self._prefixes = [head.prefix_ids for head in self._encoder.encode(heads)]
         length = config.metadata_config.max_seq_len
         self._room = length - max(map(len, self._prefixes))
         self._max_tokens = max_batch_tokens(len(tokenizer), rows, length)
-
-    @property
-    def prefixes(self) -> list[str]:
-        """The rendered prefix of each candidate."""
-        return [head.prefix for head in self._heads]
 
     def of(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """log p(text | candidate) in nats, and the number of scored tokens of each text.
@@ -100,31 +95,35 @@ class Likelihoods:
         Raises:
             DataError: A log-probability is not finite.
         """
-        lead = self._heads[0].lead
-        encoded = self._encoder.encode([Rendered(text, lead=lead, body=text) for text in texts])
+        encoded = self._encoder.encode(
+            [Rendered(text, lead=self._lead, body=text) for text in texts]
+        )
         windows: list[Window] = []
         owners: list[tuple[int, int]] = []
         for number, document in enumerate(encoded):
             for chunk in self._chunks(document):
                 for candidate, prefix in enumerate(self._prefixes):
-                    windows.append(_window(prefix, chunk))
+                    ids = np.concatenate((prefix, chunk))
+                    nowhere = np.zeros(len(ids), np.int32)  # text positions are not used
+                    scored = np.arange(len(ids)) > len(prefix)
+                    windows.append(Window(ids, nowhere, nowhere, scored, len(prefix)))
                     owners.append((number, candidate))
         sums = np.zeros((len(texts), len(self._prefixes)))
         tokens = np.zeros(len(texts), np.int64)
         batches = plan_batches([len(window.ids) for window in windows], self._max_tokens)
         with scoring(self._model, self._device) as scorer:
             scores = scorer.score([[windows[i] for i in batch] for batch in batches])
-        for batch, values in zip(batches, scores, strict=True):
-            for index, value in zip(batch, values, strict=True):
-                if not np.isfinite(value).all():
-                    raise DataError(
-                        "checkpoint: the model's log-probabilities are not finite under "
-                        f"{self.prefixes[owners[index][1]]!r}, for a text that begins with "
-                        f"{texts[owners[index][0]][:40]!r}; expected a checkpoint with finite "
-                        "weights, or precision=float32"
-                    )
-                sums[owners[index]] += value.sum()
-                tokens[owners[index][0]] += len(value) if owners[index][1] == 0 else 0
+        for index, value in zip(chain(*batches), chain(*scores), strict=True):
+            text, candidate = owners[index]
+            if not np.isfinite(value).all():
+                raise DataError(
+                    "checkpoint: the model's log-probabilities are not finite under "
+                    f"{self.prefixes[candidate]!r}, for a text that begins with "
+                    f"{texts[text][:40]!r}; expected a checkpoint with finite weights, or "
+                    "precision=float32"
+                )
+            sums[text, candidate] += value.sum()
+            tokens[text] += len(value) if candidate == 0 else 0
         return sums, tokens
 
     def _chunks(self, encoded: EncodedDocument) -> list[np.ndarray]:
@@ -133,20 +132,6 @@ class Likelihoods:
         chunks = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
         chunks = [chunk for chunk in chunks if len(chunk) > 1]
         return chunks if self._all_pieces else chunks[:1]
-
-
-def _head(renderer: Renderer, record: Record) -> Rendered:
-    assert record.key is not None
-    rendered = renderer.render(Document("", None, {record.key: [record]}), (record.key,))
-    return replace(rendered, suffix="")
-
-
-def _window(prefix: np.ndarray, chunk: np.ndarray) -> Window:
-    ids = np.concatenate((prefix, chunk))
-    scored = np.ones(len(ids), bool)
-    scored[: len(prefix) + 1] = False
-    nowhere = np.zeros(len(ids), np.int32)  # text positions are not used
-    return Window(ids, nowhere, nowhere, scored, len(prefix))
 
 
 class Labels:
@@ -158,13 +143,11 @@ class Labels:
 
     def of(self, document: Document) -> str | None:
         """The label of a document's first global record of the type; None if it has none."""
-        for record in document.records(self.key):
-            if not record.is_local():
-                try:
-                    return self._type.group(str(record.value), self._config)
-                except BadDocument as error:
-                    raise DataError(f"metadata_{self.key}: {error}") from error
-        return None
+        values = [str(own.value) for own in document.records(self.key) if not own.is_local()]
+        try:
+            return self._type.group(values[0], self._config) if values else None
+        except BadDocument as error:
+            raise DataError(f"metadata_{self.key}: {error}") from error
 
     def given(self, text: str) -> str:
         """The label of a candidate that a user gave (such as a host or a complete URL).
@@ -173,11 +156,11 @@ class Labels:
             ConfigurationError: It has no label of this type.
         """
         try:
-            label = self._type.group(text, self._config)
+            label, reason = self._type.group(text, self._config), ""
         except BadDocument as error:
-            raise ConfigurationError(f"candidates: {text} is no {self.key}: {error}") from error
+            label, reason = None, f": {error}"
         if label is None:
-            raise ConfigurationError(f"candidates: {text} is no {self.key}")
+            raise ConfigurationError(f"candidates: {text} is no {self.key}{reason}")
         return label
 
     def record(self, label: str) -> Record:
@@ -287,12 +270,17 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
     data = opened.train.data_config
     if config.validation_file is not None:
         data = replace(data, validation_file=config.validation_file)
-    metadata = data.metadata_config
-    _check(config, metadata)
+    kind = type_of(config.type)
+    if kind.is_local or kind.always_present:
+        raise ConfigurationError(
+            f"type={config.type}: expected a type with a value before the text; "
+            f"{config.type} has none"
+        )
+    check_type(config.type, f"type={config.type}", data.metadata_config)
     documents = None
     if not (config.prompt and config.candidates and config.prior == "uniform"):
         documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
-    labels = Labels(config.type, metadata)
+    labels = Labels(config.type, data.metadata_config)
     candidates = find_candidates(labels, config.candidates, documents)
     likelihoods = Likelihoods(
         opened.model,
@@ -303,40 +291,46 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
         rows=config.batch_size,
         device=opened.device,
     )
+    out = report_console(highlight=False)
     if config.prompt:
-        _attribute_prompt(config, candidates, likelihoods)
+        _attribute_prompt(config, candidates, likelihoods, out)
         return
     assert documents is not None
     with progress_bar("scoring", 1) as progress:
         found = _attribute_documents(config, documents, candidates, likelihoods, progress)
-    report = _report(config, opened.location, likelihoods, found)
-    path = _write(report, config, opened.location)
-    out = report_console(highlight=False)
+    report = {
+        "settings": asdict(config),
+        "model": opened.location.model,
+        "type": config.type,
+        "prior": config.prior,
+        "example_prefix": likelihoods.prefixes[0],
+        "metrics": summarize(found, resamples=config.bootstrap_resamples, seed=config.seed),
+        "candidates": by_candidate(found),
+        "documents": by_document(found),
+    }
+    folder = Path(config.out_dir) if config.out_dir else opened.location.run_folder or Path()
+    path = folder / f"attribution-{config.type}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
     show_attribution(report, out)
     out.print(f"written to {path}", markup=False, soft_wrap=True)
 
 
-def _check(config: GenerateConfig, metadata: MetadataConfig) -> None:
-    kind = type_of(config.type)
-    if kind.is_local or kind.always_present:
-        raise ConfigurationError(
-            f"type={config.type}: expected a type with a value before the text; "
-            f"{config.type} has none"
-        )
-    check_type(config.type, f"type={config.type}", metadata)
-
-
 def _attribute_prompt(
-    config: GenerateConfig, candidates: Candidates, likelihoods: Likelihoods
+    config: GenerateConfig, candidates: Candidates, likelihoods: Likelihoods, out: Console
 ) -> None:
+    """Print the candidates of one text, the most probable first."""
     scores, tokens = likelihoods.of([config.prompt])
     if not tokens[0]:
         raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens")
     log_prior = candidates.log_prior(config.prior, None)
-    probabilities = np.exp(posterior(scores, log_prior[None])[0])
-    show_posterior(
-        config.type, candidates.labels, probabilities, scores[0], report_console(highlight=False)
-    )
+    values = np.exp(posterior(scores, log_prior[None])[0])
+    table = _table([config.type, "p(value | text)", "log p(text | value), nats"])
+    for number in np.argsort(-values, kind="stable")[:ROWS]:
+        label, score = candidates.labels[number], scores[0, number]
+        table.add_row(Text(label), f"{values[number]:.4f}", f"{score:.2f}")
+    out.print(table)
 
 
 def _attribute_documents(
@@ -364,38 +358,11 @@ def _attribute_documents(
     if not kept:
         raise ConfigurationError(
             f"type={config.type}: no held-out document has one of the candidates "
-            f"{_some(candidates.labels)} and a text of two tokens"
+            f"{', '.join(candidates.labels[:5])}{', …' if len(candidates.labels) > 5 else ''} and "
+            "a text of two tokens"
         )
     names = [documents.name(index) for index in kept]
     return Attribution(candidates, np.concatenate(rows), np.concatenate(counts), names, kept)
-
-
-def _report(
-    config: GenerateConfig, location: Location, likelihoods: Likelihoods, found: Attribution
-) -> dict[str, Any]:
-    return {
-        "settings": asdict(config),
-        "model": location.model,
-        "type": config.type,
-        "prior": config.prior,
-        "example_prefix": likelihoods.prefixes[0],
-        "metrics": summarize(found, resamples=config.bootstrap_resamples, seed=config.seed),
-        "candidates": by_candidate(found),
-        "documents": by_document(found),
-    }
-
-
-def _write(report: dict[str, Any], config: GenerateConfig, location: Location) -> Path:
-    folder = Path(config.out_dir) if config.out_dir else location.run_folder
-    path = (folder or Path()) / f"attribution-{config.type}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
-    return path
-
-
-def _some(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
 
 
 def show_attribution(report: dict[str, Any], out: Console) -> None:
@@ -426,20 +393,6 @@ def show_attribution(report: dict[str, Any], out: Console) -> None:
     )
 
 
-def show_posterior(
-    key: str,
-    labels: Sequence[str],
-    probabilities: np.ndarray,
-    scores: np.ndarray,
-    out: Console,
-) -> None:
-    """Print the candidates of one text, the most probable first."""
-    table = _table([key, "p(value | text)", "log p(text | value), nats"])
-    for number in np.argsort(-probabilities, kind="stable")[:ROWS]:
-        table.add_row(Text(labels[number]), f"{probabilities[number]:.4f}", f"{scores[number]:.2f}")
-    out.print(table)
-
-
 def _table(heads: Sequence[str], left: Sequence[int] = (0,)) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for number, head in enumerate(heads):
@@ -448,51 +401,48 @@ def _table(heads: Sequence[str], left: Sequence[int] = (0,)) -> Table:
 
 
 def summarize(found: Attribution, *, resamples: int, seed: int) -> dict[str, Any]:
-    """The metrics: accuracy of the best guess, of the best five, and of the majority class."""
+    """The metrics: accuracy of the best guess, of the best five, and of the majority class.
+
+    Each accuracy has its 95% bootstrap interval over documents.
+    """
     ranks, truths = found.ranks, found.truths
-    classes = np.bincount(truths, minlength=len(found.candidates.labels))
-    most_frequent = int(classes.argmax())
+    labels = found.candidates.labels
+    most_frequent = int(np.bincount(truths, minlength=len(labels)).argmax())
     rows = {f"top_{most}": ranks <= most for most in TOP}
     rows["majority_class"] = truths == most_frequent
-    shares = _shares(list(rows.values()), resamples, seed)
+    values = np.stack([*rows.values()]).astype(np.float64)
+    intervals = bootstrap(values, np.ones_like(values), resamples=resamples, seed=seed)
+    shares = {
+        name: {"share": float(row.mean()), **asdict(interval)}
+        for name, row, interval in zip(rows, values, intervals, strict=True)
+    }
     right = found.posterior[np.arange(len(truths)), truths]
     return {
         "documents": len(truths),
-        "candidates": len(found.candidates.labels),
+        "candidates": len(labels),
         "tokens": int(found.tokens.sum()),
-        **dict(zip(rows, shares, strict=True)),
-        "majority_label": found.candidates.labels[most_frequent],
+        **shares,
+        "majority_label": labels[most_frequent],
         "mean_reciprocal_rank": float((1 / ranks).mean()),
         "mean_bits_of_the_truth": float(-right.mean() / np.log(2)),
     }
 
 
-def _shares(rows: Sequence[np.ndarray], resamples: int, seed: int) -> list[dict[str, float]]:
-    """The shares of the documents, each with its 95% bootstrap interval over documents."""
-    values = np.stack(rows).astype(np.float64)
-    intervals = bootstrap(values, np.ones_like(values), resamples=resamples, seed=seed)
-    return [
-        {"share": float(row.mean()), **asdict(interval)}
-        for row, interval in zip(values, intervals, strict=True)
-    ]
-
-
 def by_candidate(found: Attribution) -> list[dict[str, Any]]:
     """For each candidate: its documents, the number guessed right, and the main wrong guess."""
-    guesses = found.posterior.argmax(axis=1)
+    guesses, labels = found.posterior.argmax(axis=1), found.candidates.labels
     rows = []
-    for number, label in enumerate(found.candidates.labels):
+    for number, label in enumerate(labels):
         own = found.truths == number
-        taken_for = np.bincount(guesses[own], minlength=len(found.candidates.labels))
-        taken_for[number] = 0
-        other = found.candidates.labels[int(taken_for.argmax())] if taken_for.any() else None
+        taken_for = np.bincount(guesses[own], minlength=len(labels))
+        correct, taken_for[number] = int(taken_for[number]), 0
         rows.append(
             {
                 "label": label,
                 "documents": int(own.sum()),
-                "correct": int((guesses[own] == number).sum()),
+                "correct": correct,
                 "guessed": int((guesses == number).sum()),
-                "most_often_taken_for": other,
+                "most_often_taken_for": labels[taken_for.argmax()] if taken_for.any() else None,
             }
         )
     return rows

@@ -103,67 +103,42 @@ class Decoder:
             for draw, length in zip(draws, longest, strict=True)
         ]
         written = [Continuation() for _ in draws]
-        sequence = _Sequence(batch.rows, self._eos, self._max_length, self._device)
-        ids = sequence.ids
+        width, cache = max(map(len, batch.rows)), None
+        padded = [[self._eos] * (width - len(row)) + list(row) for row in batch.rows]
+        ids = torch.tensor(padded, device=self._device)
+        mask = torch.tensor(
+            [[0] * (width - len(row)) + [1] * len(row) for row in batch.rows], device=self._device
+        )
         while True:
-            logits, sequence.cache = self._next(ids, sequence)
-            chosen = batch.choose(logits).tolist()
+            # Each row begins at 0 after its padding. A finished row continues while other rows are
+            # unfinished, but its positions stay below `max_length`.
+            positions = (mask.cumsum(1) - 1).clamp(0, self._max_length - 1)
+            output = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions[:, -ids.shape[1] :],
+                past_key_values=cache,
+                use_cache=True,
+                **self._arguments,
+            )
+            cache = output.past_key_values
+            chosen = batch.choose(output.logits[:, -1, : self._vocabulary].double()).tolist()
             for continuation, token, draw, most in zip(written, chosen, draws, room, strict=True):
-                _record(continuation, token, self._eos, draw, most)
+                if not continuation.finished:
+                    self._record(continuation, token, draw, most)
             if all(continuation.finished for continuation in written):
                 return written
             ids = batch.for_rows(chosen)
-            sequence.extend()
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
 
-    def _next(self, ids: torch.Tensor, sequence: _Sequence) -> tuple[torch.Tensor, Any]:
-        """Logits [rows, vocabulary] after `ids` [rows, n], and the cache, now including `ids`."""
-        output = self._model(
-            input_ids=ids,
-            attention_mask=sequence.mask,
-            position_ids=sequence.positions(ids.shape[1]),
-            past_key_values=sequence.cache,
-            use_cache=True,
-            **self._arguments,
-        )
-        return output.logits[:, -1, : self._vocabulary].double(), output.past_key_values
-
-
-def _record(continuation: Continuation, token: int, eos: int, draw: Draw, room: int) -> None:
-    if continuation.finished:
-        return
-    if token == eos:
-        continuation.finished = "eos"
-        return
-    continuation.ids.append(token)
-    if len(continuation.ids) >= room:
-        continuation.finished = "max_new_tokens" if room == draw.max_new_tokens else "max_seq_len"
-
-
-class _Sequence:
-    """The model inputs of the rows so far: initial ids, attention mask, positions and cache."""
-
-    def __init__(
-        self, rows: Sequence[Sequence[int]], filler: int, max_length: int, device: torch.device
-    ) -> None:
-        width = max(map(len, rows))
-        padded = [[filler] * (width - len(row)) + list(row) for row in rows]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        self.ids = torch.tensor(padded, device=device)
-        self.mask = torch.tensor(mask, device=device)
-        self.cache: Any = None
-        self._last = max_length - 1
-
-    def positions(self, width: int) -> torch.Tensor:
-        """Positions [rows, width] of the last tokens; each row begins at 0 after its padding.
-
-        A finished row continues while other rows are unfinished, but its positions stay below
-        `max_length`.
-        """
-        return (self.mask.cumsum(1) - 1).clamp(0, self._last)[:, -width:]
-
-    def extend(self) -> None:
-        """Extend the attention mask by a token in every row."""
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
+    def _record(self, continuation: Continuation, token: int, draw: Draw, room: int) -> None:
+        if token == self._eos:
+            continuation.finished = "eos"
+            return
+        continuation.ids.append(token)
+        if len(continuation.ids) >= room:
+            ended = "max_new_tokens" if room == draw.max_new_tokens else "max_seq_len"
+            continuation.finished = ended
 
 
 def _rows_of(draw: Draw) -> list[Sequence[int]]:
@@ -288,7 +263,7 @@ class Contexts:
         """
         head = self._rendered(metadata)
         rendered = Rendered(
-            text=prompt,
+            prompt,
             prefix=head.prefix,
             prefix_spans=head.prefix_spans,
             prefix_token_types=head.prefix_token_types,
@@ -305,8 +280,7 @@ class Contexts:
 
     def _rendered(self, metadata: Mapping[str, Any]) -> Rendered:
         given = {key: value for key, value in metadata.items() if value is not None}
-        for key, value in given.items():
-            check_value(key, value, self._config)
+        check_metadata(given, self._config)
         records = {key: _records(key, value) for key, value in given.items()}
         try:
             rendered = self._renderer.render(Document("", None, records), tuple(given))
@@ -337,18 +311,26 @@ def _records(key: str, value: Any) -> list[Record]:
     return [Record(value=value, key=key, type="global") for value in values]
 
 
-def check_value(key: str, value: Any, config: MetadataConfig) -> None:
-    """Reject a metadata value that cannot be in the prefix of this model."""
-    check_type(key, f"metadata.{key}", config)
-    if type_of(key).is_local:
-        _check_announcement(key, value, config)
-    elif type_of(key).always_present:
-        if value is not True:
-            raise ConfigurationError(f"metadata.{key}={value}: expected true, they have no value")
-    else:
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(_is_value(value) for value in values):
-            raise ConfigurationError(f"metadata.{key}={value!r}: expected a string or a number")
+def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
+    """Reject metadata that cannot be in the prefix of this model; None leaves a type out."""
+    for key, value in metadata.items():
+        if value is None:
+            continue
+        check_type(key, f"metadata.{key}", config)
+        if type_of(key).is_local:
+            _check_announcement(key, value, config)
+        elif type_of(key).always_present:
+            if value is not True:
+                raise ConfigurationError(
+                    f"metadata.{key}={value}: expected true, they have no value"
+                )
+        else:
+            values = value if isinstance(value, list) else [value]
+            are_values = [
+                isinstance(one, (str, int, float)) and not isinstance(one, bool) for one in values
+            ]
+            if not values or not all(are_values):
+                raise ConfigurationError(f"metadata.{key}={value!r}: expected a string or a number")
 
 
 def check_type(key: str, name: str, config: MetadataConfig) -> None:
@@ -357,26 +339,20 @@ def check_type(key: str, name: str, config: MetadataConfig) -> None:
     Args:
         name: What the user set, for the message.
     """
-    known = [*config.metadata_list]
+    known, kind = config.metadata_list, type_of(key)
     if key not in known:
-        near = column_keys().get(key) or next(
-            iter(difflib.get_close_matches(key, known, n=1)), None
-        )
+        close = difflib.get_close_matches(key, known, n=1)
+        near = column_keys().get(key) or next(iter(close), None)
         hint = f"; did you mean {near}?" if near in known else ""
         given = [key for key in known if not type_of(key).is_local]
         raise ConfigurationError(
             f"{name}: the model was not trained with this type; expected any of {given}{hint}"
         )
-    is_global = not type_of(key).is_local and not type_of(key).always_present
-    if is_global and config.metadata_position == "append":
+    if config.metadata_position == "append" and not kind.is_local and not kind.always_present:
         raise ConfigurationError(
             f"{name}: the model was trained with metadata_position=append: it reads metadata after "
             "the text, so none can be given before it"
         )
-
-
-def _is_value(value: Any) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
 def is_announced(key: str, config: MetadataConfig) -> bool:
@@ -389,11 +365,9 @@ def _check_announcement(key: str, value: Any, config: MetadataConfig) -> None:
     announced = is_announced(key, config)
     if value is True and announced:
         return
-    fix = (
-        f"the prefix only announces it: metadata.{key}=true"
-        if announced
-        else f"and training did not announce it in the prefix: leave out metadata.{key}"
-    )
+    fix = f"and training did not announce it in the prefix: leave out metadata.{key}"
+    if announced:
+        fix = f"the prefix only announces it: metadata.{key}=true"
     raise ConfigurationError(
         f"metadata.{key}={value}: {key} is a local type; it stands at places in the text and "
         f"cannot be given as a value before it; {fix}"

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from bsmeta.config.causal_lm import EvaluateConfig
-from bsmeta.config.data import REMOTE, DataConfig, in_dataset
+from bsmeta.config.data import REMOTE, in_dataset
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.progress import Advance, progress_bar
@@ -28,10 +28,6 @@ from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.report import print_report, write_report
 from bsmeta.tasks.causal_lm.results import (
-    BYTES,
-    NATS_WITH,
-    NATS_WITHOUT,
-    DocumentSums,
     ModelReport,
     PairRow,
     Report,
@@ -40,6 +36,7 @@ from bsmeta.tasks.causal_lm.results import (
     sign_test,
     slice_rows_of,
 )
+from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.checkpoints import Location, locate, report_folder, untrained
 from bsmeta.training.task import EvaluationContext
 
@@ -67,11 +64,9 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
     with progress_bar("scoring", 1, shown=context.is_main) as progress:
         report = evaluate(config, locations, context, progress)
     if context.is_main:
-        folder = locations[0].run_folder
-        metrics = folder / "metrics.jsonl" if folder else None
-        out_dir = report_folder(
-            config, locations[0], has_other_data=has_other_data(config, locations[0])
-        )
+        first = locations[0]
+        metrics = first.run_folder / "metrics.jsonl" if first.run_folder else None
+        out_dir = report_folder(config, first, has_other_data=has_other_data(config, first))
         print_report(report, write_report(report, out_dir, metrics))
 
 
@@ -102,10 +97,9 @@ def evaluate(
         raise ConfigurationError(f"position_edges={edges}: expected rising bytes that begin with 0")
     models = []
     for number, location in enumerate(locations):
-        done = number / len(locations)
 
-        def advance(share: float, done: float = done) -> None:
-            progress(done + share / len(locations))
+        def advance(share: float, done: int = number) -> None:
+            progress((done + share) / len(locations))
 
         models.append(_evaluate_one(config, location, context, advance))
     pairs = compare_models(models, resamples=config.bootstrap_resamples, seed=config.seed)
@@ -113,10 +107,7 @@ def evaluate(
 
 
 def _evaluate_one(
-    config: EvaluateConfig,
-    location: Location,
-    context: EvaluationContext,
-    progress: Advance,
+    config: EvaluateConfig, location: Location, context: EvaluationContext, progress: Advance
 ) -> ModelReport:
     train = resolve_config(config, location)
     data = train.data_config
@@ -144,15 +135,19 @@ def _evaluate_one(
     return ModelReport(
         checkpoint=location.name,
         model=location.model,
-        data=_described(documents, data),
+        data={
+            "file": os.path.basename(str(documents.path)),
+            "documents": len(documents),
+            "left_out": dict(documents.left_out),
+            "metadata_list": list(data.metadata_config.metadata_list),
+            "max_seq_len": data.metadata_config.max_seq_len,
+        },
         rows=rows_of(
             comparisons, sums, np.array(documents.bytes), config.position_edges, metrics_of
         ),
-        sums=DocumentSums(
-            names=[documents.name(index) for index in range(len(documents))],
-            digests=list(documents.digests),
-            totals={name: found.totals for name, found in sums.items()},
-        ),
+        names=[documents.name(index) for index in range(len(documents))],
+        digests=list(documents.digests),
+        totals={name: found.totals for name, found in sums.items()},
         slices=slice_rows_of(slices, comparisons, sums, metrics_of),
     )
 
@@ -168,25 +163,13 @@ def _check_types(
                 f"{documents.path} has {name}; expected some of its types"
                 f"{nearest(name, documents.columns())}"
             )
-    asked = config.comparisons or config.chosen
-    if metadata.metadata_position == "append" and metadata.metadata_list and asked:
-        if documents.changed:
-            return
+    appends = metadata.metadata_position == "append" and bool(metadata.metadata_list)
+    if appends and (config.comparisons or config.chosen) and not documents.changed:
         raise ConfigurationError(
             "data_config.metadata_config.metadata_position=append: the model reads metadata only "
             "after the text, so no probability of the text can change and every comparison would "
             "be 0.0000 by construction; metadata_list=[] evaluates the text alone"
         )
-
-
-def _described(documents: HeldOutDocuments, data: DataConfig) -> dict[str, object]:
-    return {
-        "file": os.path.basename(str(documents.path)),
-        "documents": len(documents),
-        "left_out": dict(documents.left_out),
-        "metadata_list": list(data.metadata_config.metadata_list),
-        "max_seq_len": data.metadata_config.max_seq_len,
-    }
 
 
 def compare_models(models: Sequence[ModelReport], *, resamples: int, seed: int) -> list[PairRow]:
@@ -210,14 +193,14 @@ def _compare(
 ) -> PairRow | None:
     """Compare two models in one arm; None if no document was scored by both in it."""
     comparison, column = ARMS[shown]
-    if not all(comparison in model.sums.totals for model in (first, second)):
+    if not all(comparison in model.totals for model in (first, second)):
         return None
     _, own, other = np.intersect1d(
-        np.array(first.sums.digests, np.uint64),
-        np.array(second.sums.digests, np.uint64),
+        np.array(first.digests, np.uint64),
+        np.array(second.digests, np.uint64),
         return_indices=True,
     )
-    sums = np.stack([first.sums.totals[comparison][own], second.sums.totals[comparison][other]])
+    sums = np.stack([first.totals[comparison][own], second.totals[comparison][other]])
     sums = sums[:, (sums[:, :, BYTES] > 0).all(axis=0)]
     count = sums.shape[1]
     if not count:

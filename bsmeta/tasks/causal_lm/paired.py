@@ -3,6 +3,12 @@
     documents -> blocks of this rank -> render, encode, windows -> batches -> model
     -> log-probabilities -> readings -> paired sums -> gathered from all ranks
 
+A text is tokenized differently with and without metadata (a tag splits a word, a space moves to
+another token), and each reading leaves some tokens unscored (the first of a window, those that
+share characters with metadata). The character positions at which *both* readings have a token
+boundary split the text into segments; a segment counts if both readings score all of its tokens. So
+both are summed over identical bytes.
+
 Blocks are built, scored and freed one at a time, so memory does not grow with the set. All ranks
 call the model equally often (otherwise collective forward passes would hang): a rank with fewer
 batches makes dummy calls. During training, a fixed subset in two arms is prepared once and scored
@@ -11,9 +17,9 @@ repeatedly.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -36,14 +42,28 @@ from bsmeta.tasks.causal_lm.arms import (
     plan_comparisons,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
-from bsmeta.tasks.causal_lm.results import COLUMNS, ComparisonSums, paired_metrics, paired_sums
-from bsmeta.tasks.causal_lm.scoring import WINDOWS, Reading, Scorer, reading_of, scoring
+from bsmeta.tasks.causal_lm.results import ComparisonSums, paired_metrics
+from bsmeta.tasks.causal_lm.scoring import (
+    BYTES,
+    COLUMNS,
+    CONTEXT,
+    DOCUMENT,
+    NATS_WITH,
+    NATS_WITHOUT,
+    TOKENS,
+    TOKENS_WITH,
+    WINDOWS,
+    Reading,
+    Scorer,
+    reading_of,
+    scoring,
+)  # fmt: skip
 from bsmeta.training.task import Ranks
 
 FAILURES_SHOWN = 5
 
-_Compared = tuple[int, int, bool, np.ndarray]
-"""Comparison index, document index, whether a prefix was truncated, sums."""
+_Compared = tuple[str, int, bool, np.ndarray]
+"""Name of the comparison, document index, whether a prefix was truncated, sums."""
 
 RESAMPLES = 10_000
 
@@ -51,11 +71,76 @@ FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits
 """The most important metrics, which come first so that a narrow screen shows them."""
 
 
+def utf8_lengths(text: str) -> np.ndarray:
+    """UTF-8 length of each character in bytes: int64 [len(text)]."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    wide = (points > 0x7F).astype(np.int64)
+    return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
+
+
+def paired_sums(
+    without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
+) -> np.ndarray:
+    """Sum both readings over the segments that count, by position in the document and by context.
+
+    Args:
+        edges: int [bins], byte positions at which the position bins begin; the first is 0.
+
+    Returns:
+        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (in the
+        reading without metadata); a segment belongs to the bin in which it begins.
+    """
+    sums = np.zeros((2, len(edges), COLUMNS))
+    if not text:
+        return sums
+    readings, size, lengths = (without, with_metadata), len(text), utf8_lengths(text)
+    # a segment begins at each character that no token extends into
+    inside = sum(_coverage(reading.starts + 1, reading.ends, size) for reading in readings)
+    segment = np.cumsum(inside == 0) - 1
+    first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
+
+    def by_segment(places: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(places, values, minlength=len(first))
+
+    good = sum(by_segment(segment, _unscored(reading, size)) for reading in readings) == 0
+    offsets = np.cumsum(lengths) - lengths
+    shown_from = np.zeros(size, dtype=np.int64)
+    shown_from[without.starts] = without.shown_from
+    position = offsets[first]
+    context = position - offsets[shown_from[first]]
+    of_tokens, of_tokens_with = segment[without.starts], segment[with_metadata.starts]
+    columns = {
+        BYTES: by_segment(segment, lengths),
+        TOKENS: by_segment(of_tokens),
+        NATS_WITHOUT: by_segment(of_tokens, np.nan_to_num(without.nats)),
+        NATS_WITH: by_segment(of_tokens_with, np.nan_to_num(with_metadata.nats)),
+        TOKENS_WITH: by_segment(of_tokens_with),
+    }
+    for axis, place in ((DOCUMENT, position), (CONTEXT, context)):
+        bins = np.searchsorted(edges, place[good], side="right") - 1
+        for column, values in columns.items():
+            sums[axis, :, column] = np.bincount(bins, values[good], minlength=len(edges))
+    return sums
+
+
+def _unscored(reading: Reading, size: int) -> np.ndarray:
+    """Whether each character is in no token or in an unscored token: bool [size]."""
+    missing = np.isnan(reading.nats)
+    unscored = _coverage(reading.starts[missing], reading.ends[missing], size)
+    return (_coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)
+
+
+def _coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
+    """Number of spans that contain each character: int64 [size]."""
+    steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
+    return np.cumsum(steps)[:size]
+
+
 class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        windows: Window policy: a name in `bsmeta.tasks.causal_lm.arms.WINDOWS`.
+        windows: Window policy: a name in `bsmeta.tasks.causal_lm.scoring.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
     """
 
@@ -123,20 +208,18 @@ class PairedEvaluation:
                 own += self._compare(block, self._score(scorer, block, failures))
                 progress((number + 1) / len(self._plan))
         self._refuse(self._ranks.gather(failures))
-        sums = {comparison.name: self._empty() for comparison in self._comparisons}
-        names = list(sums)
-        for part in self._ranks.gather(own):
-            for comparison, document, prefix_cut, values in part:
-                found = sums[names[comparison]]
-                found.values[document] = values
-                found.takes_part[document] = True
-                found.prefix_cut[document] = prefix_cut
-        return sums
-
-    def _empty(self) -> ComparisonSums:
         shape = (self._count, 2, len(self._edges), COLUMNS)
-        nobody = np.zeros(self._count, dtype=bool)
-        return ComparisonSums(np.zeros(shape), nobody, nobody.copy())
+        flags = np.zeros((2, self._count), dtype=bool)
+        sums = {
+            comparison.name: ComparisonSums(np.zeros(shape), *flags.copy())
+            for comparison in self._comparisons
+        }
+        for name, document, prefix_cut, values in chain.from_iterable(self._ranks.gather(own)):
+            found = sums[name]
+            found.values[document] = values
+            found.takes_part[document] = True
+            found.prefix_cut[document] = prefix_cut
+        return sums
 
     def _score(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
         """Readings of the block's renderings, in order; adds non-finite scores to `failures`."""
@@ -167,7 +250,7 @@ class PairedEvaluation:
 
     def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
         """Raise on every rank if any rank found scores that are not finite."""
-        listed = list(dict.fromkeys(itertools.chain.from_iterable(failures)))
+        listed = list(dict.fromkeys(chain.from_iterable(failures)))
         if listed:
             more = f"\n  and {len(listed) - FAILURES_SHOWN} more" if listed[FAILURES_SHOWN:] else ""
             raise DataError(
@@ -181,7 +264,7 @@ class PairedEvaluation:
     def _compare(self, block: Block, readings: list[Reading]) -> Iterator[_Compared]:
         """The sums of each document in each comparison whose arms render it differently."""
         for (index, text), shown in zip(block.documents, block.shown, strict=True):
-            for number, comparison in enumerate(self._comparisons):
+            for comparison in self._comparisons:
                 base, base_types = shown[comparison.base]
                 test, test_types = shown[comparison.test]
                 # With a control, values that are equal by chance are a tie.
@@ -191,7 +274,12 @@ class PairedEvaluation:
                     is_compared = base_types != test_types and base != test
                 if comparison.group == TEXT or is_compared:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
-                    yield number, index, block.prefix_cut[base] or block.prefix_cut[test], sums
+                    yield (
+                        comparison.name,
+                        index,
+                        block.prefix_cut[base] or block.prefix_cut[test],
+                        sums,
+                    )
 
 
 class SubsetEvaluation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,10 @@ from rich.markup import escape
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
-from bsmeta.report.inference import Estimate
-from bsmeta.report.page import Page, Section, Table, own_command, print_table, report_console
+from bsmeta.report.inference import Estimate, value_of
+from bsmeta.report.page import Page, Section, own_command, print_table, report_console
 from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR
-from bsmeta.tasks.causal_lm.results import ModelReport, PositionBin, Report, Row
+from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report, Row
 from bsmeta.tasks.causal_lm.tables import (
     CONTROL_WORDS,
     HOLM,
@@ -35,6 +36,7 @@ from bsmeta.tasks.causal_lm.tables import (
     main_tables,
     pair_table,
     ranked,
+    subject,
     summary,
 )
 from bsmeta.training.run_folder import steps_and_evaluations
@@ -56,20 +58,16 @@ CURVED = ("all", "each", "chosen")
 
 
 def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Path]:
-    """Writes the report's files.
+    """Writes the report's files and returns them.
 
     Args:
-        report: The results.
         out_dir: Folder to write to; created if it does not exist.
         metrics: The `metrics.jsonl` of the run, for its curves.
-
-    Returns:
-        The files written.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     with (out_dir / PER_DOCUMENT).open("wb") as file:
         for model in report.models:
-            for line in model.sums.lines(model.checkpoint):
+            for line in model.document_lines():
                 file.write(msgspec.json.encode(line) + b"\n")
     made = page_of(report, metrics)
     return page.write_report(made, report.as_dict(), out_dir, further=[PER_DOCUMENT])
@@ -78,14 +76,11 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
 def print_report(report: Report, files: Sequence[Path]) -> None:
     """Prints the main tables, a one-sentence summary, and the paths of the files."""
     console = report_console()
-    tables: list[Table] = []
     if len(report.models) > 1:
         # the note is that of the next tables
-        tables.append(replace(checkpoint_table(report), note=""))
+        print_table(console, replace(checkpoint_table(report), note=""))
     if report.pairs:
-        tables.append(pair_table(report))
-    for table in tables:
-        print_table(console, table)
+        print_table(console, pair_table(report))
     for model in report.models:
         console.print(
             f"[bold]{escape(model.checkpoint)}[/bold]: {escape(described(model, report))}",
@@ -99,12 +94,7 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
 
 
 def page_of(report: Report, metrics: Path | None) -> Page:
-    """The report as a page.
-
-    Args:
-        report: The results.
-        metrics: The `metrics.jsonl` of the (first) run, for its curves.
-    """
+    """The report as a page, with the curves of the (first) run."""
     several = len(report.models) > 1
     answers = [
         f"{model.checkpoint}: {summary(model)}" if several else summary(model)
@@ -156,7 +146,8 @@ def difference_plot(model: ModelReport) -> Figure:
     lines: dict[str, list[Row]] = {}
     for row in (*own, *variants):
         if row.compares:
-            lines.setdefault(_line_of(row), []).append(row)
+            name = subject(row) if row.comparison.group in VARIANTS else label(row)
+            lines.setdefault(name, []).append(row)
     most = max(map(len, lines.values()))
     figure, (axes,) = figures.canvas(1.9 + (0.25 + 0.12 * most) * len(lines))
     for place, rows in enumerate(lines.values()):
@@ -171,14 +162,6 @@ def difference_plot(model: ModelReport) -> Figure:
     entries += [(WORDS[name], Look(MUTED, VARIANTS[name], "")) for name in VARIANTS if name in used]
     figures.legend_below(figure, entries)
     return figure
-
-
-def _line_of(row: Row) -> str:
-    """The label of a row's line in the plot; a variant shares the line of its comparison."""
-    if row.comparison.group not in VARIANTS:
-        return label(row)
-    name = row.comparison.name.partition("/")[2]
-    return "all together" if name == "all" else name.replace("+", " + ")
 
 
 def _draw_difference(axes: Axes, height: float, row: Row) -> None:
@@ -199,20 +182,18 @@ def position_plot(model: ModelReport) -> Figure:
     """The difference by position and by preceding text, with controls of the first comparison."""
     rows = [row for row in model.rows if row.compares and row.comparison.group in CURVED]
     rows = rows or [row for row in model.rows if row.compares]
-    rest = rows[0].comparison.name.partition("/")[2] or rows[0].comparison.name
-    named = [f"{control}/{rest}" for control in CONTROL_WORDS]
+    named = [f"{control}/{rows[0].comparison.subject}" for control in CONTROL_WORDS]
     controls = [row for row in model.rows if row.compares and row.comparison.name in named]
     looks = [(row, look(number)) for number, row in enumerate(rows)]
     looks += [(row, Look(MUTED, VARIANTS[row.comparison.group], "--")) for row in controls]
     figure, panels = figures.canvas(4.6, panels=2)
     for axes, kind in zip(panels, ("positions", "contexts"), strict=True):
         bins = getattr(rows[0], kind)
-        places = {bin_.first_byte: place for place, bin_ in enumerate(bins)}
         for row, style in looks:
-            _draw_bins(axes, places, getattr(row, kind), style, has_band=row is rows[0])
+            _draw_bins(axes, list(bins), getattr(row, kind), style, has_band=row is rows[0])
         axes.axhline(0, color=INK, linewidth=1)
         axes.grid(axis="y")
-        names = [f"{bin_.first_byte:,}\n({bin_.metrics.documents:,})" for bin_ in bins]
+        names = [f"{edge:,}\n({metrics.documents:,})" for edge, metrics in bins.items()]
         axes.set_xticks(range(len(bins)), names)
     panels[0].set_title("by position in the document", loc="left")
     panels[0].set_xlabel("from this byte of the document on (documents)")
@@ -224,29 +205,25 @@ def position_plot(model: ModelReport) -> Figure:
 
 
 def _draw_bins(
-    axes: Axes, places: Mapping[int, int], bins: Sequence[PositionBin], style: Look, *,
+    axes: Axes, edges: Sequence[int], bins: Mapping[int, PairedMetrics], style: Look, *,
     has_band: bool,
 ) -> None:  # fmt: skip
-    at = [places[bin_.first_byte] for bin_ in bins if bin_.first_byte in places]
-    found = [bin_.metrics for bin_ in bins if bin_.first_byte in places]
-    points = [difference(metrics) for metrics in found]
+    at = [place for place, edge in enumerate(edges) if edge in bins]
+    points = [difference(bins[edges[place]]) for place in at]
     known = [point for point in points if isinstance(point, Estimate)]
     if has_band and len(known) == len(points):
         figures.draw_band(axes, at, known, style, width=2.2)
         return
-    values = [metrics.difference for metrics in found]
     axes.plot(
-        at, values, linestyle=style.line, marker=style.marker, color=style.color, linewidth=1.3,
-        markersize=4.5,
+        at, list(map(value_of, points)), linestyle=style.line, marker=style.marker,
+        color=style.color, linewidth=1.3, markersize=4.5,
     )  # fmt: skip
 
 
 def run_plots(metrics: Path) -> dict[str, Figure]:
     """The figures of a training run, by the names of their files."""
     steps, evaluations = steps_and_evaluations(metrics)
-    made = {}
-    if steps:
-        made["loss"] = loss_plot(steps, evaluations)
+    made = {"loss": loss_plot(steps, evaluations)} if steps else {}
     exposure = exposure_of(steps)
     if any(exposure.values()):
         made["exposure"] = exposure_plot(exposure)
@@ -301,11 +278,10 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 def exposure_of(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Share of the documents that had each type, from the counts that the trainer logs."""
-    totals: dict[str, float] = {}
+    totals: Counter[str] = Counter()
     for step in steps:
-        for name, count in step.get("counts", {}).items():
-            totals[name] = totals.get(name, 0.0) + count
-    documents = totals.get("documents", 0.0)
+        totals.update(step.get("counts", {}))
+    documents = totals["documents"]
     return {
         name.partition("/")[2]: count / documents
         for name, count in totals.items()

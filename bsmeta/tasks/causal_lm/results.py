@@ -1,10 +1,4 @@
-"""From two scored readings of each text to metrics, and to the rows of a report.
-
-A text is tokenized differently with and without metadata (a tag splits a word, a space moves to
-another token), and each reading leaves some tokens unscored (the first of a window, those that
-share characters with metadata). The character positions at which *both* readings have a token
-boundary split the text into segments; a segment counts if both readings score all of its tokens. So
-both are summed over identical bytes.
+"""From the sums of each document to metrics, and to the rows of a report.
 
 The interval is the percentile bootstrap over documents (Efron and Tibshirani 1993, chapter 13):
 documents are drawn with replacement, so it reflects the choice of held-out documents. All
@@ -33,106 +27,18 @@ from bsmeta.report.inference import (
 )
 from bsmeta.tasks.causal_lm.arms import TEXT, Comparison
 from bsmeta.tasks.causal_lm.documents import Slice
-from bsmeta.tasks.causal_lm.scoring import Reading
-
-BYTES, TOKENS, NATS_WITHOUT, NATS_WITH, TOKENS_WITH = range(5)
-"""Columns of the sums: text bytes, tokens without, nats without and with metadata, tokens with."""
-
-COLUMNS = 5
-
-DOCUMENT, CONTEXT = range(2)
-"""The two ways to bin segments: by byte offset in the document, or by bytes of preceding text in
-the window (both count the same segments, so the bins of either add up to the total)."""
-
-
-def utf8_lengths(text: str) -> np.ndarray:
-    """UTF-8 length of each character in bytes: int64 [len(text)]."""
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    wide = (points > 0x7F).astype(np.int64)
-    return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
-
-
-def paired_sums(
-    without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
-) -> np.ndarray:
-    """Sum both readings over the segments that count, by position in the document and by context.
-
-    Args:
-        edges: int [bins], byte positions at which the position bins begin; the first is 0.
-
-    Returns:
-        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (in the
-        reading without metadata); a segment belongs to the bin in which it begins.
-    """
-    sums = np.zeros((2, len(edges), COLUMNS))
-    if not text:
-        return sums
-    lengths = utf8_lengths(text)
-    segment = _segment_of_characters(without, with_metadata, len(text))
-    count = int(segment[-1]) + 1
-    bad = np.bincount(segment, _unscored(without, len(text)), minlength=count)
-    bad += np.bincount(segment, _unscored(with_metadata, len(text)), minlength=count)
-    first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
-    offsets = np.cumsum(lengths) - lengths
-    shown_from = np.zeros(len(text), dtype=np.int64)
-    shown_from[without.starts] = without.shown_from
-    position = offsets[first]
-    context = position - offsets[shown_from[first]]
-    good = bad == 0
-    columns = {
-        BYTES: np.bincount(segment, lengths, minlength=count),
-        TOKENS: np.bincount(segment[without.starts], minlength=count).astype(np.float64),
-        NATS_WITHOUT: _nats_of_segments(without, segment, count),
-        NATS_WITH: _nats_of_segments(with_metadata, segment, count),
-        TOKENS_WITH: np.bincount(segment[with_metadata.starts], minlength=count).astype(np.float64),
-    }
-    for axis, place in ((DOCUMENT, position), (CONTEXT, context)):
-        bins = np.searchsorted(edges, place[good], side="right") - 1
-        for column, values in columns.items():
-            sums[axis, :, column] = np.bincount(bins, values[good], minlength=len(edges))
-    return sums
-
-
-def _segment_of_characters(first: Reading, second: Reading, size: int) -> np.ndarray:
-    """Index of the segment that each character belongs to: int64 [size]."""
-    crossing = np.zeros(size + 2, dtype=np.int64)
-    for reading in (first, second):  # tokens that extend across each position
-        crossing += np.bincount(reading.starts + 1, minlength=size + 2)
-        crossing -= np.bincount(reading.ends, minlength=size + 2)
-    is_boundary = np.cumsum(crossing)[:size] == 0
-    return np.cumsum(is_boundary) - 1
-
-
-def _unscored(reading: Reading, size: int) -> np.ndarray:
-    """1.0 for each character that is in no token or in an unscored token: float64 [size]."""
-    covered = _coverage(reading.starts, reading.ends, size)
-    missing = np.isnan(reading.nats)
-    unscored = _coverage(reading.starts[missing], reading.ends[missing], size)
-    return ((covered == 0) | (unscored > 0)).astype(np.float64)
-
-
-def _coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """Number of spans that contain each character: int64 [size]."""
-    steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
-    return np.cumsum(steps)[:size]
-
-
-def _nats_of_segments(reading: Reading, segment: np.ndarray, count: int) -> np.ndarray:
-    nats = np.nan_to_num(reading.nats, nan=0.0)
-    return np.bincount(segment[reading.starts], nats, minlength=count)
+from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
 
 
 @dataclass(frozen=True, slots=True)
 class PairedMetrics:
-    """The metrics of one comparison.
-
-    Differences are bits per byte with metadata minus without: below 0, metadata helps.
+    """The metrics of one comparison; differences below 0 mean that metadata helps.
 
     Attributes:
         documents: Documents with at least one byte that both readings score.
         bytes: Number of those bytes (UTF-8, of the original text).
         tokens: Number of their tokens in the reading without metadata.
-        bits_per_byte_without, bits_per_byte_with: Bits per byte over exactly those bytes.
+        bits_per_byte_without, bits_per_byte_with: Over exactly those bytes.
         perplexity_without, perplexity_with: Per token of the reading without metadata (the same
             token count for both, so that they can be compared).
         difference: Bits per byte with metadata, minus those without.
@@ -199,7 +105,7 @@ def paired_metrics(
         else None
         for i in range(len(sums))
     ]
-    _correct(found, ratios, [i for i in family if found[i] is not None])
+    _correct(found, ratios, family)
     return found
 
 
@@ -235,13 +141,12 @@ def _metrics(sums: np.ndarray, weighted: Interval, plain: Interval) -> PairedMet
 def _correct(found: list[PairedMetrics | None], ratios: np.ndarray, family: Sequence[int]) -> None:
     """Add simultaneous intervals and corrected p-values to the comparisons of the family."""
     members = [(i, metrics) for i in family if (metrics := found[i]) is not None]
-    if not members:
-        return
-    sources = [
-        [Source(_variance(ratios[:, i], metrics.difference), metrics.documents - 1)]
-        for i, metrics in members
-    ]
-    halves = simultaneous_half_widths(sources)
+    halves = simultaneous_half_widths(
+        [
+            [Source(float(np.nanmean((ratios[:, i] - own.difference) ** 2)), own.documents - 1)]
+            for i, own in members
+        ]
+    )
     corrected = holm([metrics.sign_test_p for _, metrics in members])
     for (i, metrics), half, p in zip(members, halves, corrected, strict=True):
         several = metrics.documents > 1
@@ -253,11 +158,6 @@ def _correct(found: list[PairedMetrics | None], ratios: np.ndarray, family: Sequ
         )
 
 
-def _variance(draws: np.ndarray, estimate: float) -> float:
-    """Variance of an estimate from its resamples: float64 [resamples], NaN left out."""
-    return float(np.nanmean((draws - estimate) ** 2))
-
-
 def sign_test(better: int, worse: int) -> float:
     """Two-sided exact binomial test of better against worse; ties are left out."""
     count = better + worse
@@ -267,9 +167,6 @@ def sign_test(better: int, worse: int) -> float:
 def _exp(value: float) -> float:
     """exp(value), with the value capped at 700 to keep it finite (JSON has no infinity)."""
     return math.exp(min(float(value), 700.0))
-
-
-MetricsOf = Callable[..., list[PairedMetrics | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,113 +191,48 @@ class ComparisonSums:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionBin:
-    """One comparison over the text from `first_byte` up to the next bin."""
-
-    first_byte: int
-    metrics: PairedMetrics
-
-    def as_dict(self) -> dict[str, Any]:
-        """The bin as a dict for JSON."""
-        return {"first_byte": self.first_byte, **asdict(self.metrics)}
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One comparison; `metrics` is None if no document could be compared.
 
     Attributes:
-        metrics: The metrics over all documents with a byte that both arms scored.
         text_bytes: All bytes of the documents that take part, including documents of which an arm
             could not score any.
         prefixes_cut: Number of the documents of the metrics with a prefix that was too long and
             truncated.
-        positions: The metrics by byte offset in the document.
-        contexts: The metrics by bytes of preceding text in the same window.
+        positions: The metrics by byte offset in the document, by the first byte of each bin.
+        contexts: The same by bytes of preceding text in the same window.
     """
 
     comparison: Comparison
     metrics: PairedMetrics | None
     text_bytes: int = 0
     prefixes_cut: int = 0
-    positions: list[PositionBin] = field(default_factory=list)
-    contexts: list[PositionBin] = field(default_factory=list)
+    positions: dict[int, PairedMetrics] = field(default_factory=dict)
+    contexts: dict[int, PairedMetrics] = field(default_factory=dict)
 
     @property
     def compares(self) -> bool:
         """Whether two different arms were compared, over at least one document."""
         return self.metrics is not None and self.comparison.group != TEXT
 
-    @property
-    def left_out(self) -> float:
-        """Share of the text bytes that one of the arms could not score."""
-        scored = self.metrics.bytes if self.metrics else 0
-        return 1 - scored / self.text_bytes if self.text_bytes else 0.0
+    def metrics_dict(self) -> dict[str, Any]:
+        """The metrics as a dict for JSON."""
+        return asdict(self.metrics) if self.metrics else {"documents": 0, "bytes": 0}
 
     def as_dict(self) -> dict[str, Any]:
         """The row as a dict for JSON."""
-        comparison = self.comparison
+        by_position, by_context = (
+            [{"first_byte": byte, **asdict(metrics)} for byte, metrics in bins.items()]
+            for bins in (self.positions, self.contexts)
+        )
         return {
-            "name": comparison.name,
-            "group": comparison.group,
-            "base": asdict(comparison.base),
-            "test": asdict(comparison.test),
-            **_plain(self.metrics),
+            **asdict(self.comparison),
+            **self.metrics_dict(),
             "text_bytes": self.text_bytes,
             "prefixes_cut": self.prefixes_cut,
-            "by_position": [bin_.as_dict() for bin_ in self.positions],
-            "by_context": [bin_.as_dict() for bin_ in self.contexts],
+            "by_position": by_position,
+            "by_context": by_context,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class SliceRows:
-    """The comparisons over the documents of one slice."""
-
-    slice: Slice
-    rows: list[Row]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The slice as a dict for JSON."""
-        return {
-            "by": self.slice.by,
-            "name": self.slice.name,
-            "documents": int(self.slice.members.sum()),
-            "comparisons": [
-                {"name": row.comparison.name, **_plain(row.metrics)} for row in self.rows
-            ],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentSums:
-    """The sums of each document in each comparison.
-
-    Attributes:
-        names: The names of the documents, as in training.
-        digests: xxh3 hash of each text, which matches the documents of two models.
-        totals: By comparison: float64 [documents, COLUMNS]; zeros if a document takes no part.
-    """
-
-    names: list[str]
-    digests: list[int]
-    totals: dict[str, np.ndarray]
-
-    def lines(self, checkpoint: str) -> Iterator[dict[str, Any]]:
-        """Yield a flat dict for each document and comparison that it takes part in."""
-        for name, totals in self.totals.items():
-            for document, row in zip(self.names, totals.tolist(), strict=True):
-                if row[BYTES]:
-                    yield {
-                        "checkpoint": checkpoint,
-                        "comparison": name,
-                        "document": document,
-                        "bytes": int(row[BYTES]),
-                        "tokens_without": int(row[TOKENS]),
-                        "tokens_with": int(row[TOKENS_WITH]),
-                        "nats_without": row[NATS_WITHOUT],
-                        "nats_with": row[NATS_WITH],
-                    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +243,10 @@ class ModelReport:
         checkpoint: The checkpoint as the user named it.
         data: The held-out file, its documents and the number left out.
         rows: The comparisons; the first is the text alone.
-        sums: The per-document sums that the rows were computed from.
+        names: The names of the documents, as in training.
+        digests: xxh3 hash of each text, which matches the documents of two models.
+        totals: The sums of each document, by comparison: float64 [documents, COLUMNS]; zeros if a
+            document takes no part.
         slices: The comparisons over slices of the documents.
     """
 
@@ -419,22 +254,81 @@ class ModelReport:
     model: str
     data: dict[str, Any]
     rows: list[Row]
-    sums: DocumentSums
-    slices: list[SliceRows] = field(default_factory=list)
+    names: list[str]
+    digests: list[int]
+    totals: dict[str, np.ndarray]
+    slices: list[tuple[Slice, list[Row]]] = field(default_factory=list)
 
     def row(self, name: str) -> Row | None:
         """The comparison of this name, if it was made."""
         return next((row for row in self.rows if row.comparison.name == name), None)
 
+    def document_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield a flat dict for each document and comparison that it takes part in."""
+        for name, totals in self.totals.items():
+            for document, row in zip(self.names, totals.tolist(), strict=True):
+                if row[BYTES]:
+                    yield {
+                        "checkpoint": self.checkpoint,
+                        "comparison": name,
+                        "document": document,
+                        "bytes": int(row[BYTES]),
+                        "tokens_without": int(row[TOKENS]),
+                        "tokens_with": int(row[TOKENS_WITH]),
+                        "nats_without": row[NATS_WITHOUT],
+                        "nats_with": row[NATS_WITH],
+                    }
+
     def as_dict(self) -> dict[str, Any]:
         """The model as a dict for JSON."""
+        slices = [
+            {
+                "by": part.by,
+                "name": part.name,
+                "documents": int(part.members.sum()),
+                "comparisons": [
+                    {"name": row.comparison.name, **row.metrics_dict()} for row in rows
+                ],
+            }
+            for part, rows in self.slices
+        ]
         return {
             "checkpoint": self.checkpoint,
             "model": self.model,
             "data": self.data,
             "comparisons": [row.as_dict() for row in self.rows],
-            "slices": [part.as_dict() for part in self.slices],
+            "slices": slices,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """Two models over the documents that both scored; below 0, the second needs fewer bits.
+
+    Attributes:
+        shown: The arm in which the documents were scored.
+        documents: Documents that both scored, matched by their text.
+        bits_per_byte_first, bits_per_byte_second: Each over the bytes that the model scored.
+        difference: Bits per byte of the second minus those of the first; its 95% bootstrap interval
+            over documents is None if there is only one.
+        documents_better, documents_worse: Documents for which the second needs fewer or more bits
+            per byte, and the p-value of the sign test on these two counts.
+        sign_test_p_holm: The p-value after Holm's correction for the number of rows.
+    """
+
+    first: str
+    second: str
+    shown: str
+    documents: int
+    bits_per_byte_first: float
+    bits_per_byte_second: float
+    difference: float
+    difference_low: float | None
+    difference_high: float | None
+    documents_better: int
+    documents_worse: int
+    sign_test_p: float
+    sign_test_p_holm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,6 +354,10 @@ class Report:
         }
 
 
+MetricsOf = Callable[..., list[PairedMetrics | None]]
+"""`paired_metrics` with the settings of the bootstrap."""
+
+
 def rows_of(
     comparisons: Sequence[Comparison],
     sums: Mapping[str, ComparisonSums],
@@ -472,9 +370,8 @@ def rows_of(
     Args:
         text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
-        metrics_of: `paired_metrics` with the settings of the bootstrap.
     """
-    bins = len(position_edges)
+    count, bins = len(comparisons), len(position_edges)
     stacked = [sums[comparison.name].totals[None] for comparison in comparisons]
     for comparison in comparisons:
         # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
@@ -482,29 +379,25 @@ def rows_of(
         stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))
     family = [i for i, comparison in enumerate(comparisons) if comparison.group != TEXT]
     metrics = metrics_of(np.concatenate(stacked), family=family)
+
+    def binned(start: int) -> dict[int, PairedMetrics]:
+        found = zip(position_edges, metrics[start : start + bins], strict=True)
+        return {edge: here for edge, here in found if here is not None}
+
     rows = []
     for number, comparison in enumerate(comparisons):
-        start = len(comparisons) + 2 * bins * number
-        found = sums[comparison.name]
+        start, own = count + 2 * bins * number, sums[comparison.name]
         rows.append(
             Row(
                 comparison,
                 metrics[number],
-                text_bytes=int(text_bytes[found.takes_part].sum()),
-                prefixes_cut=int((found.prefix_cut & (found.totals[:, BYTES] > 0)).sum()),
-                positions=_bins(position_edges, metrics[start : start + bins]),
-                contexts=_bins(position_edges, metrics[start + bins : start + 2 * bins]),
+                text_bytes=int(text_bytes[own.takes_part].sum()),
+                prefixes_cut=int((own.prefix_cut & (own.totals[:, BYTES] > 0)).sum()),
+                positions=binned(start),
+                contexts=binned(start + bins),
             )
         )
     return rows
-
-
-def _bins(edges: Sequence[int], metrics: Sequence[PairedMetrics | None]) -> list[PositionBin]:
-    return [
-        PositionBin(edge, here)
-        for edge, here in zip(edges, metrics, strict=True)
-        if here is not None
-    ]
 
 
 def slice_rows_of(
@@ -512,48 +405,11 @@ def slice_rows_of(
     comparisons: Sequence[Comparison],
     sums: Mapping[str, ComparisonSums],
     metrics_of: MetricsOf,
-) -> list[SliceRows]:
+) -> list[tuple[Slice, list[Row]]]:
     """Metrics of each comparison over the documents of each slice."""
+    stacked = np.stack([sums[comparison.name].totals for comparison in comparisons])
     made = []
     for part in slices:
-        stacked = np.stack([sums[each.name].totals for each in comparisons])
         metrics = metrics_of(stacked * part.members[None, :, None])
-        rows = [Row(each, own) for each, own in zip(comparisons, metrics, strict=True)]
-        made.append(SliceRows(part, rows))
+        made.append((part, list(map(Row, comparisons, metrics))))
     return made
-
-
-def _plain(metrics: PairedMetrics | None) -> dict[str, Any]:
-    return asdict(metrics) if metrics else {"documents": 0, "bytes": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class PairRow:
-    """Two models over the documents that both scored; below 0, the second needs fewer bits.
-
-    Attributes:
-        shown: The arm in which the documents were scored.
-        documents: Documents that both scored, matched by their text.
-        bits_per_byte_first, bits_per_byte_second: Each over the bytes that the model scored.
-        difference: Bits per byte of the second minus those of the first.
-        difference_low, difference_high: 95% bootstrap interval over documents; None if there is
-            only one.
-        documents_better, documents_worse: Documents for which the second needs fewer or more bits
-            per byte.
-        sign_test_p: p-value of the sign test on these two counts.
-        sign_test_p_holm: The p-value after Holm's correction for the number of rows.
-    """
-
-    first: str
-    second: str
-    shown: str
-    documents: int
-    bits_per_byte_first: float
-    bits_per_byte_second: float
-    difference: float
-    difference_low: float | None
-    difference_high: float | None
-    documents_better: int
-    documents_worse: int
-    sign_test_p: float
-    sign_test_p_holm: float

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.text.chunks import Chunk, cut
+from bsmeta.data.text.chunks import cut
 from bsmeta.data.text.encoding import EncodedDocument
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -40,6 +40,15 @@ ROWS_PER_CHUNK = 64
 
 LOGITS_PER_BATCH = 1 << 29
 """Maximum number of logits (in the model's dtype) that one model call may return."""
+
+BYTES, TOKENS, NATS_WITHOUT, NATS_WITH, TOKENS_WITH = range(5)
+"""Columns of the sums: text bytes, tokens without, nats without and with metadata, tokens with."""
+
+COLUMNS = 5
+DOCUMENT, CONTEXT = range(2)
+"""The two ways to bin segments: by byte offset in the document, or by bytes of preceding text in
+the window (both count the same segments, so the bins of either add up to the total)."""
+
 
 FORWARD_OVERHEAD = 96
 """Cost of one model call in tokens: less padding than this costs less than another call."""
@@ -82,14 +91,22 @@ class Reading:
     shown_from: np.ndarray
 
 
-def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
-    """The first chunk of the document, at most one sequence long."""
-    return [_from_chunk(chunk) for chunk in cut(document, config)[:1]]
-
-
 def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
     """The whole document in chunks, as in training."""
-    return [_from_chunk(chunk) for chunk in cut(document, config)]
+    windows = []
+    for chunk in cut(document, config):
+        # Without metadata the first text token has no context, so no arm scores it, even if
+        # training has a loss on it.
+        chunk = replace(chunk, first_text_is_target=False)
+        starts, ends = chunk.text_starts, chunk.text_ends
+        scored = chunk.loss_mask & (chunk.token_types == 0) & (ends > starts)
+        windows.append(Window(chunk.ids, starts, ends, scored, chunk.prefix_length))
+    return windows
+
+
+def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The first chunk of the document, at most one sequence long."""
+    return all_pieces(document, config)[:1]
 
 
 def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
@@ -113,9 +130,9 @@ def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
         windows.append(
             Window(
                 ids=np.concatenate((prefix_ids, document.ids[start:stop])),
-                starts=_padded(prefix, document.text_starts[start:stop]),
-                ends=_padded(prefix, document.text_ends[start:stop]),
-                scored=np.concatenate((np.zeros(prefix, bool), scored)),
+                starts=np.pad(document.text_starts[start:stop], (prefix, 0)),
+                ends=np.pad(document.text_ends[start:stop], (prefix, 0)),
+                scored=np.pad(scored, (prefix, 0)),
                 own=prefix + new - start,
             )
         )
@@ -124,10 +141,8 @@ def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
 
 Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 WINDOWS: dict[str, Windows] = {
-    "first_piece": first_piece,
-    "all_pieces": all_pieces,
-    "sliding": sliding,
-}
+    "first_piece": first_piece, "all_pieces": all_pieces, "sliding": sliding
+}  # fmt: skip
 
 
 def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
@@ -137,34 +152,18 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
         windows: All windows of the document in one arm.
         scores: For each window, the log-probabilities of its scored tokens, float64.
     """
-    starts, ends, nats, shown_from = [], [], [], []
+    nowhere = np.zeros(0, np.int32)
+    columns: list[list[np.ndarray]] = [[nowhere], [nowhere], [np.zeros(0)], [nowhere]]
     for window, log_probabilities in zip(windows, scores, strict=True):
         values = np.full(len(window.ids), np.nan)
         values[window.scored] = -log_probabilities
         holds_text = window.ends > window.starts
         first = int(window.starts[np.argmax(holds_text)]) if holds_text.any() else 0
         holds_text[: window.own] = False
-        starts.append(window.starts[holds_text])
-        ends.append(window.ends[holds_text])
-        nats.append(values[holds_text])
-        shown_from.append(np.full(len(starts[-1]), first, np.int32))
-    if not windows:
-        nowhere = np.zeros(0, np.int32)
-        return Reading(nowhere, nowhere, np.zeros(0), nowhere)
-    return Reading(*map(np.concatenate, (starts, ends, nats, shown_from)))
-
-
-def _from_chunk(chunk: Chunk) -> Window:
-    # Without metadata the first text token has no context, so no arm scores it, even if training
-    # has a loss on it.
-    chunk = replace(chunk, first_text_is_target=False)
-    starts, ends = chunk.text_starts, chunk.text_ends
-    scored = chunk.loss_mask & (chunk.token_types == 0) & (ends > starts)
-    return Window(chunk.ids, starts, ends, scored, chunk.prefix_length)
-
-
-def _padded(front: int, values: np.ndarray) -> np.ndarray:
-    return np.concatenate((np.zeros(front, values.dtype), values))
+        own = (window.starts, window.ends, values, np.full(len(values), first, np.int32))
+        for column, part in zip(columns, own, strict=True):
+            column.append(part[holds_text])
+    return Reading(*(np.concatenate(column) for column in columns))
 
 
 def max_batch_tokens(vocabulary: int, rows: int, row_length: int) -> int:
@@ -230,11 +229,7 @@ def output_embedding_of(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def scoring(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
-    """Yield a scorer for a model, which is in evaluation mode within the context.
-
-    Args:
-        model: A causal language model, wrapped by a launcher or not.
-    """
+    """Yield a scorer for a model (wrapped or not), which is in evaluation mode in the context."""
     was_training = model.training
     model.eval()
     scorer = Scorer(model, device)
@@ -283,13 +278,13 @@ class Scorer:
         finally:
             torch.set_num_threads(threads)
 
-    def dummy(self) -> None:
-        """Call the model and discard the result, so that all ranks make the same number of calls.
+    def dummy(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call the model on any two tokens, so that all ranks make the same number of calls.
 
         Under ZeRO-3 (and under DDP if buffers are synchronized) a forward pass is collective.
         """
         ids = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
-        self._call(ids, torch.zeros(1, dtype=torch.int64, device=self._device))
+        return self._call(ids, ids[0, :1])
 
     @torch.no_grad()
     def _score_batch(self, windows: Sequence[Window]) -> list[np.ndarray]:
@@ -303,7 +298,9 @@ class Scorer:
             kept.append(row * ids.shape[1] + positions - 1)  # position j - 1 predicts token j
             targets.append(window.ids[positions])
         rows, wanted = np.concatenate(kept), np.concatenate(targets).astype(np.int64)
-        scores = self._score_rows(self._moved(ids), self._moved(rows), self._moved(wanted))
+        scores = self._score_rows(
+            *(torch.from_numpy(part).to(self._device) for part in (ids, rows, wanted))
+        )
         values = scores.cpu().numpy().astype(np.float64)
         report_progress()
         return np.split(values, np.cumsum([len(part) for part in kept])[:-1])
@@ -324,9 +321,6 @@ class Scorer:
             gold = targets[start : start + step]
             parts.append(-cross_entropy(chunk.float(), gold, reduction="none"))
         return torch.cat(parts)
-
-    def _moved(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
 
     @torch.no_grad()
     def _call(self, ids: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -353,7 +347,6 @@ class Scorer:
     @torch.no_grad()
     def _head_makes_the_logits(self) -> bool:
         """Whether the logits are the head's unchanged output (some models scale or cap it)."""
-        ids = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
-        logits, hidden = self._call(ids, torch.zeros(1, dtype=torch.int64, device=self._device))
+        logits, hidden = self.dummy()
         own = self._head(hidden)
         return own.dtype == logits.dtype and torch.equal(own, logits)

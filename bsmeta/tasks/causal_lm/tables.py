@@ -10,35 +10,21 @@ from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.inference import Estimate, Interval, rough_intervals
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.tasks.causal_lm.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
-from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, PositionBin, Report, Row
+from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report, Row
 
 GROUPS = {
-    "all": "{}",
-    "each": "{}",
-    "left_out": "all but {}",
-    "added": "{} added last",
-    "chosen": "{}",
+    "all": "{}", "each": "{}", "left_out": "all but {}", "added": "{} added last", "chosen": "{}",
     PROMPT: "{} (plain English)",
-}
-
+}  # fmt: skip
 CONTROL_WORDS = {
-    SHUFFLED: "shuffled",
-    WRONG: "wrong",
-    MATCHED: "wrong, same length",
-    FORM: "junk words",
+    SHUFFLED: "shuffled", WRONG: "wrong", MATCHED: "wrong, same length", FORM: "junk words",
     SEPARATOR: "separator alone",
-}
-
+}  # fmt: skip
 DOCUMENTS, BYTES, LEFT_OUT, CUT = "documents", "text bytes", "left out", "prefix cut"
-
 WITHOUT, WITH, DIFFERENCE, RELATIVE = "without", "with", "difference", "relative"
-
 INTERVAL, TOGETHER, SPLIT = "95% interval", "all at once", "better : worse"
-
 SIGN, HOLM = "sign test p", "Holm p"
-
 PERPLEXITIES = ("perplexity without", "perplexity with")
-
 BITS, SIGNED, P_VALUE = "{:.4f}".format, "{:+.4f}".format, "{:.2g}".format
 
 FORMATS: dict[str, Callable[[Any], str]] = {
@@ -50,9 +36,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 """The columns of comparisons, and the format of each."""
 
 MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
-
 DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
-
 TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
 """Columns that fit into a terminal of 130 characters."""
 
@@ -69,27 +53,18 @@ NOTES = {
 """Explanations of columns."""
 
 
-def _note(columns: Sequence[str]) -> str:
-    return " ".join(note for column, note in NOTES.items() if column in columns)
-
-
 def _columns(first: str, heads: Sequence[str]) -> list[Column]:
     """A column of names, and others by their heads."""
     return [Column(first), *(Column(head, FORMATS[head]) for head in heads)]
 
 
+def _note(columns: Sequence[str]) -> str:
+    return " ".join(note for column, note in NOTES.items() if column in columns)
+
+
 def compared(model: ModelReport) -> int:
     """Number of comparisons that were made, controls included."""
     return sum(row.compares for row in model.rows)
-
-
-def family_note(model: ModelReport) -> str:
-    """A note on the number of comparisons and on the columns that are corrected for it."""
-    count = compared(model)
-    return (
-        f"{count} comparisons were made, controls included: a 95% interval holds for one of them, "
-        f"`{TOGETHER}` for all {count} together, and Holm's p is corrected for {count}."
-    )
 
 
 def ranked(model: ModelReport) -> list[Row]:
@@ -124,8 +99,18 @@ def further_tables(report: Report) -> list[Table]:
     """All other tables: more metrics of the comparisons, and where in the text they differ."""
     tables = []
     for model in report.models:
-        own = [comparison_table(model, DETAILS, "More about each comparison")]
-        own += [position_table(model), context_table(model)]
+        own = [
+            comparison_table(model, DETAILS, "More about each comparison"),
+            _bin_table(
+                model, "By position in the document",
+                "by distance in bytes from the start of the document",
+                {row.comparison.name: row.positions for row in model.rows},
+            ),
+            _bin_table(
+                model, "By text seen before", "by the bytes of text before it in its window",
+                {row.comparison.name: row.contexts for row in model.rows},
+            ),
+        ]  # fmt: skip
         own += [slice_table(model)] if model.slices else []
         tables += _named(own, model, report)
     return tables
@@ -144,7 +129,12 @@ def comparison_table(
     title: str = "Bits per byte with and without metadata",
 ) -> Table:
     """One row per comparison, without the controls."""
-    note = " ".join([_note(columns), family_note(model)])
+    count = compared(model)
+    note = (
+        f"{_note(columns)} {count} comparisons were made, controls included: a 95% interval holds "
+        f"for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected for "
+        f"{count}."
+    )
     table = Table(title, note, _columns("comparison", columns))
     for row in ranked(model):
         cells = _cells(row)
@@ -156,12 +146,11 @@ def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
     """The controls of all comparisons: name, and the rows own, control, own against control."""
     rows = {row.comparison.name: row for row in model.rows}
     return [
-        (control, own, rows[f"{control}/{rest}"], rows[f"{AGAINST}{control}/{rest}"])
+        (control, own, rows[name], rows[AGAINST + name])
         for own in ranked(model)
         for control in CONTROL_WORDS
         if own.comparison.group in ("all", "each", "chosen")
-        and f"{control}/{(rest := own.comparison.name.partition('/')[2] or own.comparison.name)}"
-        in rows
+        and (name := f"{control}/{own.comparison.subject}") in rows
     ]
 
 
@@ -229,38 +218,26 @@ def pair_table(report: Report) -> Table:
     return table
 
 
-def position_table(model: ModelReport) -> Table:
-    """The difference by position in the document: a row per comparison, a column per bin."""
-    note = "Difference in bits per byte, by distance in bytes from the start of the document."
-    bins = {row.comparison.name: row.positions for row in model.rows}
-    return _bin_table(model, "By position in the document", note, bins)
-
-
-def context_table(model: ModelReport) -> Table:
-    """The difference by the amount of preceding text in the same window."""
-    note = "Difference in bits per byte, by the bytes of text before it in its window."
-    bins = {row.comparison.name: row.contexts for row in model.rows}
-    return _bin_table(model, "By text seen before", note, bins)
-
-
 def _bin_table(
-    model: ModelReport, title: str, note: str, bins: Mapping[str, Sequence[PositionBin]]
+    model: ModelReport, title: str, by: str, bins: Mapping[str, Mapping[int, PairedMetrics]]
 ) -> Table:
+    """The difference in parts of the text: a row per comparison, a column per bin."""
     shown = [row for row in ranked(model) if row.compares]
     main = main_row(model)
     shown += [varied for _, own, varied, _ in controls_of(model) if own is main and varied.compares]
-    edges = sorted({bin_.first_byte for row in shown for bin_ in bins[row.comparison.name]})
+    edges = sorted({edge for row in shown for edge in bins[row.comparison.name]})
     columns = [Column("comparison"), *(Column(f"from byte {edge:,}", SIGNED) for edge in edges)]
-    note += (
-        " The documents are those of the first comparison; intervals are not corrected. "
-        "evaluation.json has the other controls."
+    note = (
+        f"Difference in bits per byte, {by}. The documents are those of the first comparison; "
+        "intervals are not corrected. evaluation.json has the other controls."
     )
     table = Table(title, note, columns)
-    for number, row in enumerate(shown):
-        found = {bin_.first_byte: bin_.metrics for bin_ in bins[row.comparison.name]}
-        if number == 0:
-            counts = [f"{found[edge].documents:,}" if edge in found else NONE for edge in edges]
-            table.rows.append([DOCUMENTS, *counts])
+    if shown:
+        first = bins[shown[0].comparison.name]
+        counts = [f"{first[edge].documents:,}" if edge in first else NONE for edge in edges]
+        table.rows.append([DOCUMENTS, *counts])
+    for row in shown:
+        found = bins[row.comparison.name]
         cells = [difference(found[edge]) if edge in found else None for edge in edges]
         table.rows.append([label(row), *cells])
     return table
@@ -274,10 +251,10 @@ def slice_table(model: ModelReport) -> Table:
     note = f"The comparison shown is: {what}. Intervals are not corrected for their number."
     by, *columns = _columns("slice", heads)
     table = Table("By kind of document", note, [by, Column(""), *columns])
-    for part in model.slices:
-        rows = {row.comparison.name: row for row in part.rows}
-        cells = _cells(rows[main.comparison.name if main else TEXT])
-        table.rows.append([part.slice.by, part.slice.name, *(cells[head] for head in heads)])
+    shown = main.comparison.name if main else TEXT
+    for part, rows in model.slices:
+        cells = _cells(next(row for row in rows if row.comparison.name == shown))
+        table.rows.append([part.by, part.name, *(cells[head] for head in heads)])
     return table
 
 
@@ -313,16 +290,21 @@ def summary(model: ModelReport) -> str:
 
 def label(row: Row) -> str:
     """Describes what the row compares."""
-    group, name = row.comparison.group, row.comparison.name
+    group = row.comparison.group
     if group == TEXT:
         return "text alone"
-    what = name.partition("/")[2] or name
-    what = "all together" if what == "all" else what.replace("+", " + ")
+    what = subject(row)
     if group.startswith(AGAINST):
         return f"{what} against {CONTROL_WORDS[group.removeprefix(AGAINST)]}"
     if group in CONTROL_WORDS:
         return f"{what} ({CONTROL_WORDS[group]})"
     return GROUPS[group].format(what)
+
+
+def subject(row: Row) -> str:
+    """The types of a comparison in words, without its group."""
+    what = row.comparison.subject
+    return "all together" if what == "all" else what.replace("+", " + ")
 
 
 def difference(metrics: PairedMetrics) -> Estimate | float:
@@ -342,28 +324,27 @@ def _ends(low: float | None, high: float | None) -> Interval | None:
 
 def _cells(row: Row) -> dict[str, Cell]:
     """The cells of a row by the names in FORMATS."""
-    metrics = row.metrics
-    cells: dict[str, Cell] = dict.fromkeys(FORMATS)
+    metrics, cells = row.metrics, dict.fromkeys(FORMATS)
     if metrics is None:
         return {**cells, DOCUMENTS: 0}
-    cells |= {
+    found: dict[str, Cell] = {
         DOCUMENTS: metrics.documents,
         BYTES: metrics.bytes,
         WITHOUT: metrics.bits_per_byte_without,
         PERPLEXITIES[0]: metrics.perplexity_without,
-        LEFT_OUT: row.left_out if row.text_bytes else None,
+        LEFT_OUT: 1 - metrics.bytes / row.text_bytes if row.text_bytes else None,
     }
-    if not row.compares:
-        return cells
-    return cells | {
-        CUT: row.prefixes_cut / metrics.documents,
-        WITH: metrics.bits_per_byte_with,
-        DIFFERENCE: metrics.difference,
-        RELATIVE: metrics.relative,
-        INTERVAL: _ends(metrics.difference_low, metrics.difference_high),
-        TOGETHER: all_at_once(metrics),
-        SPLIT: f"{metrics.documents_better} : {metrics.documents_worse}",
-        SIGN: metrics.sign_test_p,
-        HOLM: metrics.sign_test_p_holm,
-        PERPLEXITIES[1]: metrics.perplexity_with,
-    }
+    if row.compares:
+        found |= {
+            CUT: row.prefixes_cut / metrics.documents,
+            WITH: metrics.bits_per_byte_with,
+            DIFFERENCE: metrics.difference,
+            RELATIVE: metrics.relative,
+            INTERVAL: _ends(metrics.difference_low, metrics.difference_high),
+            TOGETHER: all_at_once(metrics),
+            SPLIT: f"{metrics.documents_better} : {metrics.documents_worse}",
+            SIGN: metrics.sign_test_p,
+            HOLM: metrics.sign_test_p_holm,
+            PERPLEXITIES[1]: metrics.perplexity_with,
+        }
+    return {**cells, **found}

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bsmeta.config.causal_lm import CausalLMConfig, GenerateConfig
+from bsmeta.config.causal_lm import GenerateConfig
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.report.page import report_console
@@ -36,14 +37,15 @@ from bsmeta.tasks.causal_lm.decoding import (
     Continuation,
     Decoder,
     Draw,
-    check_value,
+    check_metadata,
 )
 
 _SETTING = re.compile(r"(\w+)=(.*)")
-
 _MAPPINGS = ("metadata", "null_metadata")
-
 HELP = "a prompt, or key=value ({names}, and {fields}); key= resets it; Ctrl-D ends"
+
+
+Found = TypeVar("Found")
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
@@ -67,11 +69,6 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=T
 FIELDS = tuple(name for name in Request.__struct_fields__ if name != "id")
 
 
-def request_of(config: GenerateConfig) -> Request:
-    """The request of the command line."""
-    return changed({name: getattr(config, name) for name in FIELDS}, {})
-
-
 def changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Request:
     """A request with some of the defaults replaced.
 
@@ -82,18 +79,16 @@ def changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Request:
     try:
         request = msgspec.convert(merged, Request)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(_explained(error, merged)) from error
+        # such as `Expected … - at `$.temperature``
+        message, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`")
+        if name:
+            message = f"{name}={merged.get(name)!r}: {message}"
+        else:
+            message += f"; expected any of {', '.join(Request.__struct_fields__)}"
+        raise ConfigurationError(message) from error
     refuse_out_of_bounds(GenerateConfig(**{name: getattr(request, name) for name in FIELDS}))
     return request
-
-
-def _explained(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
-    """`temperature=-1: Expected …`, from msgspec's `Expected … - at `$.temperature``."""
-    message, _, place = str(error).partition(" - at `$.")
-    name = place.rstrip("`")
-    if name:
-        return f"{name}={values.get(name)!r}: {message}"
-    return f"{message}; expected any of {', '.join(Request.__struct_fields__)}"
 
 
 def read_requests(path: str, defaults: Request) -> list[Request]:
@@ -122,19 +117,12 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
 
 
 class Dialogue:
-    """Keeps the current settings and turns lines into requests.
+    """Keeps the current settings and turns lines into requests."""
 
-    Args:
-        check: Raises a `ConfigurationError` for metadata that the model cannot be given.
-    """
-
-    def __init__(
-        self, request: Request, types: Iterable[str], check: Callable[[Mapping[str, Any]], object]
-    ) -> None:
+    def __init__(self, request: Request, config: MetadataConfig) -> None:
         self._first = msgspec.structs.asdict(request)
         self._now = dict(self._first)
-        self._types = tuple(types)
-        self._check = check
+        self._config = config
 
     def parse(self, line: str) -> Request | None:
         """The request of a line; None if the line only changed a setting."""
@@ -142,27 +130,24 @@ class Dialogue:
         if setting is None:
             return changed(self._now, {"prompt": line.removeprefix(" ")})
         name, text = setting.groups()
-        self._set(name, text)
-        return None
-
-    def _set(self, name: str, text: str) -> None:
-        if name in FIELDS and name != "prompt":
+        fields, types = [field for field in FIELDS if field != "prompt"], self._config.metadata_list
+        if name in fields:
             value = _value(text) if text else self._first[name]
             if name in _MAPPINGS:
-                self._check(value if isinstance(value, dict) else {})
+                check_metadata(value if isinstance(value, dict) else {}, self._config)
             self._now = msgspec.structs.asdict(changed(self._now, {name: value}))
-        elif name in self._types:
+        elif name in types:
             metadata = {key: old for key, old in self._now["metadata"].items() if key != name}
             if text:
                 metadata[name] = True if text == "true" else text
-            self._check(metadata)
+            check_metadata(metadata, self._config)
             self._now["metadata"] = metadata
         else:
-            known = ", ".join([*self._types, *(field for field in FIELDS if field != "prompt")])
             raise ConfigurationError(
-                f"{name}: expected any of {known} before `=` (a blank before the line makes it a "
-                "prompt)"
+                f"{name}: expected any of {', '.join([*types, *fields])} before `=` (a blank "
+                "before the line makes it a prompt)"
             )
+        return None
 
     def requests(self, lines: Iterable[str]) -> Iterator[Request]:
         """Yield the requests of all lines; prints errors to standard error and continues."""
@@ -254,12 +239,15 @@ class Writer:
         Raises:
             ConfigurationError: A request is invalid; the message lists the problems of all.
         """
-        contexts = self._checked(requests)
+        contexts = for_all(requests, self._pair)
         draws = (
-            draw
-            for request, pair in zip(requests, contexts, strict=True)
-            for draw in _draws(request, *pair)
-        )
+            Draw(
+                context.ids, null.ids, request.guidance, request.temperature, request.top_p,
+                request.max_new_tokens, request.seed + number,
+            )
+            for request, (context, null) in zip(requests, contexts, strict=True)
+            for number in range(request.num_samples)
+        )  # fmt: skip
         written = self._batches(draws)
         for request, (context, _) in zip(requests, contexts, strict=True):
             samples = [
@@ -267,19 +255,6 @@ class Writer:
                 for number, continuation in enumerate(islice(written, request.num_samples))
             ]
             yield Result(request, context.prefix, samples)
-
-    def _checked(self, requests: Sequence[Request]) -> list[tuple[Context, Context]]:
-        """The context and the null context of each request."""
-        contexts, problems = [], []
-        for number, request in enumerate(requests, start=1):
-            try:
-                contexts.append(self._pair(request))
-            except ConfigurationError as error:
-                where = f"request {request.id or number}: " if len(requests) > 1 else ""
-                problems.append(f"{where}{error}")
-        if problems:
-            raise ConfigurationError("\n".join(problems))
-        return contexts
 
     def _pair(self, request: Request) -> tuple[Context, Context]:
         pair = (
@@ -307,35 +282,50 @@ class Writer:
         )
 
 
-def _draws(request: Request, context: Context, null: Context) -> Iterator[Draw]:
-    for number in range(request.num_samples):
-        yield Draw(
-            context=context.ids,
-            null_context=null.ids,
-            guidance=request.guidance,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            max_new_tokens=request.max_new_tokens,
-            seed=request.seed + number,
-        )
+def for_all(requests: Sequence[Request], *steps: Callable[[Request], Found]) -> list[Found]:
+    """What each of the steps returns for each request.
+
+    Raises:
+        ConfigurationError: Lists the problems of all requests.
+    """
+    found, problems = [], []
+    for number, request in enumerate(requests, start=1):
+        for step in steps:
+            try:
+                found.append(step(request))
+            except ConfigurationError as error:
+                where = f"request {request.id or number}: " if len(requests) > 1 else ""
+                problems.append(f"{where}{error}")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return found
 
 
 def write(config: GenerateConfig, opened: OpenedModel) -> None:
     """Generate and output the texts that the configuration requests."""
     _check_ways(config)
-    first = request_of(config)
-    requests = _requests(config, first)
-    _check_requests(requests, opened.train)
-    writer = Writer(opened, batch_size=config.batch_size)
+    first = changed({}, {name: getattr(config, name) for name in FIELDS})
+    requests = [first]
+    if config.input is not None:
+        requests = read_requests(config.input, first)
+    elif config.compare:
+        requests = [msgspec.structs.replace(first, metadata=dict(own)) for own in config.compare]
+    metadata = opened.train.data_config.metadata_config
+    for_all(  # before a model is loaded
+        requests,
+        lambda request: check_metadata(request.metadata, metadata),
+        lambda request: check_metadata(request.null_metadata, metadata),
+    )
+    writer, console = Writer(opened, batch_size=config.batch_size), report_console(highlight=False)
     if config.interactive:
-        _talk(first, writer, opened.train)
+        _talk(first, writer, metadata)
     elif config.output is not None:
         _write_file(writer.write(requests), config.output)
     elif config.compare:
-        show_side_by_side(list(writer.write(requests)), report_console(highlight=False))
+        show_side_by_side(list(writer.write(requests)), console)
     else:
         for result in writer.write(requests):
-            show(result, report_console(highlight=False))
+            show(result, console)
 
 
 def _check_ways(config: GenerateConfig) -> None:
@@ -358,41 +348,8 @@ def _check_ways(config: GenerateConfig) -> None:
         raise ConfigurationError(f"output={config.output} exists; delete it, or name another file")
 
 
-def _requests(config: GenerateConfig, first: Request) -> list[Request]:
-    if config.input is not None:
-        return read_requests(config.input, first)
-    if config.compare:
-        return [
-            msgspec.structs.replace(first, metadata=dict(metadata)) for metadata in config.compare
-        ]
-    return [first]
-
-
-def _check_requests(requests: list[Request], train: CausalLMConfig) -> None:
-    """Reject requests with invalid metadata, and list all of it, before a model is loaded."""
-    problems = []
-    for number, request in enumerate(requests, start=1):
-        where = f"request {request.id or number}: " if len(requests) > 1 else ""
-        for metadata in (request.metadata, request.null_metadata):
-            try:
-                check_metadata(metadata, train)
-            except ConfigurationError as error:
-                problems.append(f"{where}{error}")
-    if problems:
-        raise ConfigurationError("\n".join(problems))
-
-
-def check_metadata(metadata: Mapping[str, Any], train: CausalLMConfig) -> None:
-    """Raise a `ConfigurationError` for metadata that the model cannot be given."""
-    for key, value in metadata.items():
-        if value is not None:
-            check_value(key, value, train.data_config.metadata_config)
-
-
-def _talk(first: Request, writer: Writer, train: CausalLMConfig) -> None:
-    types = train.data_config.metadata_config.metadata_list
-    dialogue = Dialogue(first, types, lambda metadata: check_metadata(metadata, train))
-    for request in dialogue.requests(lines_of_input(types)):
+def _talk(first: Request, writer: Writer, config: MetadataConfig) -> None:
+    for request in Dialogue(first, config).requests(lines_of_input(config.metadata_list)):
         try:
             for result in writer.write([request]):
                 show(result, report_console(highlight=False))
@@ -402,23 +359,20 @@ def _talk(first: Request, writer: Writer, train: CausalLMConfig) -> None:
 
 
 def _write_file(results: Iterable[Result], path: str) -> None:
+    """Write a line of JSON for each request: its fields, rendered metadata, and generated texts."""
     count = 0
     try:
         with Path(path).open("wb") as file:
             for result in results:
-                file.write(msgspec.json.encode(_line(result)) + b"\n")
+                request = msgspec.structs.asdict(result.request)
+                if request["id"] is None:
+                    del request["id"]
+                line = {**request, "prefix": result.prefix, "samples": result.samples}
+                file.write(msgspec.json.encode(line) + b"\n")
                 count += 1
     except OSError as error:
         raise ConfigurationError(f"output={path} cannot be written: {error}") from error
     print(f"{count} results written to {path}", file=sys.stderr)
-
-
-def _line(result: Result) -> dict[str, Any]:
-    """The request, its rendered metadata, and the generated texts, as a dict for JSON."""
-    request = msgspec.structs.asdict(result.request)
-    if request["id"] is None:
-        del request["id"]
-    return {**request, "prefix": result.prefix, "samples": result.samples}
 
 
 def show(result: Result, out: Console) -> None:

@@ -12,11 +12,9 @@ from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Donors, Renderer
 from bsmeta.tasks.causal_lm.arms import (
     Arm,
-    FormRenderer,
-    PromptRenderer,
+    StyledRenderer,
     configured_comparisons,
     controlled,
-    prompt_config,
 )
 
 
@@ -133,7 +131,7 @@ def test_local_values_are_put_at_the_documents_own_places() -> None:
 
 
 def test_a_prompt_reads_like_english() -> None:
-    config = prompt_config(MetadataConfig(metadata_list=["url", "entity", "html", "my_field"]))
+    config = MetadataConfig(metadata_list=["url", "entity", "html", "my_field"])
     document = Document(
         "Some text.",
         None,
@@ -144,7 +142,9 @@ def test_a_prompt_reads_like_english() -> None:
             "my_field": [Record("7", "my_field", "global")],
         },
     )
-    rendered = PromptRenderer(config).render(document, ("url", "entity", "html", "my_field"))
+    rendered = StyledRenderer("prompt", config).render(
+        document, ("url", "entity", "html", "my_field")
+    )
     assert rendered.prefix == (
         "URL: https://a.org/two words; Entities: New York, Oslo; My field: 7."
     )
@@ -155,8 +155,8 @@ def test_a_prompt_reads_like_english() -> None:
 
 
 def test_a_prompt_without_fields_is_the_text() -> None:
-    config = prompt_config(MetadataConfig(metadata_list=["url"]))
-    rendered = PromptRenderer(config).render(page(1), ("url",))
+    config = MetadataConfig(metadata_list=["url"])
+    rendered = StyledRenderer("prompt", config).render(page(1), ("url",))
     assert (rendered.prefix, rendered.lead, rendered.types) == ("", "", ())
 
 
@@ -165,15 +165,15 @@ def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
     document = page(1, title="How to knit a hat that does not fit anybody")
     own = Renderer(config).render(document, ("title",))
     assert own.prefix == "Title: How to knit a hat that does not fit anybody |||"
-    junk = FormRenderer(config, with_words=True).render(document, ("title",))
+    junk = StyledRenderer("form", config).render(document, ("title",))
     assert junk.prefix.endswith(" |||")
     assert set(junk.prefix.removesuffix(" |||").split()) <= set(WORDS)
     assert 0 <= len(junk.prefix) - len(own.prefix) < max(map(len, WORDS)) + 1
-    again = FormRenderer(config, with_words=True).render(document, ("title",))
+    again = StyledRenderer("form", config).render(document, ("title",))
     assert again.prefix == junk.prefix
-    bare = FormRenderer(config, with_words=False).render(document, ("title",))
+    bare = StyledRenderer("separator", config).render(document, ("title",))
     assert (bare.prefix, bare.lead, bare.body, bare.types) == ("|||", " ", "text 1", ("title",))
-    assert FormRenderer(config, with_words=True).render(document, ("html",)).types == ()
+    assert StyledRenderer("form", config).render(document, ("html",)).types == ()
 
 
 def test_controls_of_form_change_the_style_and_those_of_content_the_values() -> None:

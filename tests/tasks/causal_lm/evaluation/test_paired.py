@@ -24,14 +24,8 @@ from bsmeta.metadata.rendering import Renderer
 from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, configured_comparisons, plan_comparisons
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
-from bsmeta.tasks.causal_lm.results import (
-    BYTES,
-    NATS_WITH,
-    NATS_WITHOUT,
-    ComparisonSums,
-    paired_metrics,
-)
-from bsmeta.tasks.causal_lm.scoring import sliding
+from bsmeta.tasks.causal_lm.results import ComparisonSums, paired_metrics
+from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, sliding
 from bsmeta.training.task import Ranks
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S

@@ -15,7 +15,6 @@ from bsmeta.tasks.causal_lm.arms import Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluate import compare_models, evaluate
 from bsmeta.tasks.causal_lm.results import (
     ComparisonSums,
-    DocumentSums,
     ModelReport,
     paired_metrics,
     rows_of,
@@ -29,7 +28,7 @@ def model(name: str, bits: list[float], digests: list[int]) -> ModelReport:
     """A model that needs so many bits a byte for documents of ten bytes (0: not scored)."""
     sums = [[10.0 * (b > 0), 5.0, 10 * b * LN2, 10 * b * LN2, 5.0] for b in bits]
     names = [str(digest) for digest in digests]
-    return ModelReport(name, name, {}, [], DocumentSums(names, digests, {"text": np.array(sums)}))
+    return ModelReport(name, name, {}, [], names, digests, {"text": np.array(sums)})
 
 
 def test_models_are_paired_by_the_texts_that_both_scored() -> None:

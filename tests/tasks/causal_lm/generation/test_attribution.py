@@ -57,7 +57,10 @@ def test_scores_are_those_of_the_plain_way_over_the_same_tokens(
     texts = ["A set is été. " * 12, "B", "Two tokens"]
     scores, tokens = made.of(texts)
     encoder = DocumentEncoder(tokenizer, data_config)
-    prefixes = [one.prefix_ids for one in encoder.encode(made._heads)]
+    prefixes = [
+        encoder.encode([Rendered("", prefix=prefix, lead=" ", body="")])[0].prefix_ids
+        for prefix in made.prefixes
+    ]
     room = 64 - max(map(len, prefixes))
     for row, text in enumerate(texts):
         (encoded,) = encoder.encode([Rendered(text, lead=" ", body=text)])
