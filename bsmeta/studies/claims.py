@@ -13,8 +13,8 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 BITS, SIGNED = "{:.4f}".format, "{:+.4f}".format
 NOTHING_DECLARED = "No claim was declared: nothing is tested, and everything below is exploratory."
-
 SUPPORTED, REFUTED, UNDECIDED, OPEN = "supported", "refuted", "undecided", "open"
-
 POWER = 0.8
 """The power that is asked for where a number of seeds, or a difference, is derived from it."""
 
@@ -46,7 +44,6 @@ class Claim:
 
     Attributes:
         name: Its name in the file of the study.
-        config: The claim.
         count: Number of declared claims.
         power: Probability that it is supported if the difference is the smallest of interest, at
             the declared seeds, by the pilot; None without a pilot.
@@ -86,106 +83,75 @@ class Claim:
         return self.verdict == UNDECIDED and self.low > -self.config.smallest_difference
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """What is known of a claim by itself: `effect`, `reason` and `amounts` as in `Claim`."""
-
-    effect: Estimate | None
-    reason: str = ""
-    amounts: tuple[float, float] | None = None
-
-
 def decide(study: StudyConfig, measured: Measured) -> list[Claim]:
     """The verdict on every declared claim."""
-    readings = {name: _read(study, claim, measured) for name, claim in study.claims.items()}
+    claims = [_read(study, name, measured) for name in study.claims]
     decided = {
-        name: reading.effect
-        for name, reading in readings.items()
-        if reading.effect is not None and not reading.reason
+        claim.name: claim.effect
+        for claim in claims
+        if claim.effect is not None and not claim.reason
     }
-    p_values = {name: effect.p_value for name, effect in decided.items()}
-    halves = simultaneous_half_widths(
-        [effect.sources for effect in decided.values()], len(study.claims)
-    )
-    half_of = dict(zip(decided, halves, strict=True))
-    corrected = holm([p_values.get(name, 1.0) for name in readings])
+    sources = [effect.sources for effect in decided.values()]
+    halves = dict(zip(decided, simultaneous_half_widths(sources, len(claims)), strict=True))
+    p_values = [decided[name].p_value if name in decided else 1.0 for name in study.claims]
     found = []
-    for (name, reading), holm_p in zip(readings.items(), corrected, strict=True):
-        config, count = study.claims[name], len(study.claims)
-        value = reading.effect.value if reading.effect else 0.0
-        half = half_of.get(name, math.inf)
-        found.append(
-            Claim(
-                name=name,
-                config=config,
-                count=count,
-                power=predicted_power(config, len(study.seeds), count),
-                effect=reading.effect,
-                reason=reading.reason,
-                p_value=p_values.get(name, 1.0),
-                corrected=holm_p,
-                low=value - half,
-                high=value + half,
-                amounts=reading.amounts,
-            )
-        )
+    for claim, p_value, corrected in zip(claims, p_values, holm(p_values), strict=True):
+        value = claim.effect.value if claim.effect else 0.0
+        half = halves.get(claim.name, math.inf)
+        low, high = value - half, value + half
+        found.append(replace(claim, p_value=p_value, corrected=corrected, low=low, high=high))
     return found
 
 
-def _read(study: StudyConfig, claim: ClaimConfig, measured: Measured) -> _Reading:
-    """The difference that a claim is about."""
+def _read(study: StudyConfig, name: str, measured: Measured) -> Claim:
+    """A claim with the difference that it is about, by itself."""
+    claim = study.claims[name]
+    count = len(study.claims)
+    read = partial(Claim, name, claim, count, predicted_power(claim, len(study.seeds), count))
     against = claim.against or study.baseline
     missing = [arm for arm in (claim.arm, against) if arm not in measured.arms]
     if missing:
-        return _Reading(None, f"{missing[0]} has not been measured")
+        return read(None, f"{missing[0]} has not been measured")
     amount = float(measured.amounts(claim.arm)[claim.equal][measured.point(claim.arm, claim.at)])
     needed = amount / (1 - claim.saves)
+    amounts = (amount, needed)
     documents = measured.having(claim.arm, claim.metadata)
     documents = documents & measured.having(against, claim.against_metadata)
     if not documents.any():
-        return _Reading(None, "no held-out document has these types", (amount, needed))
+        return read(None, "no held-out document has these types", amounts=amounts)
     effect = _difference(claim, against, measured, needed, claim.bytes, documents)
-    if effect is not None and claim.minus_bytes:
-        other = _difference(claim, against, measured, needed, claim.minus_bytes, documents)
-        assert other is not None
-        effect = effect - other
     if effect is None:
         reached = measured.amounts(against)[claim.equal][-1]
         reason = f"{against} was trained on {reached:,.0f} {claim.equal}, not on {needed:,.0f}"
-        return _Reading(None, reason, (amount, needed))
+        return read(None, reason, amounts=amounts)
+    if claim.minus_bytes:
+        other = _difference(claim, against, measured, needed, claim.minus_bytes, documents)
+        assert other is not None
+        effect = effect - other
     reason = ""
     if len(measured.seeds) < len(study.seeds):
         reason = f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
     elif len(study.seeds) < 2:
         reason = "one seed, which shows no variation over seeds"
-    return _Reading(effect, reason, (amount, needed))
+    return read(effect, reason, amounts=amounts)
 
 
 def _difference(
-    claim: ClaimConfig,
-    against: str,
-    measured: Measured,
-    needed: float,
-    part: Sequence[int],
+    claim: ClaimConfig, against: str, measured: Measured, needed: float, part: Sequence[int],
     documents: np.ndarray,
-) -> Estimate | None:
+) -> Estimate | None:  # fmt: skip
     """The difference over a part of the documents; None where the other curve does not reach it."""
-    bins = measured.part(part)
-    point = measured.point(claim.arm, claim.at)
+    bins, point = measured.part(part), measured.point(claim.arm, claim.at)
     own = measured.estimate(claim.arm, claim.metadata, point, bins=bins, documents=documents)
+    other: Estimate | None = None
     if claim.against_metadata in (WITHOUT, WITH):
-        curve = measured.curve(
-            against, claim.against_metadata, claim.equal, bins=bins, documents=documents
-        )
-        other = curve.at(needed)
+        curves = measured.curves(against, claim.against_metadata, bins=bins, documents=documents)
+        other = curves[claim.equal].at(needed)
     else:  # types are measured at the end of the run only
         last = float(measured.amounts(against)[claim.equal][-1])
-        is_equal = math.isclose(last, needed, rel_tol=NEAR)
-        other = (
-            measured.estimate(against, claim.against_metadata, bins=bins, documents=documents)
-            if is_equal
-            else None
-        )
+        if math.isclose(last, needed, rel_tol=NEAR):
+            metadata = claim.against_metadata
+            other = measured.estimate(against, metadata, bins=bins, documents=documents)
     return None if other is None else own - other
 
 
@@ -215,8 +181,6 @@ def power(
         difference: The true difference, in absolute value.
         deviation: Standard deviation of the difference over seeds.
         document_error: Standard error of the difference over documents.
-        seeds: Number of seeds.
-        count: Number of claims.
     """
     if seeds < 2:
         return 0.0
@@ -268,17 +232,12 @@ def declared_table(study: StudyConfig) -> Table:
     ]  # fmt: skip
     table = Table("Declared claims", note, columns)
     for claim in study.claims.values():
-        power = predicted_power(claim, seeds, count)
         pilot = None
         if claim.pilot_deviation is not None:
             pilot = f"{claim.pilot_deviation:.4f}, {claim.pilot_document_error:.4f}"
-        table.rows.append([
-            claim.label,
-            claim.smallest_difference,
-            pilot,
-            power,
-            *_sides(study, claim),
-        ])  # fmt: skip
+        power = predicted_power(claim, seeds, count)
+        sides = _sides(study, claim)
+        table.rows.append([claim.label, claim.smallest_difference, pilot, power, *sides])
     return table
 
 
@@ -296,18 +255,13 @@ def claim_table(results: Results) -> Table:
     ]  # fmt: skip
     table = Table("Claims", note, columns)
     for claim in results.claims:
-        table.rows.append([claim.config.label, *_claim_cells(claim), claim.verdict])
+        cells: list[Cell] = [None, None, None, None]
+        if claim.effect is not None:
+            cells[:2] = [claim.effect.value, Interval(claim.effect.low, claim.effect.high)]
+            if not claim.reason:
+                cells[2:] = [Interval(claim.low, claim.high), claim.corrected]
+        table.rows.append([claim.config.label, *cells, claim.verdict])
     return table
-
-
-def _claim_cells(claim: Claim) -> list[Cell]:
-    effect = claim.effect
-    if effect is None:
-        return [None, None, None, None]
-    own = Interval(effect.low, effect.high)
-    if claim.reason:
-        return [effect.value, own, None, None]
-    return [effect.value, own, Interval(claim.low, claim.high), claim.corrected]
 
 
 def precision_table(results: Results) -> Table:
@@ -336,24 +290,25 @@ def precision_table(results: Results) -> Table:
 
 def answer(results: Results) -> str:
     """How many claims have which verdict, in one sentence."""
-    if not results.claims:
+    count = len(results.claims)
+    if not count:
         return NOTHING_DECLARED
-    counts = Counter(claim.verdict for claim in results.claims)
-    parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    declared = "claim is" if len(results.claims) == 1 else "claims are"
-    return f"{len(results.claims)} {declared} declared: {parts}."
+    verdicts = Counter(claim.verdict for claim in results.claims)
+    parts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+    return f"{count} {'claim is' if count == 1 else 'claims are'} declared: {parts}."
 
 
 def _sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
     """Both readings that a claim compares, in words."""
-    against = claim.against or study.baseline
-    own = _side(study, claim.arm, claim.metadata, claim.at, claim.equal)
     share = min(claim.at / (1 - claim.saves), 1.0)
+    own = _side(study, claim.arm, claim.metadata, claim.at, claim.equal)
+    against = claim.against or study.baseline
     other = _side(study, against, claim.against_metadata, share, claim.equal)
-    part = _bytes_words(claim.bytes) if claim.bytes or claim.minus_bytes else ""
+    if claim.bytes or claim.minus_bytes:
+        own += f", {_bytes_words(claim.bytes)}"
     if claim.minus_bytes:
-        part += f" minus {_bytes_words(claim.minus_bytes)}"
-    return [f"{own}, {part}" if part else own, other]
+        own += f" minus {_bytes_words(claim.minus_bytes)}"
+    return [own, other]
 
 
 def _side(study: StudyConfig, arm: str, metadata: str, share: float, axis: str) -> str:

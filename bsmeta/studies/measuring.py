@@ -1,7 +1,7 @@
 """Measures the checkpoints of a run: nats of each held-out document, with and without metadata.
 
-All arms are measured on the same bytes. The measurement of a run is one file
-(`bsmeta.studies.runs`), so that an interrupted study continues with the next run.
+All arms are measured on the same bytes. The measurement of a run is one file, so that an
+interrupted study continues with the next run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bsmeta.studies.runs import (
     progress_of,
     settings_of,
 )
-from bsmeta.tasks.causal_lm.arms import TEXT, Comparison, configured_comparisons
+from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import (
     check_not_trained_on,
     load_model,
@@ -48,18 +48,12 @@ from bsmeta.tasks.checkpoints import Location, locate
 from bsmeta.training.task import flops_per_token
 
 ALL, EACH, CHOSEN = "all", "each", "chosen"
-
 _CHANGING = ("_name_or_path", "transformers_version")
 """Keys of a model's configuration that change nothing of its initial weights."""
 
 
 class Beginnings(HeldOutDocuments):
-    """Held-out documents of which only the first characters are scored.
-
-    Args:
-        config: As for `HeldOutDocuments`.
-        settings: How many documents, and how many characters of each.
-    """
+    """Held-out documents of which only the first characters are scored."""
 
     def __init__(self, config: DataConfig, settings: MeasureConfig) -> None:
         super().__init__(config, max_documents=settings.max_documents, deduplicate=True)
@@ -103,14 +97,16 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     locations = [locate(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)
     scorer = _Scorer(study.measure, config, locations[-1])
-    scores = [scorer.score(location, device) for location in locations[:-1]]
-    last = scorer.score(locations[-1], device, is_last=True)
-    scores.append(last)
+    scores = [
+        scorer.score(location, device, is_last=location is locations[-1]) for location in locations
+    ]
+    last = scores[-1]
     facts = document_facts(scorer.documents, config.data_config.metadata_config)
     counts = {name: _counts(locations, name) for name in ("step", "targets", "tokens")}
+    logged = _logged(run.folder)
     return Measurement(
         settings=settings_of(study, run.arm, run.seed),
-        facts=_facts(run.folder, config, Path(locations[-1].name)),
+        facts={**_facts(config, Path(locations[-1].name)), "loss": logged[-1]["loss"]},
         steps=counts["step"],
         targets=counts["targets"],
         tokens=counts["tokens"],
@@ -123,7 +119,7 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
         shown=np.stack([score.shown for score in scores])[: len(scores) * scorer.has_metadata],
         types=last.types,
         step_documents=_step_documents(run.folder),
-        logged_targets=_logged_targets(run.folder),
+        logged_targets=np.array([event["targets"] for event in logged], np.int64),
     )
 
 
@@ -134,14 +130,8 @@ def _counts(locations: Sequence[Location], name: str) -> np.ndarray:
     return np.array(found, np.int64)
 
 
-def _facts(folder: Path, config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
-    """What the report needs to know about a finished run.
-
-    Args:
-        folder: The run folder.
-        config: Its configuration.
-        checkpoint: Its last checkpoint.
-    """
+def _facts(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
+    """What the report needs to know about a run, from its configuration and last checkpoint."""
     shape = json.loads((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
     vocabulary = shape.pop("vocab_size")
     shape = {name: value for name, value in shape.items() if name not in _CHANGING}
@@ -152,13 +142,7 @@ def _facts(folder: Path, config: CausalLMConfig, checkpoint: Path) -> dict[str, 
         "model": [config.model_name, digest_of(shape)],
         "vocabulary": vocabulary,
         "shards": digest_of(data["fingerprint"]["shards"]),
-        "loss": [event["loss"] for event in _logged(folder)][-1],
     }
-
-
-def _logged_targets(folder: Path) -> np.ndarray:
-    """Text tokens up to each logged step: int64 [logged steps]."""
-    return np.array([event["targets"] for event in _logged(folder)], np.int64)
 
 
 def _logged(folder: Path) -> list[dict[str, Any]]:
@@ -203,13 +187,7 @@ class _Scorer:
     """Scores the held-out documents as an arm reads them; they are encoded once.
 
     Args:
-        settings: What is measured.
-        config: The configuration of the run.
-        location: One of its checkpoints, for the tokenizer.
-
-    Attributes:
-        documents: The held-out documents.
-        has_metadata: Whether the arm has metadata.
+        location: One of the run's checkpoints, for the tokenizer.
     """
 
     def __init__(self, settings: MeasureConfig, config: CausalLMConfig, location: Location) -> None:
@@ -224,47 +202,48 @@ class _Scorer:
 
     def _evaluation(self, groups: list[str], chosen: list[str]) -> PairedEvaluation:
         wanted = EvaluateConfig(comparisons=groups, chosen=chosen, controls=[], prompt=False)
-        comparisons: list[Comparison] = configured_comparisons(wanted, self._types)
         return PairedEvaluation(
             self._config.data_config,
             self._tokenizer,
             self.documents,
-            comparisons,
+            configured_comparisons(wanted, self._types),
             windows=self._settings.windows,
             position_edges=self._settings.position_edges,
             seed=self._settings.seed,
         )
 
-    def score(self, location: Location, device: torch.device, *, is_last: bool = False) -> _Score:
+    def score(self, location: Location, device: torch.device, *, is_last: bool) -> _Score:
         """Scores a checkpoint; the last one also with each type and combination by itself."""
         model, _ = load_model(location, self._config, "auto", device)
         sums = self._curve.run(model, device, blocks=self._blocks)
         text = sums[TEXT].values[:, DOCUMENT]
+        without = text[:, :, NATS_WITHOUT]
         types = {}
         if is_last and self.has_metadata and self._settings.each_type:
+            known = set(self._types)
             chosen = [
-                names
-                for names in self._settings.combinations
-                if set(names.split("+")) <= {*self._types}
+                own for own in self._settings.combinations if known.issuperset(own.split("+"))
             ]
-            types = self._types_of(self._evaluation([EACH], chosen).run(model, device))
+            by_type = self._evaluation([EACH], chosen).run(model, device)
+            types = {name: without + gain for name, gain in _gains_of_types(by_type).items()}
         return _Score(
             sizes=text[:, :, BYTES],
-            without=text[:, :, NATS_WITHOUT],
-            shown=text[:, :, NATS_WITHOUT] + _gain(sums[ALL] if ALL in sums else sums[TEXT]),
-            types={name: text[:, :, NATS_WITHOUT] + gain for name, gain in types.items()},
+            without=without,
+            shown=without + _gain(sums[ALL if self.has_metadata else TEXT]),
+            types=types,
             flops_per_token=flops_per_token(model),
         )
 
-    def _types_of(self, sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
-        """By type or combination: the change in nats; NaN for documents that lack one of them."""
-        found = {}
-        for name, compared in sums.items():
-            group, _, types = name.partition("/")
-            if group in (EACH, CHOSEN):
-                each = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
-                found[types] = np.where(np.all(each, axis=0)[:, None], _gain(compared), np.nan)
-        return found
+
+def _gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
+    """By type or combination: the change in nats; NaN for documents that lack one of them."""
+    found = {}
+    for name, compared in sums.items():
+        group, _, types = name.partition("/")
+        if group in (EACH, CHOSEN):
+            each = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
+            found[types] = np.where(np.all(each, axis=0)[:, None], _gain(compared), np.nan)
+    return found
 
 
 def _gain(sums: ComparisonSums) -> np.ndarray:

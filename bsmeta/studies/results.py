@@ -19,7 +19,7 @@ from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of, seeds_added
 from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, saving
-from bsmeta.tasks.causal_lm.documents import Slice, slices_of
+from bsmeta.tasks.causal_lm.documents import slices_of
 
 
 @dataclass(frozen=True)
@@ -47,26 +47,25 @@ class ArmResult:
     """The results of an arm.
 
     Attributes:
-        name, label: The arm.
         curves: By mode (`without`; `with`, if it has metadata) and axis.
-        savings: By mode and axis, against the baseline; None for the baseline.
+        amounts: By axis: what the arm has used at its last checkpoint.
+        savings: By mode and axis, against the baseline; none for the baseline.
         effects: By mode and axis: the difference to the baseline at as much of that; None where
             its curve does not reach the arm.
         controls: By control and mode: the difference to a control of the arm.
         inference: With minus without metadata at the last checkpoint; None if it has none.
         gains: The gain over parts of the documents.
-        amounts: By axis: what the arm has used at its last checkpoint.
     """
 
     name: str
     label: str
     curves: dict[str, dict[str, Curve]]
+    amounts: dict[str, float]
     savings: dict[str, dict[str, Saving]] = field(default_factory=dict)
     effects: dict[str, dict[str, Estimate | None]] = field(default_factory=dict)
     controls: dict[tuple[str, str], Estimate] = field(default_factory=dict)
     inference: Estimate | None = None
     gains: list[Gain] = field(default_factory=list)
-    amounts: dict[str, float] = field(default_factory=dict)
 
     def last(self, mode: str) -> Estimate:
         """Bits per byte at the last checkpoint."""
@@ -78,12 +77,10 @@ class Results:
     """The results of a study.
 
     Attributes:
-        study: The study.
         seeds: The seeds that all arms have been measured with.
         documents: Held-out documents that all runs were measured on.
         bytes: Their bytes.
         arms: The arms that have been measured, in order.
-        claims: The claims and their verdicts.
         notes: What is missing, and what the settings of the runs mean for the comparison.
         shared: What each arm shares with the baseline of its seeds, as sentences.
     """
@@ -113,10 +110,18 @@ def results_of(study: StudyConfig) -> Results:
             f"Seeds {', '.join(map(str, added))} were added after the first run had been started: "
             "if that was done because of what the first seeds showed, the verdicts do not hold."
         )
-    arms = {arm: _arm(study, measured, arm) for arm in measured.arms}
+    arms = {
+        arm: ArmResult(
+            arm, study.arms[arm].label or arm,
+            {mode: measured.curves(arm, mode) for mode in measured.modes(arm)},
+            {axis: float(values[-1]) for axis, values in measured.amounts(arm).items()},
+        )
+        for arm in measured.arms
+    }  # fmt: skip
+    alone = dict(arms)
     for arm in measured.arms:
         if arm != study.baseline:
-            arms[arm] = _compared(study, measured, arms, arm)
+            arms[arm] = _compared(study, measured, alone, arm)
     return Results(
         study,
         measured.seeds,
@@ -131,16 +136,16 @@ def results_of(study: StudyConfig) -> Results:
 
 def _notes(measured: Measured) -> list[str]:
     """What the settings of the runs mean for the comparison."""
-    facts = {arm: measured.run(arm, measured.seeds[0]).facts for arm in measured.arms}
+    runs = {arm: measured.first(arm) for arm in measured.arms}
     notes = []
-    falling = [arm for arm, own in facts.items() if own["schedule"] != "constant"]
-    if falling and max(map(measured.points, measured.arms)) > 1:
+    falling = [arm for arm, run in runs.items() if run.facts["schedule"] != "constant"]
+    if falling and max(len(run.steps) for run in runs.values()) > 1:
         notes.append(
             f"The learning rate of {', '.join(falling)} falls during the run: a checkpoint before "
             "the end is worse than the end of a shorter run, so the curve of the baseline is too "
             "high before its end, and the data that an arm saves is not to be trusted."
         )
-    lossy = [arm for arm, own in facts.items() if own["loss_on_metadata"]]
+    lossy = [arm for arm, run in runs.items() if run.facts["loss_on_metadata"]]
     if lossy:
         notes.append(f"The text tokens of {', '.join(lossy)} include metadata with a loss.")
     return notes
@@ -149,13 +154,24 @@ def _notes(measured: Measured) -> list[str]:
 def _shared_with_baseline(study: StudyConfig, measured: Measured) -> Iterator[str]:
     """A sentence for each arm: its weights, documents, tokens and steps beside the baseline's."""
     for arm in measured.arms:
-        if arm != study.baseline:
-            pairs = [
-                (measured.run(study.baseline, seed), measured.run(arm, seed))
-                for seed in measured.seeds
-            ]
-            label = study.arms[arm].label or arm
-            yield f"{label}: {_weights(*pairs[0])}; {_steps(pairs)}; {_amounts(pairs)}."
+        if arm == study.baseline:
+            continue
+        pairs = [
+            (measured.run(study.baseline, seed), measured.run(arm, seed)) for seed in measured.seeds
+        ]
+        alike = steps = 0
+        for base, own in pairs:
+            count = min(len(base.step_documents), len(own.step_documents))
+            alike += int((base.step_documents[:count] == own.step_documents[:count]).sum())
+            steps += max(len(base.step_documents), len(own.step_documents))
+        words = f"{_ratio(pairs, 'targets')} the text tokens"
+        if all(np.array_equal(base.logged_targets, own.logged_targets) for base, own in pairs):
+            words = "the same text tokens after every logged step"
+        yield (
+            f"{study.arms[arm].label or arm}: {_weights(*pairs[0])}; the same documents in "
+            f"{alike / max(steps, 1):.0%} of the steps; {words}; {_ratio(pairs, 'tokens')} the "
+            f"total tokens, {_ratio(pairs, 'flops')} the FLOPs, {_ratio(pairs, 'steps')} the steps."
+        )
 
 
 def _weights(base: Measurement, own: Measurement) -> str:
@@ -170,38 +186,9 @@ def _weights(base: Measurement, own: Measurement) -> str:
     return "the same initial weights"
 
 
-def _steps(pairs: Sequence[tuple[Measurement, Measurement]]) -> str:
-    alike = steps = 0
-    for base, own in pairs:
-        count = min(len(base.step_documents), len(own.step_documents))
-        alike += int((base.step_documents[:count] == own.step_documents[:count]).sum())
-        steps += max(len(base.step_documents), len(own.step_documents))
-    return f"the same documents in {alike / max(steps, 1):.0%} of the steps"
-
-
-def _amounts(pairs: Sequence[tuple[Measurement, Measurement]]) -> str:
-    if all(np.array_equal(base.logged_targets, own.logged_targets) for base, own in pairs):
-        words = "the same text tokens after every logged step"
-    else:
-        words = f"{_ratio(pairs, 'targets')} the text tokens"
-    others = {"total tokens": "tokens", "FLOPs": "flops", "steps": "steps"}
-    ratios = [f"{_ratio(pairs, name)} the {what}" for what, name in others.items()]
-    return f"{words}; {', '.join(ratios)}"
-
-
 def _ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
     ratios = [getattr(own, name)[-1] / getattr(base, name)[-1] for base, own in pairs]
     return f"{np.mean(ratios):.2f} times"
-
-
-def _arm(study: StudyConfig, measured: Measured, arm: str) -> ArmResult:
-    """An arm by itself."""
-    curves = {
-        mode: {axis: measured.curve(arm, mode, axis) for axis in AXES}
-        for mode in measured.modes(arm)
-    }
-    amounts = {axis: float(values[-1]) for axis, values in measured.amounts(arm).items()}
-    return ArmResult(arm, study.arms[arm].label or arm, curves, amounts=amounts)
 
 
 def _compared(
@@ -209,19 +196,20 @@ def _compared(
 ) -> ArmResult:
     """An arm with its differences to the baseline and to its controls."""
     own, base = arms[arm], arms[study.baseline].curves[WITHOUT]
-    effects: dict[str, dict[str, Estimate | None]] = {}
-    for mode in own.curves:
-        there = {axis: base[axis].at(own.amounts[axis]) for axis in (TEXT, TOKENS)}
-        effects[mode] = {
-            axis: None if text is None else own.last(mode) - text for axis, text in there.items()
-        }
+    there = {axis: base[axis].at(own.amounts[axis]) for axis in (TEXT, TOKENS)}
     return replace(
         own,
         savings={
             mode: {axis: saving(base[axis], own.amounts[axis], own.last(mode)) for axis in AXES}
             for mode in own.curves
         },
-        effects=effects,
+        effects={
+            mode: {
+                axis: None if text is None else own.last(mode) - text
+                for axis, text in there.items()
+            }
+            for mode in own.curves
+        },
         controls={
             (control, mode): own.last(mode) - other.last(mode)
             for control, other in arms.items()
@@ -236,11 +224,16 @@ def _compared(
 def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
     """The gains of an arm over parts of the documents, at the last checkpoints."""
     everything = np.ones(len(measured.digests), bool)
-    edges = study.measure.position_edges
-    parts = [(own.by, own.name, own.members, slice(None)) for own in _slices(study, measured)]
+    wanted = []
+    if study.measure.length_edges:
+        wanted.append(SliceConfig(by="length", edges=study.measure.length_edges))
+    if study.measure.sites:
+        wanted.append(SliceConfig(by="site", top=study.measure.sites))
+    facts = {"length": measured.lengths.tolist(), "site": [site or None for site in measured.sites]}
+    parts = [(own.by, own.name, own.members, slice(None)) for own in slices_of(wanted, facts)]
     parts += [
         ("position", f"from byte {edge:,}", everything, slice(number, number + 1))
-        for number, edge in enumerate(edges)
+        for number, edge in enumerate(study.measure.position_edges)
     ]
     for by, name, documents, bins in parts:
         text = measured.estimate(study.baseline, WITHOUT, bins=bins, documents=documents)
@@ -251,23 +244,12 @@ def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
             for mode in measured.modes(arm)
         ]
         yield Gain(by, name, text.documents, found[0], found[1] if len(found) > 1 else None)
-    for name in measured.types(arm):
+    for name in measured.first(arm).types:
         documents = measured.having(arm, name)
         if documents.any():
             without = measured.estimate(arm, WITHOUT, documents=documents)
             shown = measured.estimate(arm, name, documents=documents)
             yield Gain("type", name, int(documents.sum()), None, shown - without)
-
-
-def _slices(study: StudyConfig, measured: Measured) -> list[Slice]:
-    """The groups of the documents by length and site."""
-    wanted = []
-    if study.measure.length_edges:
-        wanted.append(SliceConfig(by="length", edges=study.measure.length_edges))
-    if study.measure.sites:
-        wanted.append(SliceConfig(by="site", top=study.measure.sites))
-    facts = {"length": measured.lengths.tolist(), "site": [site or None for site in measured.sites]}
-    return slices_of(wanted, facts)
 
 
 def as_dict(results: Results) -> dict[str, Any]:
@@ -352,12 +334,12 @@ def load(study: StudyConfig) -> tuple[Measured, list[str]]:
         DataError: If the baseline, or everything else, has no seed that has been measured, or if
             runs were trained on different data.
     """
-    found: dict[tuple[str, int], Measurement] = {}
     runs = runs_of(study)
-    for run in runs:
-        measurement = find_measurement(study, run.arm, run.seed)
-        if measurement is not None:
-            found[run.arm, run.seed] = measurement
+    found = {
+        (run.arm, run.seed): measurement
+        for run in runs
+        if (measurement := find_measurement(study, run.arm, run.seed)) is not None
+    }
     arms, seeds = largest_block(study, list(found))
     if not arms:
         listed = ", ".join(f"{arm} seed {seed}" for arm, seed in found) or "none"
@@ -366,31 +348,22 @@ def load(study: StudyConfig) -> tuple[Measured, list[str]]:
             f"baseline ({study.baseline}) and another arm have been trained and measured with"
         )
     kept = {(arm, seed): found[arm, seed] for arm in arms for seed in seeds}
-    _refuse_other_data(study, kept)
-    notes = []
-    missing = [run for run in runs if (run.arm, run.seed) not in kept]
-    if missing:
-        notes.append(
-            f"{len(runs) - len(missing)} of {len(runs)} runs are compared, all arms with the same "
-            f"seeds; not (yet): {', '.join(run.name for run in missing)}."
-        )
-    return Measured(study, kept), notes
-
-
-def _refuse_other_data(study: StudyConfig, found: dict[tuple[str, int], Measurement]) -> None:
-    """Raises if a run had other shards than the first: its machine has other files."""
-    (arm, seed), first = next(iter(found.items()))
+    shards = kept[arms[0], seeds[0]].facts["shards"]
     others = [
-        f"{name} seed {number}"
-        for (name, number), run in found.items()
-        if run.facts["shards"] != first.facts["shards"]
+        f"{arm} seed {seed}" for (arm, seed), run in kept.items() if run.facts["shards"] != shards
     ]
     if others:
         raise DataError(
             f"{results_folder(study)}: {', '.join(others)} were trained on other shards than "
-            f"{arm} seed {seed}; expected the same data in all runs: delete the measurements that "
-            "were made with the wrong files"
+            f"{arms[0]} seed {seeds[0]}; expected the same data in all runs: delete the "
+            "measurements that were made with the wrong files"
         )
+    missing = [run for run in runs if (run.arm, run.seed) not in kept]
+    notes = [
+        f"{len(runs) - len(missing)} of {len(runs)} runs are compared, all arms with the same "
+        f"seeds; not (yet): {', '.join(run.name for run in missing)}."
+    ]
+    return Measured(study, kept), notes if missing else []
 
 
 def largest_block(

@@ -42,20 +42,17 @@ from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.training.run_folder import METRICS, STATUS, last_events
 
+_TYPES = "types/"
+SETTINGS = "study.json"
+DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+SECONDS_BETWEEN_LOOKS = 2.0
+
+
 _ARRAYS = (
     "steps", "targets", "tokens", "flops", "digests", "lengths", "sites", "sizes", "without",
     "shown", "step_documents", "logged_targets",
 )  # fmt: skip
-
-_TYPES = "types/"
-
-SETTINGS = "study.json"
-
-DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-SECONDS_BETWEEN_LOOKS = 2.0
 
 
 @dataclass(frozen=True)
@@ -101,12 +98,13 @@ class Measurement:
 
     def save(self, path: Path) -> None:
         """Writes the file atomically; nats are kept in single precision."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
+        values = {name: getattr(self, name) for name in _ARRAYS}
         values |= {_TYPES + name: nats for name, nats in self.types.items()}
-        for name in ("without", "shown", *(_TYPES + name for name in self.types)):
-            values[name] = values[name].astype(np.float32)
-        for name in ("lengths", "sizes"):
-            values[name] = values[name].astype(np.uint32)
+        for name in values:
+            if name in ("without", "shown") or name.startswith(_TYPES):
+                values[name] = values[name].astype(np.float32)
+            elif name in ("lengths", "sizes"):
+                values[name] = values[name].astype(np.uint32)
         header = json.dumps({"settings": self.settings, "facts": self.facts}, sort_keys=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -123,11 +121,6 @@ class Measurement:
             with np.load(path) as found:
                 values = {name: found[name] for name in found.files}
             header = json.loads(str(values.pop("header")))
-            types = {
-                name.removeprefix(_TYPES): nats.astype(np.float64)
-                for name, nats in values.items()
-                if name.startswith(_TYPES)
-            }
             arrays = {name: values[name] for name in _ARRAYS}
         except Exception as error:  # numpy raises many kinds for a damaged archive
             raise DataError(
@@ -136,6 +129,11 @@ class Measurement:
             ) from error
         for name in ("sizes", "without", "shown"):
             arrays[name] = arrays[name].astype(np.float64)
+        types = {
+            name.removeprefix(_TYPES): nats.astype(np.float64)
+            for name, nats in values.items()
+            if name.startswith(_TYPES)
+        }
         return cls(**header, **arrays, types=types)
 
 
@@ -197,13 +195,7 @@ def find_measurement(study: StudyConfig, arm: str, seed: int) -> Measurement | N
 
 @dataclass(frozen=True)
 class Run:
-    """One arm with one seed.
-
-    Attributes:
-        arm: Name of the arm.
-        seed: The seed.
-        folder: The run folder.
-    """
+    """One arm with one seed."""
 
     arm: str
     seed: int
@@ -221,10 +213,9 @@ class Progress:
 
     Attributes:
         state: The state in its status.json; `not started` if there is none.
-        step: The last step logged.
+        step: The last step logged, and its loss.
         tokens: Tokens that the model was given up to there, without padding.
         targets: Tokens that it was trained on (the text tokens, unless metadata has a loss).
-        loss: The loss of that step.
     """
 
     state: str
@@ -249,17 +240,16 @@ def runs_of(study: StudyConfig) -> list[Run]:
 def progress_of(study: StudyConfig, run: Run) -> Progress:
     """How far a run is: from its folder, which may be incomplete, or else from its measurement."""
     status = run.folder / STATUS
-    if not status.exists():
-        found = find_measurement(study, run.arm, run.seed)
-        if found is None:
-            return Progress(NOT_STARTED)
-        counts = (int(found.steps[-1]), int(found.tokens[-1]), int(found.targets[-1]))
-        return Progress(DONE, *counts, found.facts.get("loss"))
-    state = json.loads(status.read_text())["state"]
-    last = last_events(run.folder / METRICS).get("step", {})
-    return Progress(
-        state, last.get("step", 0), last.get("tokens", 0), last.get("targets", 0), last.get("loss")
-    )
+    if status.exists():
+        state = json.loads(status.read_text())["state"]
+        last = last_events(run.folder / METRICS).get("step", {})
+        step, tokens, targets = (last.get(name, 0) for name in ("step", "tokens", "targets"))
+        return Progress(state, step, tokens, targets, last.get("loss"))
+    found = find_measurement(study, run.arm, run.seed)
+    if found is None:
+        return Progress(NOT_STARTED)
+    step, tokens, targets = (int(own[-1]) for own in (found.steps, found.tokens, found.targets))
+    return Progress(DONE, step, tokens, targets, found.facts.get("loss"))
 
 
 def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
@@ -311,18 +301,13 @@ def check(study: StudyConfig) -> None:
     for name, claim in study.claims.items():
         used = {"metadata": claim.arm, "against_metadata": claim.against or study.baseline}
         for key, arm_name in used.items():
-            if not _has(types[arm_name], getattr(claim, key)):
+            own, metadata = types[arm_name], getattr(claim, key)
+            needed = [] if metadata in (WITHOUT, WITH) else metadata.split("+")
+            if not set(needed) <= set(own) or (metadata == WITH and not own):
                 raise ConfigurationError(
-                    f"claims.{name}.{key}={getattr(claim, key)}: expected what the arm {arm_name} "
-                    f"is trained with: without, or of {types[arm_name]}"
+                    f"claims.{name}.{key}={metadata}: expected what the arm {arm_name} "
+                    f"is trained with: without, or of {own}"
                 )
-
-
-def _has(types: Sequence[str], metadata: str) -> bool:
-    """Whether an arm with these types can be used with this metadata at inference."""
-    if metadata in (WITHOUT, WITH):
-        return metadata == WITHOUT or bool(types)
-    return set(metadata.split("+")) <= set(types)
 
 
 def _composed(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
@@ -396,9 +381,8 @@ def _tested(claim: ClaimConfig) -> dict[str, Any]:
 def _refuse_other_claims(
     declared: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], file: Path
 ) -> None:
-    changed = sorted(
-        name for name in declared.keys() | now.keys() if declared.get(name) != now.get(name)
-    )
+    names = sorted(declared.keys() | now.keys())
+    changed = [name for name in names if declared.get(name) != now.get(name)]
     if changed:
         raise ConfigurationError(
             f"claims: {', '.join(changed)} added, removed or changed since the first run of the "
@@ -523,13 +507,8 @@ def show_progress(study: StudyConfig, runs: Sequence[Run]) -> None:
         table.add_column(name, justify="left" if name in ("arm", "state") else "right")
     for run in runs:
         now = progress_of(study, run)
-        state = now.state
-        if state != DONE and overrides_of(study, run) is None:
-            state = WAITS
-        table.add_row(run.arm, str(run.seed), state, *_cells(now))
+        waits = now.state != DONE and overrides_of(study, run) is None
+        counts = [f"{number:,}" for number in (now.step, now.targets, now.tokens)]
+        loss = "–" if now.loss is None else f"{now.loss:.4f}"
+        table.add_row(run.arm, str(run.seed), WAITS if waits else now.state, *counts, loss)
     Console(markup=False).print(table)
-
-
-def _cells(now: Progress) -> list[str]:
-    loss = "–" if now.loss is None else f"{now.loss:.4f}"
-    return [f"{now.step:,}", f"{now.targets:,}", f"{now.tokens:,}", loss]

@@ -12,7 +12,7 @@ numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,12 +129,7 @@ def ratio(values: Floats, weights: Floats) -> Estimate:
 
 @dataclass(frozen=True)
 class Curve:
-    """Bits per byte at rising numbers of tokens (or FLOPs).
-
-    Attributes:
-        amounts: float64 [points], rising.
-        points: The estimate at each.
-    """
+    """Bits per byte at rising numbers of tokens (or FLOPs), float64 [points]."""
 
     amounts: Floats
     points: Sequence[Estimate]
@@ -147,16 +142,20 @@ class Curve:
         nearest = int(np.abs(amounts - amount).argmin())
         if math.isclose(amounts[nearest], amount, rel_tol=1e-9) or len(amounts) == 1:
             return self.points[nearest]
-        amount = float(np.clip(amount, amounts[0], amounts[-1]))
-        values, changes = self._interpolated(np.array([amount]))
-        return Estimate(values[0], changes[0], min(point.documents for point in self.points))
+        return self._between(np.array([np.clip(amount, amounts[0], amounts[-1])]))[0]
 
-    def _interpolated(self, amounts: Floats) -> tuple[Floats, Floats]:
-        """Values of the seeds [amounts, seeds] and changes [amounts, documents] between points."""
-        return _through(self.points, lambda values: self._line(values)(np.log(amounts)))
+    def _between(self, amounts: Floats) -> list[Estimate]:
+        """The estimates at amounts: interpolated for each seed, and without each document."""
 
-    def _line(self, values: Floats) -> PchipInterpolator:
-        return PchipInterpolator(np.log(self.amounts), values)
+        def line(values: Floats) -> Floats:
+            found: Floats = PchipInterpolator(np.log(self.amounts), values)(np.log(amounts))
+            return found
+
+        seeds = line(np.stack([point.seeds for point in self.points]))
+        means = np.array([[point.value] for point in self.points])
+        changes = line(means + np.stack([point.changes for point in self.points])) - line(means)
+        count = min(point.documents for point in self.points)
+        return [Estimate(own, change, count) for own, change in zip(seeds, changes, strict=True)]
 
     def falling(self) -> Curve:
         """The curve that stays at its lowest point where it rises."""
@@ -170,31 +169,12 @@ class Curve:
             return self.amounts, list(self.points)
         places = np.log(self.amounts)
         grid = np.unique(np.concatenate((np.linspace(places[0], places[-1], _GRID), places)))
-        values, changes = self._interpolated(np.exp(grid))
-        count = min(point.documents for point in self.points)
-        return np.exp(grid), [
-            Estimate(own, change, count) for own, change in zip(values, changes, strict=True)
-        ]
-
-
-def _through(
-    points: Sequence[Estimate], function: Callable[[Floats], Floats]
-) -> tuple[Floats, Floats]:
-    """Applies a smooth function of the points to each seed, and to the mean without a document."""
-    seeds = function(np.stack([point.seeds for point in points]))
-    means = np.array([[point.value] for point in points])
-    changes = np.stack([point.changes for point in points])
-    return seeds, function(means + changes) - function(means)
+        return np.exp(grid), self._between(np.exp(grid))
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share, or a bound of it.
-
-    Attributes:
-        value: The share.
-        bound: `above` or `below` if the share is only known to be above or below the value.
-    """
+    """A share; `bound` is `above` or `below` if it is only known to be above or below the value."""
 
     value: float
     bound: str = ""
@@ -208,12 +188,8 @@ class Saving:
     """The share of its data that an arm saves: 1 - its amount / what the baseline needs.
 
     Where the baseline never reaches the arm's bits per byte, or had passed them at its first point,
-    the share is only known to be above, or below, a bound.
-
-    Attributes:
-        share: The share.
-        low, high: Its 95% interval.
-        needed: What the baseline needs; None if the share is a bound.
+    the share is only known to be above, or below, a bound. `low` and `high` are its 95% interval;
+    `needed` is what the baseline needs, None if the share is a bound.
     """
 
     share: Share
@@ -234,9 +210,7 @@ def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
     5% (as Fieller's interval of a ratio): so it is wide, or has no end, where the curve is flat.
 
     Args:
-        baseline: The baseline.
-        amount: What the arm has used.
-        arm: Its bits per byte after that.
+        amount: What the arm has used; `arm` is its bits per byte after that.
     """
     amounts, points = baseline.falling().fine()
     effects = [arm - point for point in points]
@@ -269,9 +243,8 @@ def _crossing(amounts: Floats, rising: Floats) -> float:
         return float(amounts[cell])
     before, after = rising[cell - 1], rising[cell]
     part = before / (before - after)
-    return float(
-        np.exp(np.log(amounts[cell - 1]) + part * np.log(amounts[cell] / amounts[cell - 1]))
-    )
+    step = np.log(amounts[cell] / amounts[cell - 1])
+    return float(np.exp(np.log(amounts[cell - 1]) + part * step))
 
 
 def common(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
@@ -294,12 +267,9 @@ class Measured:
     """The measurements of all arms, over the same documents and seeds.
 
     Args:
-        study: The study.
         found: The measurement of each run; every arm has all seeds.
 
     Attributes:
-        seeds: The seeds.
-        arms: The arms.
         digests, lengths, sites: Of each document, as in `Measurement`.
         bytes: Bytes that are scored.
     """
@@ -311,8 +281,7 @@ class Measured:
         self._found = found
         places = common([run.digests for run in found.values()])
         self._places = dict(zip(found, places, strict=True))
-        first = found[self.arms[0], self.seeds[0]]
-        own = self._places[self.arms[0], self.seeds[0]]
+        first, own = self.first(self.arms[0]), self._places[self.arms[0], self.seeds[0]]
         self.digests, self.lengths = first.digests[own], first.lengths[own]
         self.sites, self.bytes = first.sites[own], int(first.sizes[own].sum())
 
@@ -320,23 +289,19 @@ class Measured:
         """The measurement of a run."""
         return self._found[arm, seed]
 
-    def has_metadata(self, arm: str) -> bool:
-        """Whether an arm can be used with metadata."""
-        return len(self._found[arm, self.seeds[0]].shown) > 0
+    def first(self, arm: str) -> Measurement:
+        """The measurement of the arm's run with the first seed."""
+        return self._found[arm, self.seeds[0]]
 
     def modes(self, arm: str) -> tuple[str, ...]:
         """Ways in which an arm is used: without metadata, and with it if it has any."""
-        return (WITHOUT, WITH) if self.has_metadata(arm) else (WITHOUT,)
-
-    def types(self, arm: str) -> list[str]:
-        """The types and combinations that the arm has been measured with by themselves."""
-        return list(self._found[arm, self.seeds[0]].types)
+        return (WITHOUT, WITH) if len(self.first(arm).shown) else (WITHOUT,)
 
     def having(self, arm: str, metadata: str) -> np.ndarray:
         """Documents that have these types, or all documents: bool [documents]."""
         if metadata in (WITHOUT, WITH):
             return np.ones(len(self.digests), bool)
-        nats = self._found[arm, self.seeds[0]].types[metadata]
+        nats = self.first(arm).types[metadata]
         has: np.ndarray = ~np.isnan(nats[self._places[arm, self.seeds[0]]]).any(axis=1)
         return has
 
@@ -349,54 +314,43 @@ class Measured:
 
     def point(self, arm: str, share: float) -> int:
         """The checkpoint after a share of the arm's run."""
-        steps = self._found[arm, self.seeds[0]].steps
+        steps = self.first(arm).steps
         return int(np.abs(steps - max(round(share * int(steps[-1])), 1)).argmin())
 
     def estimate(
-        self,
-        arm: str,
-        metadata: str,
-        point: int = -1,
-        *,
-        bins: np.ndarray | slice = slice(None),
-        documents: np.ndarray | slice = slice(None),
-    ) -> Estimate:
+        self, arm: str, metadata: str, point: int = -1, *,
+        bins: np.ndarray | slice = slice(None), documents: np.ndarray | slice = slice(None),
+    ) -> Estimate:  # fmt: skip
         """Bits per byte of a checkpoint.
 
         Args:
             metadata: `without`, `with`, or types that the arm has been measured with.
-            point: The checkpoint.
             bins: Only these bins of positions.
             documents: Only these documents.
         """
         nats, sizes = [], []
         for seed in self.seeds:
             found, own = self._found[arm, seed], self._places[arm, seed]
-            cell = (
-                (found.without if metadata == WITHOUT else found.shown)[point]
-                if metadata in (WITHOUT, WITH)
-                else found.types[metadata]
-            )
+            if metadata in (WITHOUT, WITH):
+                cell = (found.without if metadata == WITHOUT else found.shown)[point]
+            else:
+                cell = found.types[metadata]
             nats.append(cell[own][:, bins].sum(axis=1))
             sizes.append(found.sizes[own][:, bins].sum(axis=1))
         chosen = np.zeros(len(self.digests), bool)
         chosen[documents] = True
         return bits_per_byte(np.stack(nats), np.where(chosen, sizes[0], 0.0))
 
-    def curve(
-        self, arm: str, metadata: str, axis: str, *,
+    def curves(
+        self, arm: str, metadata: str, *,
         bins: np.ndarray | slice = slice(None), documents: np.ndarray | slice = slice(None),
-    ) -> Curve:  # fmt: skip
-        """Bits per byte over what the arm had been trained on."""
+    ) -> dict[str, Curve]:  # fmt: skip
+        """By axis: bits per byte over what the arm had been trained on."""
         points = [
             self.estimate(arm, metadata, point, bins=bins, documents=documents)
-            for point in range(self.points(arm))
+            for point in range(len(self.first(arm).steps))
         ]
-        return Curve(self.amounts(arm)[axis], points)
-
-    def points(self, arm: str) -> int:
-        """Number of checkpoints."""
-        return len(self._found[arm, self.seeds[0]].steps)
+        return {axis: Curve(amounts, points) for axis, amounts in self.amounts(arm).items()}
 
     def amounts(self, arm: str) -> dict[str, np.ndarray]:
         """By axis: what was used up to each checkpoint (geometric mean over seeds)."""

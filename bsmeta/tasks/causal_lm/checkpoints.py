@@ -75,9 +75,7 @@ class OpenedModel:
         device: None: a GPU if there is one.
 
     Attributes:
-        location: Where it was found.
         train: The configuration that it was trained with, after overrides.
-        device: Where it runs.
     """
 
     def __init__(
@@ -114,7 +112,10 @@ def load_model(
     location: Location, train: CausalLMConfig, precision: str, device: torch.device
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """The model, on its device and in evaluation mode, and its tokenizer."""
-    dtype = _dtype(precision, train.mixed_precision, device)
+    use_bfloat16 = precision == "bfloat16"
+    if precision == "auto":
+        use_bfloat16 = device.type == "cuda" and train.mixed_precision == "bf16"
+    dtype = torch.bfloat16 if use_bfloat16 else torch.float32
     where = f"checkpoint={location.name}"
     if location.untrained:  # only its tokenizer is used
         check_files(location.model, where)
@@ -150,13 +151,6 @@ def _first_model(
     if vocabulary > vocabulary_of(model):
         model.resize_token_embeddings(vocabulary)  # the special tokens that training added
     return model
-
-
-def _dtype(precision: str, trained_in: str, device: torch.device) -> torch.dtype:
-    if precision == "auto":
-        use_bfloat16 = device.type == "cuda" and trained_in == "bf16"
-        return torch.bfloat16 if use_bfloat16 else torch.float32
-    return torch.float32 if precision == "float32" else torch.bfloat16
 
 
 def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
@@ -200,7 +194,7 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
     ]
     same += [
         str(shard.path)
-        for shard in _on_this_machine(train)
+        for shard in _on_this_machine(train.data_config)
         if shard.size == own.size and _content(shard) == content
     ]
     if same:
@@ -231,17 +225,12 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
     return {}
 
 
-def _on_this_machine(train: CausalLMConfig) -> list[Shard]:
+def _on_this_machine(data: DataConfig) -> list[Shard]:
     """The training shards of the configuration, if all of them are local files."""
-    data = train.data_config
     if any(entry.startswith(REMOTE) for _, entry in train_entries(data)):
         return []
+    sources = [own for own in source_configs(data).values() if own.train_file]
     try:
-        return [
-            shard
-            for own in source_configs(data).values()
-            if own.train_file
-            for shard in list_shards(own)
-        ]
+        return [shard for own in sources for shard in list_shards(own)]
     except UserError:  # they were moved or deleted
         return []

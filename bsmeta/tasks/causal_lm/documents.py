@@ -3,8 +3,7 @@
 One pass over the file selects documents (it drops bad lines, empty texts and duplicates, and stops
 at the maximum) and keeps a few numbers per document; the lines are kept in a temporary file, so
 that memory grows only by these numbers. Every selected document is known to render, so all ranks
-agree on the documents and none fails later. Slices (by site, length or time) are reported
-separately.
+agree on the documents and none fails later.
 """
 
 from __future__ import annotations
@@ -51,12 +50,7 @@ class NamedDocuments(Documents, Protocol):
 
 
 class GivenDocuments:
-    """Documents in memory.
-
-    Args:
-        documents: None of them without text.
-        names: The name of each.
-    """
+    """Documents in memory, none of them without text, and the name of each."""
 
     def __init__(self, documents: Sequence[Document], names: Sequence[str]) -> None:
         self._documents = documents
@@ -116,17 +110,13 @@ class HeldOutDocuments:
         self.changed = 0
         self.left_out: Counter[str] = Counter()
         self._config = config
-        self._strict = config.bad_documents == "strict"
         self._decoder = self.decoder(config.metadata_config)
         self._renderer = Renderer(config.metadata_config)
         self._types = tuple(config.metadata_config.metadata_list)
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
-        for number, line in enumerate(self._read()):
-            if max_documents is not None and len(self) >= max_documents:
-                break
-            self._consider(number, line)
+        self._select(max_documents)
         if not len(self):
             raise DataError(
                 f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
@@ -166,10 +156,13 @@ class HeldOutDocuments:
         keys = column_keys()
         return sorted(keys.get(name, name) for name in names)
 
-    def _read(self) -> Iterator[bytes]:
-        reader = open_shard(self.path)
+    def _select(self, most: int | None) -> None:
+        reader, numbers = open_shard(self.path), itertools.count()
         while lines := reader.read(reader.line, LINES_AT_ONCE):
-            yield from map(bytes, lines)
+            for line, number in zip(lines, numbers, strict=False):
+                if most is not None and len(self) >= most:
+                    return
+                self._consider(number, bytes(line))
         if reader.damage:
             self._refuse(reader.line, BadDocument("damaged_file", reader.damage))
         reader.close()
@@ -203,7 +196,7 @@ class HeldOutDocuments:
 
     def _refuse(self, number: int, error: BadDocument) -> None:
         """Count a bad document, or raise if `bad_documents` is `strict`."""
-        if self._strict:
+        if self._config.bad_documents == "strict":
             refuse_bad_copy(self.path)
             raise DataError(
                 f"{self.path}, {numbered(self.path, number)}: {error}; "
@@ -269,18 +262,16 @@ def slices_of(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list
     return [part for part in made if part.members.any()]
 
 
-def _problems(config: SliceConfig) -> list[str]:
-    edges, sites = list(config.edges), list(config.sites)
+def _problems(config: SliceConfig) -> Iterator[str]:
+    edges, sites, where = list(config.edges), list(config.sites), f"slices: by={config.by}"
     if config.by == "site":
-        return [f"slices: by=site: edges={edges}: expected by=length or by=time"] if edges else []
-    problems = []
+        if edges:
+            yield f"{where}: edges={edges}: expected by=length or by=time"
+        return
     if not edges or edges != sorted(set(edges)):
-        problems.append(
-            f"slices: by={config.by}: edges={edges}: expected rising numbers, at least one"
-        )
+        yield f"{where}: edges={edges}: expected rising numbers, at least one"
     if sites:
-        problems.append(f"slices: by={config.by}: sites={sites}: expected by=site")
-    return problems
+        yield f"{where}: sites={sites}: expected by=site"
 
 
 def document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
@@ -314,28 +305,28 @@ def _by_site(config: SliceConfig, hosts: Sequence[str | None]) -> list[Slice]:
     """One slice for each pattern, or for each of the most frequent hosts."""
     counts = Counter(host for host in hosts if host)
     patterns = list(config.sites) or [host for host, _ in counts.most_common(config.top)]
+    names = [host or "" for host in hosts]
     return [
-        Slice(
-            "site",
-            pattern,
-            np.array([bool(host) and fnmatch(str(host), pattern) for host in hosts]),
-        )
+        Slice("site", pattern, np.array([bool(name) and fnmatch(name, pattern) for name in names]))
         for pattern in patterns
     ]
 
 
 def _by_band(config: SliceConfig, values: Sequence[int | str | None]) -> list[Slice]:
     """Slices below the first edge, between adjacent edges, and from the last edge up."""
-    unit = " bytes" if config.by == "length" else ""
-    number = "{:,}" if config.by == "length" else "{}"
+    unit, number = (" bytes", "{:,}") if config.by == "length" else ("", "{}")
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     edges = [int(edge) for edge in config.edges]
-    names = [f"below {number.format(edges[0])}{unit}"]
-    for low, high in itertools.pairwise(edges):
-        names.append(f"{number.format(low)} to {number.format(high - 1)}{unit}")
-    names.append(f"{number.format(edges[-1])}{unit} and more")
-    bounds = [-np.inf, *edges, np.inf]
+    names = [
+        f"below {number.format(edges[0])}{unit}",
+        *(
+            f"{number.format(low)} to {number.format(high - 1)}{unit}"
+            for low, high in itertools.pairwise(edges)
+        ),
+        f"{number.format(edges[-1])}{unit} and more",
+    ]
+    bounds = itertools.pairwise([-np.inf, *edges, np.inf])
     return [
         Slice(config.by, name, (numbers >= low) & (numbers < high))
-        for name, (low, high) in zip(names, itertools.pairwise(bounds), strict=True)
+        for name, (low, high) in zip(names, bounds, strict=True)
     ]

@@ -1,9 +1,8 @@
 """Selects the documents to show, and the windows of the training data that contain them.
 
-First step: `bsmeta.data` builds the windows exactly as for training, so a document is shown as a
-run trains on it (its metadata, its chunks, the sequences that they share with other documents).
-The only exception is `types`, which replaces the drawing of metadata. A request names a document,
-and the types.
+`bsmeta.data` builds the windows exactly as for training, so a document is shown as a run trains on
+it (its metadata, its chunks, the sequences that they share with other documents). The only
+exception is `types`, which replaces the drawing of metadata.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import itertools
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,16 +100,6 @@ def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int,
     )
 
 
-def no_such_document(shard: Shard, number: int, count: int) -> str:
-    """The error message for a number beyond the end of a shard of `count` documents."""
-    if not count:
-        return f"document={shard.name}:{number}: the shard has no documents"
-    return (
-        f"document={shard.name}:{number}: the shard has {count} documents; expected a number "
-        f"from 0 to {count - 1}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class PackedChunk:
     """A chunk in a sequence: number `place` (from 0) of the `count` chunks of document `number`.
@@ -153,10 +141,8 @@ class ExplainedWindow:
     """A window with documents to show.
 
     Attributes:
-        first: Number of its first document.
-        last: Number of its last document.
-        count: Number of documents in it; fewer than from `first` to `last` if streams share the
-            shard.
+        first, last: Numbers of its first and its last document.
+        count: Number of documents in it; fewer than from `first` to `last` if streams share it.
         sequences: All of its sequences, in the order in which the stream yields them.
         capacity: Tokens of a sequence.
         by_text: Whether these are tokens of text, and metadata has room of its own.
@@ -171,12 +157,16 @@ class ExplainedWindow:
     capacity: int
     by_text: bool
 
+    @property
+    def shown(self) -> set[int]:
+        """Numbers of the documents to show."""
+        return {int(document.name.rpartition(":")[2]) for document in self.documents}
+
 
 class Selection:
     """The windows with the documents that a configuration requests.
 
     Args:
-        config: The training configuration, and the documents to show.
         tokenizer: The tokenizer of the run, with the special tokens of the metadata.
 
     Raises:
@@ -261,7 +251,13 @@ class Selection:
                 lines = reader.take(numbers)
                 missing = start in numbers[len(lines) :] and not reader.damage
                 if missing and self._is_asked_for(shard):
-                    raise ConfigurationError(no_such_document(shard, start, reader.line))
+                    expected = (
+                        f"{reader.line} documents; expected a number from 0 to {reader.line - 1}"
+                    )
+                    raise ConfigurationError(
+                        f"document={shard.name}:{start}: the shard has "
+                        f"{expected if reader.line else 'no documents'}"
+                    )
                 if lines or reader.damage:
                     yield Window(self._config.epoch, shard, numbers, lines, reader.damage)
                 if len(lines) < size:
@@ -274,43 +270,36 @@ class Selection:
         for reason, count in skipped.items():
             log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
         packed = maker.pack(window, documents)
-        packing, chunks = packed.packing, iter(packed.chunks)
-        for document in documents:  # as they are trained on
-            document.chunks = list(itertools.islice(chunks, len(document.chunks)))
+        sequence_of = {chunk: place for place, row in enumerate(packed.packing) for chunk in row}
+        chunks = iter(packed.chunks)
         by_text = self._data.row_budget == BY_TEXT
-        table = [
-            PackedChunk(
-                document.number,
-                place,
-                len(document.chunks),
-                len(chunk),
-                len(chunk) - (chunk.metadata_length if by_text else 0),
+        table: list[PackedChunk] = []
+        shown: list[ExplainedDocument] = []
+        for document in documents:
+            count, first = len(document.chunks), len(table)
+            document.chunks = list(itertools.islice(chunks, count))  # as they are trained on
+            for place, chunk in enumerate(document.chunks):
+                counted = len(chunk) - (chunk.metadata_length if by_text else 0)
+                table.append(PackedChunk(document.number, place, count, len(chunk), counted))
+            if document.number >= start and len(shown) < limit:
+                sequences = [sequence_of[number] for number in range(first, len(table))]
+                shown.append(self._document(window, document, sequences))
+        last = window.numbers[max(len(window.lines), 1) - 1]  # that was read
+        is_asked = self._is_asked_for(window.shard) and start in window.numbers
+        if is_asked and all(document.number != start for document in documents):
+            reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
+            raise ConfigurationError(
+                f"document={window.shard.name}:{start}: training skips it (of documents "
+                f"{window.numbers[0]} to {last} it skips {reasons}); "
+                "data_config.bad_documents=strict and on_test_overlap=error say what is wrong"
             )
-            for document in documents
-            for place, chunk in enumerate(document.chunks)
-        ]
-        sequence_of = {chunk: place for place, row in enumerate(packing) for chunk in row}
-        first_chunk = itertools.accumulate(
-            (len(document.chunks) for document in documents), initial=0
-        )
-        chosen = [
-            (document, chunk)
-            for document, chunk in zip(documents, first_chunk, strict=False)
-            if document.number >= start
-        ][:limit]
-        self._check_found(window, start, [document.number for document, _ in chosen], skipped)
         return ExplainedWindow(
             shard=window.shard.name,
             first=window.numbers[0],
-            last=last_of(window),
+            last=last,
             count=len(window.lines),
-            documents=[
-                self._document(
-                    window, document, [sequence_of[chunk + i] for i in range(len(document.chunks))]
-                )
-                for document, chunk in chosen
-            ],
-            sequences=[[table[chunk] for chunk in row] for row in packing],
+            documents=shown,
+            sequences=[[table[chunk] for chunk in row] for row in packed.packing],
             capacity=self._data.metadata_config.max_seq_len,
             by_text=by_text,
         )
@@ -335,24 +324,5 @@ class Selection:
             lacking=tuple(key for key in self._config.types or () if key not in rendered.types),
         )
 
-    def _check_found(
-        self, window: Window, start: int, numbers: Sequence[int], skipped: Counter[str]
-    ) -> None:
-        """Raise if training skips the requested document."""
-        if not self._is_asked_for(window.shard) or start not in window.numbers:
-            return
-        if start not in numbers:
-            reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
-            raise ConfigurationError(
-                f"document={window.shard.name}:{start}: training skips it (of documents "
-                f"{window.numbers[0]} to {last_of(window)} it skips {reasons}); "
-                "data_config.bad_documents=strict and on_test_overlap=error say what is wrong"
-            )
-
     def _is_asked_for(self, shard: Shard) -> bool:
         return self._config.document is not None and shard is self._shards[self._place]
-
-
-def last_of(window: Window) -> int:
-    """The number of the last document of a window that was read."""
-    return window.numbers[max(len(window.lines), 1) - 1]

@@ -12,7 +12,7 @@ import itertools
 import json
 import operator
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from html import escape
@@ -88,22 +88,12 @@ td { padding: .12rem 0 .12rem .6rem; text-align: right; } td:nth-child(2) { widt
 
 # The terminal's palette colors, which its theme makes readable on its background.
 COLORS = (
-    "cyan",
-    "magenta",
-    "green",
-    "yellow",
-    "bright_blue",
-    "red",
-    "bright_cyan",
-    "bright_magenta",
-)
+    "cyan", "magenta", "green", "yellow", "bright_blue", "red", "bright_cyan", "bright_magenta"
+)  # fmt: skip
 
 FAINT = Style(dim=True)
-
 BOUNDARY = "│"
-
 INSIDE_CHARACTER = "·"
-
 BAR_CELLS = 32
 
 
@@ -137,11 +127,9 @@ class ShownToken:
 
 
 class TokenTexts:
-    """Decodes the tokens of a tokenizer one by one.
+    """Decodes the tokens of a fast tokenizer one by one.
 
-    Args:
-        tokenizer: A fast tokenizer. If it is not byte-level BPE, the text of a token is its entry
-            in the vocabulary.
+    If it is not byte-level BPE, the text of a token is its entry in the vocabulary.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -171,9 +159,8 @@ class TokenTexts:
 def shown_tokens(chunk: Chunk, texts: TokenTexts) -> list[ShownToken]:
     """The tokens of a chunk, including its prefix."""
     ids = chunk.ids.tolist()
-    parts = _parts(chunk)
-    columns = (ids, texts(ids), parts, chunk.token_types.tolist(), chunk.loss_mask.tolist())
-    return [ShownToken(*row) for row in zip(*columns, strict=True)]
+    types, targets = chunk.token_types.tolist(), chunk.loss_mask.tolist()
+    return list(map(ShownToken, ids, texts(ids), _parts(chunk), types, targets))
 
 
 def metadata_mask(chunk: Chunk, config: MetadataConfig) -> np.ndarray:
@@ -229,11 +216,7 @@ def document_facts(
 def chunk_facts(
     document: ExplainedDocument, place: int, tokens: Sequence[ShownToken], sequences: int
 ) -> str:
-    """Describes the lengths of a chunk, and the sequence that it is packed into.
-
-    Args:
-        place: Index of the chunk in the document.
-    """
+    """Describes the lengths of a chunk, by its index, and the sequence that it is packed into."""
     lengths = Counter(token.part for token in tokens)
     parts = ", ".join(f"{part.value} {lengths[part]:,}" for part in Part if lengths[part])
     return (
@@ -260,11 +243,7 @@ def packing_facts(window: ExplainedWindow) -> str:
 
 
 def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
-    """Indices of the sequences to show: the first, then others that contain shown documents.
-
-    Args:
-        most: Maximum number of each.
-    """
+    """Indices of the sequences to show: the first, then as many others with shown documents."""
     own = {place for document in window.documents for place in document.sequences}
     others = sorted(place for place in own if place >= most)
     return [*range(min(most, len(window.sequences))), *others[:most]]
@@ -292,7 +271,6 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     `text` is the whole text that the model reads, including `prefix` (untruncated, even if it is
     truncated in the chunks). The lists of a chunk have one entry per token; masks are 0 or 1.
     """
-    rendered = document.rendered
     chunks = [
         {
             "input_ids": chunk.ids.tolist(),
@@ -301,30 +279,43 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
         }
         for chunk in document.chunks
     ]
-    return json.dumps(
-        {
-            "document": document.name,
-            "text": rendered.whole,
-            "prefix": rendered.prefix,
-            "pieces": chunks,
-        }
-    )
+    text, prefix = document.rendered.whole, document.rendered.prefix
+    return json.dumps({"document": document.name, "text": text, "prefix": prefix, "pieces": chunks})
 
 
 PART_CLASSES = {
-    Part.PREFIX: "out",
-    Part.SUFFIX: "out",
-    Part.LOCAL: "in",
-    Part.END: "end",
-    Part.TEXT: "",
-}
+    Part.PREFIX: "out", Part.SUFFIX: "out", Part.LOCAL: "in", Part.END: "end", Part.TEXT: ""
+}  # fmt: skip
 
 
 def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
     """The page as HTML source."""
-    keys = config.data_config.metadata_config.metadata_list
-    colors = [f".k{token_type} {{ {color(token_type)} }}" for token_type in range(1, len(keys) + 1)]
-    body = ["<h1>Documents as the model sees them</h1>", introduction(config), html_legend(keys)]
+    data = config.data_config
+    keys = data.metadata_config.metadata_list
+    # Backgrounds that work in light and dark mode; the golden angle spreads the hues.
+    colors = [
+        f".k{number} {{ background: hsl({(number * 137.5 + 70) % 360:g} 75% 50% / .25); }}"
+        for number in range(1, len(keys) + 1)
+    ]
+    choice = "drawn as in training" if config.types is None else f"types={config.types}"
+    introduction = (
+        f'<p class="facts">{escape(train_files(data))}; tokenizer '
+        f"{escape(config.tokenizer_name or config.model_name)}; sequences of "
+        f"{data.metadata_config.max_seq_len:,} tokens"
+        f"{' of text' if data.row_budget == BY_TEXT else ''}; "
+        f"seed {config.seed}, epoch {config.epoch}; "
+        f"metadata {escape(choice)}</p>"
+    )
+    types = "".join(f'<span class="k{i}">{escape(key)}</span>' for i, key in enumerate(keys, 1))
+    legend = (
+        '<div class="legend">'
+        '<label><input type="checkbox" id="tokens"> token boundaries</label>'
+        '<label><input type="checkbox" id="loss" checked> mark tokens without loss '
+        '<span class="no">like this</span></label>'
+        '<label><span class="out">prefix, suffix</span><span class="in">metadata in the text'
+        f"</span><span>text</span></label><br>metadata: {types}</div>"
+    )
+    body = ["<h1>Documents as the model sees them</h1>", introduction, legend]
     for window in windows:
         for document in window.documents:
             body += document_parts(document, len(window.sequences), keys, texts)
@@ -336,38 +327,6 @@ def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: Token
         "<title>Documents as the model sees them</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}{' '.join(colors)}</style></head>\n<body>\n{inside}\n</body></html>\n"
-    )
-
-
-def color(token_type: int) -> str:
-    """A background color that works in light and dark mode; the golden angle spreads the hues."""
-    return f"background: hsl({(token_type * 137.5 + 70) % 360:g} 75% 50% / .25);"
-
-
-def introduction(config: ExplainConfig) -> str:
-    """Describes the configuration in a sentence."""
-    data = config.data_config
-    choice = "drawn as in training" if config.types is None else f"types={config.types}"
-    return (
-        f'<p class="facts">{escape(train_files(data))}; tokenizer '
-        f"{escape(config.tokenizer_name or config.model_name)}; sequences of "
-        f"{data.metadata_config.max_seq_len:,} tokens"
-        f"{' of text' if data.row_budget == BY_TEXT else ''}; "
-        f"seed {config.seed}, epoch {config.epoch}; "
-        f"metadata {escape(choice)}</p>"
-    )
-
-
-def html_legend(keys: Sequence[str]) -> str:
-    """The meaning of colors and styles, and the switches."""
-    types = "".join(f'<span class="k{i}">{escape(key)}</span>' for i, key in enumerate(keys, 1))
-    return (
-        '<div class="legend">'
-        '<label><input type="checkbox" id="tokens"> token boundaries</label>'
-        '<label><input type="checkbox" id="loss" checked> mark tokens without loss '
-        '<span class="no">like this</span></label>'
-        '<label><span class="out">prefix, suffix</span><span class="in">metadata in the text'
-        f"</span><span>text</span></label><br>metadata: {types}</div>"
     )
 
 
@@ -387,24 +346,18 @@ def document_parts(
 
 def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
     """The HTML of a token, with the details that are shown on hover."""
-    token_type = f"k{token.token_type}" if token.token_type else ""
+    what, token_type = token.part.value, ""
+    if token.token_type:
+        what = f"{keys[token.token_type - 1]} ({what})"
+        token_type = f"k{token.token_type}"
     possible = (PART_CLASSES[token.part], token_type, "" if token.target else "no")
     classes = [name for name in possible if name]
-    text = escape(harmless(token.text)) or "·"
-    text = text.replace("\n", '<span class="newline">↵</span>\n')
     named = f' class="{" ".join(classes)}"' if classes else ""
-    return f'<i{named} data-t="{about(place, token, keys)}">{text}</i>'
-
-
-def about(place: int, token: ShownToken, keys: Sequence[str]) -> str:
-    """The details of a token, as the value of an attribute."""
-    what = (
-        f"{keys[token.token_type - 1]} ({token.part.value})"
-        if token.token_type
-        else token.part.value
-    )
+    plain = harmless(token.text)
     loss = "loss" if token.target else "no loss"
-    return escape(f"token {place}: id {token.id}, {what}, {loss}  {harmless(token.text)!r}")
+    about = escape(f"token {place}: id {token.id}, {what}, {loss}  {plain!r}")
+    text = (escape(plain) or "·").replace("\n", '<span class="newline">↵</span>\n')
+    return f'<i{named} data-t="{about}">{text}</i>'
 
 
 def html_packing(window: ExplainedWindow, most: int) -> Iterator[str]:
@@ -412,11 +365,10 @@ def html_packing(window: ExplainedWindow, most: int) -> Iterator[str]:
     yield f'<h2>Packing</h2><p class="facts">{escape(packing_facts(window))}; the first sequences, '
     yield "and those with documents from above (bold)</p>"
     yield "<table><tr><th>sequence<th><th>padding"
-    shown = {int(document.name.rpartition(":")[2]) for document in window.documents}
     for place in shown_sequences(window, most):
         parts = []
         for chunk in window.sequences[place]:
-            own = ' class="own"' if chunk.number in shown else ""
+            own = ' class="own"' if chunk.number in window.shown else ""
             name = chunk_name(chunk)
             parts.append(
                 f'<span{own} style="flex:{chunk.counted} 0 0" '
@@ -432,11 +384,7 @@ def html_packing(window: ExplainedWindow, most: int) -> Iterator[str]:
 
 
 class TerminalView:
-    """Prints documents and windows.
-
-    Args:
-        config: The configuration; `tokens`, `sequences` and `metadata_list` are used.
-    """
+    """Prints documents and windows."""
 
     def __init__(self, console: Console, config: ExplainConfig, texts: TokenTexts) -> None:
         self._console = console
@@ -453,8 +401,21 @@ class TerminalView:
             self._print(*rich_packing(window, self._sequences))
 
     def show_legend(self) -> None:
-        """Print the meaning of the colors."""
-        self._print(Rule(style="dim"), *rich_legend(self._keys, boundaries=self._boundaries))
+        """Print the meaning of the colors and styles."""
+        types = [
+            Text(key, style_of(Part.TEXT, token_type, target=True))
+            for token_type, key in enumerate(self._keys, 1)
+        ]
+        styles = [
+            Text("italic: prefix, suffix", style_of(Part.PREFIX, 0, target=True)),
+            Text("bold: metadata in the text", style_of(Part.LOCAL, 0, target=True)),
+            Text("faint: no loss is taken", style_of(Part.TEXT, 0, target=False)),
+        ]
+        lines = [Text("metadata: ").append(Text(", ").join(types)), Text("; ").join(styles)]
+        if self._boundaries:
+            ends = f"{BOUNDARY} begins a token; {INSIDE_CHARACTER} ends inside a character"
+            lines.append(Text(ends))
+        self._print(Rule(style="dim"), *lines)
 
     def _print(self, *parts: RenderableType) -> None:
         self._console.print(Group(*parts), highlight=False)
@@ -500,23 +461,6 @@ def style_of(part: Part, token_type: int, *, target: bool) -> Style:
     )
 
 
-def rich_legend(keys: Sequence[str], *, boundaries: bool) -> Iterator[Text]:
-    """Yield the lines that explain the colors and styles."""
-    types = [
-        Text(key, style_of(Part.TEXT, token_type, target=True))
-        for token_type, key in enumerate(keys, 1)
-    ]
-    yield Text("metadata: ").append(Text(", ").join(types))
-    styles = [
-        Text("italic: prefix, suffix", style_of(Part.PREFIX, 0, target=True)),
-        Text("bold: metadata in the text", style_of(Part.LOCAL, 0, target=True)),
-        Text("faint: no loss is taken", style_of(Part.TEXT, 0, target=False)),
-    ]
-    yield Text("; ").join(styles)
-    if boundaries:
-        yield Text(f"{BOUNDARY} begins a token; {INSIDE_CHARACTER} ends inside a character")
-
-
 def rich_packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
     """Yield a table of the sequences: the documents that share each, and its padding."""
     yield heading("packing")
@@ -527,23 +471,22 @@ def rich_packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]
     table.add_column("to scale", no_wrap=True)
     table.add_column("padding", justify="right")
     table.add_column("document (chunk): tokens")
-    shown = {int(document.name.rpartition(":")[2]) for document in window.documents}
     for place in shown_sequences(window, most):
         sequence = window.sequences[place]
         chunks = Text(" · ").join(
-            Text(chunk_name(chunk), Style(bold=chunk.number in shown)) for chunk in sequence
+            Text(chunk_name(chunk), Style(bold=chunk.number in window.shown)) for chunk in sequence
         )
         left = padding(sequence, window.capacity)
-        table.add_row(str(place + 1), bar(sequence, window.capacity, shown), str(left), chunks)
+        table.add_row(str(place + 1), bar(sequence, window), str(left), chunks)
     yield table
     yield Text()
 
 
-def bar(sequence: Sequence[PackedChunk], capacity: int, shown: Container[int]) -> Text:
+def bar(sequence: Sequence[PackedChunk], window: ExplainedWindow) -> Text:
     """A bar with a sequence to scale: full blocks for shown documents, dots for padding."""
     cells, end = "", 0
     for place, chunk in enumerate(sequence):
         end += chunk.counted
-        block = "█" if chunk.number in shown else "▓▒"[place % 2]
-        cells += block * (round(end * BAR_CELLS / capacity) - len(cells))
+        block = "█" if chunk.number in window.shown else "▓▒"[place % 2]
+        cells += block * (round(end * BAR_CELLS / window.capacity) - len(cells))
     return Text(cells).append("·" * (BAR_CELLS - len(cells)), FAINT)

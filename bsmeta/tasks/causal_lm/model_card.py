@@ -20,7 +20,7 @@ from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.core.files import redact, redact_values
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import BadDocument, Document, Record
+from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report.inference import rough_intervals
 from bsmeta.tasks.checkpoints import RECIPE
@@ -46,7 +46,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
     events = last_events(metrics)
     parts = [
         _front_matter(config),
-        f"# {_name(config)}",
+        f"# {config.push_to_hub or Path(config.out_dir).name}",
         _introduction(config, events.get("step")),
         "## How a document must read",
         *_recipe(config.data_config),
@@ -71,21 +71,25 @@ def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], fo
 
 
 def example(config: MetadataConfig) -> Rendered:
-    """A small document with all types of the configuration, rendered for this model."""
-    records: dict[str, list[Record]] = {}
+    """A small document with all types of the configuration, rendered for this model.
+
+    Those are left out whose example value does not suit their settings.
+    """
     renderer = Renderer(config)
+    shown = Rendered(EXAMPLE_TEXT, body=EXAMPLE_TEXT)
+    keys: list[str] = []
     for key in config.metadata_list:
-        record = type_of(key).example_record(key)
         try:
-            renderer.render(Document(EXAMPLE_TEXT, None, {key: [record]}), (key,))
-        except BadDocument:  # no example value suits this type's settings
+            shown = _with_types(renderer, *keys, key)
+        except BadDocument:
             continue
-        records[key] = [record]
-    return renderer.render(Document(EXAMPLE_TEXT, None, records), tuple(records))
+        keys.append(key)
+    return shown
 
 
-def _name(config: CausalLMConfig) -> str:
-    return config.push_to_hub or Path(config.out_dir).name
+def _with_types(renderer: Renderer, *keys: str) -> Rendered:
+    records = {key: [type_of(key).example_record(key)] for key in keys}
+    return renderer.render(Document(EXAMPLE_TEXT, None, records), keys)
 
 
 def _front_matter(config: CausalLMConfig) -> str:
@@ -115,13 +119,10 @@ def _hub_dataset(entry: str) -> str | None:
 def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
     types = ", ".join(config.data_config.metadata_config.metadata_list)
     documents = f"documents together with their metadata ({types})" if types else "documents"
+    start = f"the weights of {_public(config.model_name)}"
     if config.model_config_file is not None:
         start = "random weights"
-    else:
-        start = f"the weights of {_public(config.model_name)}"
-    length = ""
-    if step is not None:
-        length = f", for {step['step']:,} steps ({step['tokens']:,} tokens)"
+    length = f", for {step['step']:,} steps ({step['tokens']:,} tokens)" if step else ""
     return (
         f"A language model, trained with `bsmeta` from {start}{length} on {documents}. It loads "
         "with `AutoModelForCausalLM` and `AutoTokenizer`."
@@ -139,7 +140,6 @@ def _recipe(data: DataConfig) -> Iterator[str]:
 
 def _metadata_recipe(data: DataConfig) -> Iterator[str]:
     config = data.metadata_config
-    shown = example(config)
     parts = "The prefix is tokenized by itself"
     suffix = "" if config.metadata_position == "prepend" else " and suffix"
     if data.row_budget == BY_TEXT:
@@ -151,19 +151,19 @@ def _metadata_recipe(data: DataConfig) -> Iterator[str]:
         "(local types), exactly as below; types that a document lacks are left out. "
         f"{parts}. {_lengths(data)}"
     )
-    yield _block(shown.whole)
+    yield _block(example(config).whole)
     rows = [f"| `{key}` | {_alone(key, config)} |" for key in config.metadata_list]
     yield "\n".join(["| type | alone, it reads |", "|---|---|", *rows])
     yield f"{_shares(config)} No loss was taken on {_without_loss(data)}."
-    examples = {
-        key: type_of(key).example for key in config.metadata_list if not type_of(key).is_local
-    }
-    given = [(key, value) for key, value in examples.items() if value is not None]
+    kinds = {key: type_of(key) for key in config.metadata_list}
+    given = [
+        f'metadata={{{key}: "{kind.example}"}}'
+        for key, kind in kinds.items()
+        if not kind.is_local and kind.example is not None
+    ]
     if given and config.metadata_position != "append":
-        key, value = given[0]
-        asked = shlex.quote(f'metadata={{{key}: "{value}"}}')
         yield _block(
-            f"python bsmeta/generate.py checkpoint=THIS_FOLDER {asked} "
+            f"python bsmeta/generate.py checkpoint=THIS_FOLDER {shlex.quote(given[0])} "
             f"'prompt=\"{EXAMPLE_TEXT[:12]}\"'",
             "sh",
         )
@@ -203,13 +203,11 @@ def _without_loss(data: DataConfig) -> str:
 
 
 def _alone(key: str, config: MetadataConfig) -> str:
-    record = type_of(key).example_record(key)
     try:
-        shown = Renderer(config).render(Document(EXAMPLE_TEXT, None, {key: [record]}), (key,))
+        shown = _with_types(Renderer(config), key)
     except BadDocument:
         return ""
-    text = shown.whole
-    return "`" + text.replace("|", "\\|").replace("\n", "↵") + "`"
+    return "`" + shown.whole.replace("|", "\\|").replace("\n", "↵") + "`"
 
 
 def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
@@ -225,21 +223,15 @@ def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
         low, high = event["difference_low"], event["difference_high"]
         sentence = f"The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
         interval = " ".join(["", sentence, *rough_intervals(event["documents"], "documents")])
-    return "\n".join(
-        [
-            f"The evaluation during training, at step {event['step']:,}: on {event['documents']:,} "
-            f"documents with metadata among the first {config.eval_documents:,} of the held-out "
-            "shard (`eval_documents`), in the chunks used in training, most of which begin without "
-            f"context, over identical text bytes.{interval}",
-            "",
-            "`python bsmeta/evaluate.py checkpoint=RUN` scores the whole shard in overlapping "
-            "windows, where metadata helps less; with `windows=all_pieces "
-            f"max_documents={config.eval_documents}` it repeats the metrics here.",
-            "",
-            "| metric | value |",
-            "|---|---|",
-            *rows,
-        ]
+    table = "\n".join(["| metric | value |", "|---|---|", *rows])
+    return (
+        f"The evaluation during training, at step {event['step']:,}: on {event['documents']:,} "
+        f"documents with metadata among the first {config.eval_documents:,} of the held-out "
+        "shard (`eval_documents`), in the chunks used in training, most of which begin without "
+        f"context, over identical text bytes.{interval}\n\n"
+        "`python bsmeta/evaluate.py checkpoint=RUN` scores the whole shard in overlapping "
+        "windows, where metadata helps less; with `windows=all_pieces "
+        f"max_documents={config.eval_documents}` it repeats the metrics here.\n\n{table}"
     )
 
 

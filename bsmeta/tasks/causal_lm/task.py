@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -31,7 +31,7 @@ from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.process import log_once
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.survey import Survey, survey_data
-from bsmeta.data.stream.train_stream import SOURCE_COUNTS, TrainStream
+from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.stream.windows import WITH_METADATA
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.rendering import chances
@@ -47,20 +47,16 @@ from bsmeta.models.layers import (
 )
 from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.tasks.causal_lm.checks import positions_problems
-from bsmeta.tasks.causal_lm.model_card import write_card
-from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
 from bsmeta.training.task import EvaluationContext, Loss, Metric, Shape, Task
+
+if TYPE_CHECKING:
+    from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
 
 logger = logging.getLogger(__name__)
 
 LOWER_IS_BETTER = {
-    "text_bits_per_byte",
-    "bits_per_byte_without",
-    "bits_per_byte_with",
-    "perplexity_without",
-    "perplexity_with",
-    "difference",
-    "mean_document_difference",
+    "text_bits_per_byte", "bits_per_byte_without", "bits_per_byte_with", "perplexity_without",
+    "perplexity_with", "difference", "mean_document_difference",
 }
 
 
@@ -284,6 +280,9 @@ class CausalLanguageModel(Task):
         if self._config.data_config.validation_file is None:
             return []
         if self._subset is None:
+            # Imported here because most steps of a run, and many runs, evaluate nothing.
+            from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
+
             self._subset = SubsetEvaluation(
                 self._config.data_config,
                 self.tokenizer,
@@ -320,6 +319,8 @@ class CausalLanguageModel(Task):
         }
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        from bsmeta.tasks.causal_lm.model_card import write_card
+
         if self._config.lora.rank:
             from bsmeta.models.lora import merged
 
@@ -334,19 +335,20 @@ def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str
     """What each source of a mixture contributed: its share of the sequences as configured and
     realized, its tokens and their share, and its completed epochs; {} without a mixture.
     """
+    names = [source.name for source in config.sources]
+    sequences, tokens, epochs = (
+        {name: counts[f"source_{what}/{name}"] for name in names}
+        for what in ("sequences", "tokens", "epochs")
+    )
     weights = sum(source.weight for source in config.sources)
-    total = {
-        what: sum(counts[f"{what}/{source.name}"] for source in config.sources)
-        for what in SOURCE_COUNTS
-    }
     return {
         source.name: {
             "configured": source.weight / weights,
-            "realized": counts[f"source_sequences/{source.name}"] / total["source_sequences"],
-            "sequences": int(counts[f"source_sequences/{source.name}"]),
-            "tokens": int(counts[f"source_tokens/{source.name}"]),
-            "share_of_tokens": counts[f"source_tokens/{source.name}"] / total["source_tokens"],
-            "epochs": round(counts[f"source_epochs/{source.name}"], 6),
+            "realized": sequences[source.name] / sum(sequences.values()),
+            "sequences": int(sequences[source.name]),
+            "tokens": int(tokens[source.name]),
+            "share_of_tokens": tokens[source.name] / sum(tokens.values()),
+            "epochs": round(epochs[source.name], 6),
         }
         for source in config.sources
     }
