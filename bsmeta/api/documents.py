@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,6 +40,7 @@ Configuration = str | Path | RunConfig
 METADATA = "metadata"
 
 GivenDocument = str | Mapping[str, Any]
+Found = TypeVar("Found")
 
 
 def configuration(config: Configuration, overrides: Sequence[str] = ()) -> RunConfig:
@@ -76,9 +77,11 @@ def _composed(config: str | Path, overrides: Sequence[str]) -> RunConfig:
         )
     if isinstance(overrides, str):
         raise ConfigurationError(f'overrides="{overrides}": expected a list: ["{overrides}"]')
-    path, own_folder = Path(config).expanduser(), None
+    path = Path(config).expanduser()
+    arguments, own_folder = ["--config-name", path.stem], None
     if path.suffix == ".yaml" or len(path.parts) > 1:
         own_folder = path.parent.resolve()
+        arguments += ["--config-dir", str(own_folder)]
         if path.is_dir():
             raise ConfigurationError(
                 f"config={config}: a folder; bsmeta.open_run({str(path)!r}).config is the "
@@ -86,15 +89,11 @@ def _composed(config: str | Path, overrides: Sequence[str]) -> RunConfig:
             )
         if not path.with_suffix(".yaml").is_file():
             raise ConfigurationError(f"config={config}: there is no such file (from {Path.cwd()})")
-    known = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))
-    if own_folder is None and path.stem not in known:
+    elif path.stem not in (known := sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))):
         raise ConfigurationError(
             f"config={config}: expected the path of a YAML file, or one of {', '.join(known)}"
             f"{nearest(path.stem, known)}"
         )
-    arguments = ["--config-name", path.stem]
-    if own_folder is not None:
-        arguments += ["--config-dir", str(own_folder)]
     schemas = [entry.schema for entry in TASKS.values()]
     return compose(choose(arguments, schemas, ""), path.stem, overrides, own_folder)
 
@@ -204,9 +203,8 @@ class DocumentReader:
 
     def _with_values(self, document: Document, metadata: Mapping[str, Any]) -> Document:
         """The document with other metadata of some types."""
-        given = [self._records_of(key, metadata[key]) for key in metadata]
-        line = {TEXT: "", METADATA: list(itertools.chain.from_iterable(given))}
-        values = self._values.decode(msgspec.json.encode(line))
+        given = itertools.chain.from_iterable(self._records_of(*item) for item in metadata.items())
+        values = self._values.decode(msgspec.json.encode({TEXT: "", METADATA: list(given)}))
         records = {
             key: list((values if key in metadata else document).records(key)) for key in self._types
         }
@@ -263,7 +261,9 @@ class DocumentReader:
             )
         own = self.read(document, metadata)
         for key in types or ():
-            if not own.has(key) and isinstance(document, Mapping) and _has_column(document, key):
+            columns = [f"metadata_{column}" for column in (key, *type_of(key).columns)]
+            given = isinstance(document, Mapping) and any(map(document.get, columns))
+            if given and not own.has(key):
                 raise DataError(
                     f"types: {key}: metadata_column_list of the configuration leaves its column out"
                 )
@@ -286,12 +286,7 @@ class DocumentReader:
         return found
 
 
-def _has_column(document: Mapping[str, Any], key: str) -> bool:
-    """Whether a record has a column with metadata of a type."""
-    return any(document.get(f"metadata_{column}") for column in (key, *type_of(key).columns))
-
-
-def for_each(documents: Sequence[Any], read: Callable[[Any], Any], argument: str) -> list[Any]:
+def for_each(documents: Sequence[Any], read: Callable[[Any], Found], argument: str) -> list[Found]:
     """Reads each of the documents.
 
     Args:
@@ -300,10 +295,11 @@ def for_each(documents: Sequence[Any], read: Callable[[Any], Any], argument: str
     Raises:
         DataError: Lists all documents that cannot be read.
     """
-    if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Sequence):
-        one = "[…]" if isinstance(documents, (str, bytes, Mapping)) else "list(…)"
+    is_one = isinstance(documents, (str, bytes, Mapping))
+    if is_one or not isinstance(documents, Sequence):
         raise DataError(
-            f"{argument}: expected a list, found {type(documents).__name__}; write {one} around it"
+            f"{argument}: expected a list, found {type(documents).__name__}; write "
+            f"{'[…]' if is_one else 'list(…)'} around it"
         )
     found, problems = [], []
     for number, document in enumerate(documents):

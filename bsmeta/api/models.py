@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,9 +24,10 @@ from bsmeta.api.runs import Run
 from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.core.keys import refuse_out_of_bounds
-from bsmeta.metadata.metadata_type import OWN
+from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
+from bsmeta.metadata.rendering import Rendered
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, plan_comparisons
@@ -80,15 +82,12 @@ class Score:
     @property
     def bits_per_byte(self) -> float:
         """With the metadata; NaN if nothing is scored."""
-        return self._per_byte(self.nats)
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
     @property
     def bits_per_byte_without(self) -> float:
         """Without metadata; NaN if nothing is scored."""
-        return self._per_byte(self.nats_without)
-
-    def _per_byte(self, nats: float) -> float:
-        return nats / math.log(2) / self.bytes if self.bytes else math.nan
+        return self.nats_without / math.log(2) / self.bytes if self.bytes else math.nan
 
 
 class Model:
@@ -172,48 +171,44 @@ class LanguageModel(Model):
         """
         if windows not in WINDOWS:
             raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
-        read = for_each(documents, self._document, "documents")
-        if not read:
+        pairs = for_each(documents, self._document, "documents")
+        if not pairs:
             return []
         data = self._opened.train.data_config
-        # Shuffled values are a control of training; here documents have those that are given.
-        values = data.metadata_config.metadata_values
-        metadata = replace(
-            data.metadata_config, metadata_values=OWN if values == "shuffled" else values
-        )
-        text, everything = TEXT_ALONE, plan_comparisons(["all"], metadata.metadata_list)[0]
+        metadata = data.metadata_config
+        if metadata.metadata_values == SHUFFLED:
+            # a control of training; here documents have the values that are given
+            metadata = replace(metadata, metadata_values=OWN)
+        comparisons = [TEXT_ALONE, *plan_comparisons(["all"], metadata.metadata_list)]
+        names = [f"documents[{number}]" for number in range(len(pairs))]
         evaluation = PairedEvaluation(
             replace(data, metadata_config=metadata),
             self._opened.tokenizer,
-            GivenDocuments(read, [f"documents[{number}]" for number in range(len(read))]),
-            [text, everything],
+            GivenDocuments([document for document, _ in pairs], names),
+            comparisons,
             windows=windows,
         )
         sums = evaluation.run(self._opened.model, self._opened.device)
-        scores = []
-        for number, document in enumerate(read):
-            has_metadata = sums[everything.name].takes_part[number]
-            own = sums[(everything if has_metadata else text).name].totals[number]
-            shown = self._reader.rendered(document, metadata.metadata_list)
-            scores.append(
-                Score(
-                    prefix=shown.prefix,
-                    types=shown.types,
-                    bytes=int(own[BYTES]),
-                    nats=float(own[NATS_WITH]),
-                    nats_without=float(own[NATS_WITHOUT]),
-                )
+        text, everything = (sums[comparison.name] for comparison in comparisons)
+        totals = np.where(everything.takes_part[:, None], everything.totals, text.totals)
+        return [
+            Score(
+                prefix=shown.prefix,
+                types=shown.types,
+                bytes=int(own[BYTES]),
+                nats=float(own[NATS_WITH]),
+                nats_without=float(own[NATS_WITHOUT]),
             )
-        return scores
+            for (_, shown), own in zip(pairs, totals, strict=True)
+        ]
 
-    def _document(self, given: GivenDocument) -> Document:
+    def _document(self, given: GivenDocument) -> tuple[Document, Rendered]:
+        """A document to score, as it is and with all its metadata."""
         document = self._reader.read(given)
         if not document.text:
             raise DataError("its text is empty, so there is nothing to score")
-        self._reader.rendered(
-            document, self._opened.train.data_config.metadata_config.metadata_list
-        )
-        return document
+        types = self._opened.train.data_config.metadata_config.metadata_list
+        return document, self._reader.rendered(document, types)
 
     def generate(
         self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
@@ -250,15 +245,14 @@ class LanguageModel(Model):
             if isinstance(values, Mapping):
                 return {"prompt": given.get("text", ""), "metadata": dict(values)}
         document = self._reader.read(given)
-        keys = self._opened.train.data_config.metadata_config.metadata_list
-        values = {key: self._value(key, document) for key in keys if document.has(key)}
+        metadata = self._opened.train.data_config.metadata_config
+        values = {}
+        for key in metadata.metadata_list:
+            if document.has(key):
+                values[key] = [record.value for record in document.records(key)]
+                if type_of(key).is_local:  # that it has some
+                    values[key] = is_announced(key, metadata) or None
         return {"prompt": document.text, "metadata": values}
-
-    def _value(self, key: str, document: Document) -> Any:
-        """The value of a type in a request: for one with places in the text, that it has some."""
-        if type_of(key).is_local:
-            return is_announced(key, self._opened.train.data_config.metadata_config) or None
-        return [record.value for record in document.records(key)]
 
 
 class Predictor(Model):

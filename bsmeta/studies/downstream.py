@@ -46,16 +46,11 @@ SHOWN, FOLLOWING = 300, 120
 """Characters of a page that a question shows, and of each choice (up to the next blank)."""
 
 _QUESTIONS = "questions.jsonl"
-
 METRIC = "acc"
 
 
 def write_cloze(config: DataConfig, folder: Path) -> Path:
-    """Writes a cloze task and its questions.
-
-    Args:
-        config: `validation_file` is what the questions are made from.
-        folder: Where the task goes; created if it does not exist.
+    """Writes a cloze task and its questions, made from `validation_file`, to a folder.
 
     Returns:
         The task's file.
@@ -120,7 +115,6 @@ class Score:
     """The questions of a task, answered by one model.
 
     Attributes:
-        task: The task.
         shots: Examples before each question.
         prompt: The conditional prompt; empty without one.
         correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
@@ -133,11 +127,6 @@ class Score:
     prompt: str
     correct: list[float]
     bits: list[float] = field(default_factory=list)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the questions that were answered correctly."""
-        return float(np.mean(self.correct))
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -157,7 +146,6 @@ def score_model(model: Path, settings: DownstreamConfig, device: str) -> list[Sc
 
     Args:
         model: A folder that `from_pretrained` loads.
-        settings: The tasks and prompts.
         device: torch's name of the device.
 
     Raises:
@@ -203,16 +191,11 @@ def _answers(found: Mapping[str, Any], task: str) -> tuple[list[float], list[flo
         )
     bits: list[float] = []
     if all(isinstance(sample["target"], int) for sample in samples):
-        bits = [_bits_per_byte(sample) for sample in samples]
+        for sample in samples:
+            log_likelihood, _ = sample["filtered_resps"][sample["target"]]
+            _, answer = sample["arguments"][sample["target"]]
+            bits.append(float(-log_likelihood / math.log(2) / len(answer.encode())))
     return [float(sample[METRIC]) for sample in samples], bits
-
-
-def _bits_per_byte(sample: Mapping[str, Any]) -> float:
-    """Of the right answer to a question."""
-    right = sample["target"]
-    log_likelihood, _ = sample["filtered_resps"][right]
-    _, answer = sample["arguments"][right]
-    return float(-log_likelihood / math.log(2) / len(answer.encode()))
 
 
 def conditioned_model(model: Path, device: str) -> Any:
@@ -330,9 +313,9 @@ def model_table(name: str, scores: Sequence[Score]) -> Table:
         if score.prompt:
             continue
         other = prompted.get((score.task, score.shots))
-        measures = {"accuracy": (score.correct, other.correct if other else [])}
+        measures = {"accuracy": (score.correct, other and other.correct)}
         if score.bits:
-            measures["bits per byte"] = (score.bits, other.bits if other else [])
+            measures["bits per byte"] = (score.bits, other and other.bits)
         for measure, (plain, shown) in measures.items():
             cells = [_mean(plain), NONE, NONE]
             if shown:
@@ -346,9 +329,7 @@ def _mean(values: Sequence[float], sign: str = "") -> str:
 
 
 def study_table(
-    arms: Mapping[str, Sequence[Sequence[Score]]],
-    labels: Mapping[str, str],
-    baseline: str,
+    arms: Mapping[str, Sequence[Sequence[Score]]], labels: Mapping[str, str], baseline: str
 ) -> Table:
     """The accuracies of the arms, paired by seed and by question.
 
@@ -368,18 +349,13 @@ def study_table(
         Column("of the prompt", "{:+.3f}".format),
     ]  # fmt: skip
     table = Table("Downstream tasks", note, columns)
-    for number, score in enumerate(arms[baseline][0]):
-        if score.prompt:
-            continue
+    for task, shots in dict.fromkeys((score.task, score.shots) for score in arms[baseline][0]):
         found: dict[tuple[str, str], Estimate] = {}
         for arm, seeds in arms.items():
-            for place in (number, number + 1):
-                same = place < len(seeds[0]) and (seeds[0][place].task, seeds[0][place].shots) == (
-                    score.task, score.shots,
-                )  # fmt: skip
-                if same:
+            for place, score in enumerate(seeds[0]):
+                if (score.task, score.shots) == (task, shots):
                     correct = np.array([one[place].correct for one in seeds])
-                    found[arm, seeds[0][place].prompt] = ratio(correct, np.ones(correct.shape[1]))
+                    found[arm, score.prompt] = ratio(correct, np.ones(correct.shape[1]))
         base = found[baseline, ""]
         for (arm, prompt), estimate in found.items():
             cells: list[Cell] = [
@@ -388,5 +364,5 @@ def study_table(
                 estimate - found[arm, ""] if prompt else None,
             ]
             names = [labels[arm], "yes" if prompt else "no"]
-            table.rows.append([score.task, score.shots, *names, *cells])
+            table.rows.append([task, shots, *names, *cells])
     return table

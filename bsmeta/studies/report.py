@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bsmeta.studies.results import Gain, Results
+    from bsmeta.studies.results import Results
 
 BITS, SIGNED = "{:.4f}".format, "{:+.4f}".format
 
@@ -45,18 +45,11 @@ INTERVALS = (
     "both, each for itself."
 )
 
-CLAIMS, SHARED, EXPLORATORY = (
-    "What the declared claims come to",
-    "What the arms share with the baseline",
-    "Exploratory: no claim was declared about what follows",
-)
-
+CLAIMS, SHARED = "What the declared claims come to", "What the arms share with the baseline"
+EXPLORATORY = "Exploratory: no claim was declared about what follows"
 GAINS = "Exploratory: where the arms gain"
-
 _LONGEST_LINE = 44  # characters of a label in a figure
-
 _CLOSEST_TICKS = 1.4  # ratio of two named amounts
-
 _MANY = 5  # arms from which on only the last point of a curve has its interval
 
 
@@ -110,71 +103,61 @@ def effect_table(results: Results) -> Table:
 def control_table(results: Results) -> Table:
     """One row per control and mode: the arm minus its control, at the end of both runs."""
     note = f"Bits per byte of the arm minus those of its control. {INTERVALS}"
-    columns = [
-        Column("arm"), Column("metadata"), Column("control"), Column("difference", SIGNED)
-    ]  # fmt: skip
-    table = Table("Against controls", note, columns)
-    for arm in results.arms.values():
-        for (control, mode), effect in arm.controls.items():
-            label = results.arms[control].label
-            table.rows.append([arm.label, mode, label, effect])
-    return table.sorted_by("difference")
+    heads = (Column("arm"), Column("metadata"), Column("control"), Column("difference", SIGNED))
+    rows: list[list[Cell]] = [
+        [arm.label, mode, results.arms[control].label, effect]
+        for arm in results.arms.values()
+        for (control, mode), effect in arm.controls.items()
+    ]
+    return Table("Against controls", note, heads, rows).sorted_by("difference")
 
 
 def gain_tables(results: Results) -> list[Table]:
     """For each arm, the gain by length, site and position; and by type."""
-    found = []
-    for arm in results.arms.values():
-        parts = [gain for gain in arm.gains if gain.without is not None]
-        types = [gain for gain in arm.gains if gain.by == "type"]
-        found += [_part_table(results, arm.label, parts)] if parts else []
-        found += [_type_table(arm.label, types)] if types else []
-    return found
-
-
-def _part_table(results: Results, arm: str, gains: list[Gain]) -> Table:
     base = results.arms[results.study.baseline].label
-    note = (
+    part_columns = [
+        Column("by"), Column("part"), Column("documents", COUNT), Column("used without", SIGNED),
+        Column("used with", SIGNED),
+    ]  # fmt: skip
+    part_note = (
         f"Differences in bits per byte between the last checkpoint and that of {base}. "
         "Position: bytes of a document from this one up to the next. Each interval is for "
         f"itself. {INTERVALS}"
     )
-    columns = [
-        Column("by"), Column("part"), Column("documents", COUNT), Column("used without", SIGNED),
-        Column("used with", SIGNED),
+    type_columns = [
+        Column("type"), Column("documents", COUNT), Column("with - without", SIGNED)
     ]  # fmt: skip
-    rows: list[list[Cell]] = [
-        [gain.by, gain.name, gain.documents, gain.without, gain.shown] for gain in gains
-    ]
-    return Table(f"Where {arm} gains", note, columns, rows)
-
-
-def _type_table(arm: str, gains: list[Gain]) -> Table:
-    note = (
+    type_note = (
         "Bits per byte of the last checkpoint with this type alone, minus those without "
         f"metadata, over the documents that have it. {INTERVALS}"
     )
-    columns = [
-        Column("type"), Column("documents", COUNT), Column("with - without", SIGNED)
-    ]  # fmt: skip
-    rows: list[list[Cell]] = [[gain.name, gain.documents, gain.shown] for gain in gains]
-    table = Table(f"{arm}: each type at inference", note, columns, rows)
-    return table.sorted_by("with - without")
+    found = []
+    for arm in results.arms.values():
+        parts: list[list[Cell]] = [
+            [gain.by, gain.name, gain.documents, gain.without, gain.shown]
+            for gain in arm.gains
+            if gain.without is not None
+        ]
+        types: list[list[Cell]] = [
+            [gain.name, gain.documents, gain.shown] for gain in arm.gains if gain.by == "type"
+        ]
+        if parts:
+            found.append(Table(f"Where {arm.label} gains", part_note, part_columns, parts))
+        if types:
+            table = Table(f"{arm.label}: each type at inference", type_note, type_columns, types)
+            found.append(table.sorted_by("with - without"))
+    return found
 
 
 def write_report(
     results: Results, file: Path, commands: Mapping[str, str], further: Sequence[Table]
 ) -> list[Path]:
-    """Writes the report's files into the folder of the study.
+    """Writes the report's files into the folder of the study, and returns them.
 
     Args:
-        results: The results.
         file: The file of the study.
         commands: The command of each run, as a line for a shell.
         further: Tables to add, of downstream tasks.
-
-    Returns:
-        The files.
     """
     command = pasteable(["python", "experiments/study.py", str(file), "--report"])
     made_by = [f"{line}  # {name}" for name, line in commands.items()]

@@ -7,7 +7,7 @@ trained on (the same text), or at the arm's total tokens (the same compute).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -266,7 +266,7 @@ def as_dict(results: Results) -> dict[str, Any]:
             {
                 "name": claim.name,
                 **asdict(claim.config),
-                "difference": _estimate(claim.effect),
+                "difference": _plain(claim.effect),
                 "deviation": claim.effect.deviation if claim.effect else None,
                 "document_error": claim.effect.document_error if claim.effect else None,
                 "at_once": [claim.low, claim.high],
@@ -285,27 +285,12 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
     return {
         "label": arm.label,
         "used": arm.amounts,
-        "curves": {
-            mode: {
-                axis: [
-                    {"at": float(at), **(_estimate(one) or {})}
-                    for at, one in zip(curve.amounts, curve.points, strict=True)
-                ]
-                for axis, curve in by_axis.items()
-            }
-            for mode, by_axis in arm.curves.items()
-        },
-        "savings": {
-            mode: {axis: asdict(one) for axis, one in by_axis.items()}
-            for mode, by_axis in arm.savings.items()
-        },
-        "effects": {
-            mode: {axis: _estimate(effect) for axis, effect in by_axis.items()}
-            for mode, by_axis in arm.effects.items()
-        },
-        "with_minus_without": _estimate(arm.inference),
+        "curves": _plain(arm.curves),
+        "savings": _plain(arm.savings),
+        "effects": _plain(arm.effects),
+        "with_minus_without": _plain(arm.inference),
         "controls": [
-            {"control": control, "mode": mode, "difference": _estimate(effect)}
+            {"control": control, "mode": mode, "difference": _plain(effect)}
             for (control, mode), effect in arm.controls.items()
         ],
         "gains": [
@@ -313,18 +298,24 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
                 "by": gain.by,
                 "part": gain.name,
                 "documents": gain.documents,
-                "without": _estimate(gain.without),
-                "with": _estimate(gain.shown),
+                "without": _plain(gain.without),
+                "with": _plain(gain.shown),
             }
             for gain in arm.gains
         ],
     }
 
 
-def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
-    if estimate is None:
-        return None
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+def _plain(value: Any) -> Any:
+    """An estimate, a curve or a saving, or a mapping of them, as JSON."""
+    if isinstance(value, Mapping):
+        return {key: _plain(own) for key, own in value.items()}
+    if isinstance(value, Estimate):
+        return {"value": value.value, "low": value.low, "high": value.high}
+    if isinstance(value, Curve):
+        pairs = zip(value.amounts, value.points, strict=True)
+        return [{"at": float(at), **_plain(point)} for at, point in pairs]
+    return asdict(value) if isinstance(value, Saving) else value
 
 
 def load(study: StudyConfig) -> tuple[Measured, list[str]]:

@@ -23,7 +23,6 @@ from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.task import Task
 
 HUB = "hf://"
-
 RECIPE = "metadata.yaml"
 """File in an exported model with the part of the run's configuration that using it requires."""
 
@@ -84,9 +83,10 @@ def locate(checkpoint: str) -> Location:
             "folder, a checkpoint-{step}step folder, or a folder that from_pretrained loads; "
             f"a model of the Hub is named {HUB}owner/name"
         )
-    model = _model_folder(folder)
+    saved = [found.folder for found in list_checkpoints(folder)]
+    models = (folder, folder / "model", *(path / "model" for path in reversed(saved)))
+    model = next((path for path in models if (path / "config.json").is_file()), None)
     if model is None:
-        saved = [found.folder for found in list_checkpoints(folder)]
         without = [path for path in (folder, *saved) if lacks_model(path)]
         if without:
             raise DataError(f"checkpoint={checkpoint}: {how_to_export(without[-1])}")
@@ -94,21 +94,16 @@ def locate(checkpoint: str) -> Location:
             f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
             "a checkpoint-{step}step folder (a run has its first at save_steps)"
         )
-    near = (model / "config.yaml", *_configs_of_run(model.resolve()), model / RECIPE)
-    config = next((path for path in near if path.is_file()), None)
+    near, real = [model], model.resolve()
+    if real.name == "model":  # of a run; a configuration near any other model is not its own
+        near.append(real.parent)
+        if CHECKPOINT_NAME.fullmatch(real.parent.name):
+            near.append(real.parent.parent)
+    files = (*(path / "config.yaml" for path in near), model / RECIPE)
+    config = next((path for path in files if path.is_file()), None)
     above = [folder.resolve(), *folder.resolve().parents[:2]]
     run_folder = next((folder for folder in above if (folder / "metrics.jsonl").is_file()), None)
     return Location(checkpoint, str(model), config, run_folder)
-
-
-def _configs_of_run(model: Path) -> list[Path]:
-    """Where the run that wrote a model has its configuration; any other file is not of the run."""
-    if model.name != "model":
-        return []
-    folders = [model.parent]
-    if CHECKPOINT_NAME.fullmatch(model.parent.name):
-        folders.append(model.parent.parent)
-    return [folder / "config.yaml" for folder in folders]
 
 
 def untrained(location: Location) -> Location:
@@ -127,21 +122,12 @@ def _recipe_on_hub(name: str) -> Path | None:
         return None
 
 
-def _model_folder(folder: Path) -> Path | None:
-    for candidate in (folder, folder / "model"):
-        if (candidate / "config.json").is_file():
-            return candidate
-    models = [saved.folder / "model" for saved in list_checkpoints(folder)]
-    return next((model for model in reversed(models) if (model / "config.json").is_file()), None)
-
-
 def task_of(location: Location, training_config: str | None = None) -> str:
     """The task that a checkpoint was trained on.
 
     It is causal_lm if no run's configuration is beside it: any model of the Hub may be evaluated.
 
     Args:
-        location: The checkpoint.
         training_config: The `config.yaml` of its run; None: the one beside it, if there is one.
     """
     if training_config is not None:
@@ -188,7 +174,6 @@ def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
     """Checks the keys of `evaluate.py` for a task on a table.
 
     Args:
-        config: The configuration of `evaluate.py`.
         task: The task, as messages name it.
         own_key: The key that has a meaning for it beside those of all tasks.
 
@@ -232,8 +217,6 @@ def report_folder(config: EvaluateConfig, location: Location, *, has_other_data:
     calls it.
 
     Args:
-        config: The configuration of `evaluate.py`.
-        location: The checkpoint.
         has_other_data: Whether `validation_file` is not the data of the run.
     """
     if config.out_dir is not None:

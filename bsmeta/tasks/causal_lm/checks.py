@@ -1,6 +1,5 @@
-"""Checks of `task=causal_lm`, and its rows and notes in the start-up table.
-
-The checks: files, streams, metadata, held-out file, model, and the options for speed.
+"""Checks of `task=causal_lm` (files, streams, metadata, held-out file, model, and the options for
+speed), and its rows and notes in the start-up table.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ _CARD_FORMS = {
 }
 # Suffixes of common training data formats that are not supported.
 FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
-
 _METADATA = "data_config.metadata_config"
 
 
@@ -100,29 +98,16 @@ def start_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields problems that depend on the launch or the DeepSpeed JSON."""
-    yield from _streams(config, launch)
-    yield from _held_out(config)
-    yield from speed_problems(config, launch, document)
-
-
-def _streams(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
-    """Yields a problem unless every loader worker of every process gets equally many streams."""
     streams, workers = config.data_config.num_streams, max(1, config.data_config.num_workers)
     readers = launch.num_processes * workers
-    if streams >= 1 and streams % readers:
+    if streams >= 1 and streams % readers:  # every worker of every process gets equally many
         sum_ = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
-        yield Problem(
-            key="data_config.num_streams",
-            file=HYDRA,
-            found=str(streams),
-            expected=f"a multiple of {sum_} = {readers}",
-            fix=f"data_config.num_streams={-(-streams // readers) * readers}, or (on a resumed "
-            "run, which must keep num_streams) other numbers of processes or workers",
+        fix = (
+            f"data_config.num_streams={-(-streams // readers) * readers}, or (on a resumed "
+            "run, which must keep num_streams) other numbers of processes or workers"
         )
-
-
-def _held_out(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields the keys that need an evaluation although there is no held-out file."""
+        expected = f"a multiple of {sum_} = {readers}"
+        yield Problem("data_config.num_streams", HYDRA, str(streams), expected, fix)
     best = config.keep_best_by if config.eval_steps else None
     asked = {"keep_best_by": best, "start_with_eval": config.start_with_eval or None}
     for key, value in asked.items():
@@ -130,6 +115,7 @@ def _held_out(config: CausalLMConfig) -> Iterator[Problem]:
             expected = "no evaluation, because there is no held-out file"
             fix = f"data_config.validation_file=FILE, or leave {key} out"
             yield Problem(key, HYDRA, show(value), expected, fix)
+    yield from speed_problems(config, launch, document)
 
 
 def speed_problems(
@@ -193,6 +179,7 @@ def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def _data(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields missing files of the data, and files in a format that is not supported."""
     data = config.data_config
     if data.prepared is not None:
         if not Path(data.prepared).is_dir():
@@ -204,12 +191,19 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
         fix = "correct it, or name a data set on the Hub (OWNER/NAME)"
         yield missing("data_config.dataset_name", folder, "the folder of the shards", fix)
         return
+    start = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
     for key, entry in missing_shards(config):
-        start = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
         fix = f"correct it; a relative path begins in {start}"
         expected = "shards: a file, a folder or a glob that matches some"
         yield missing(key, entry, expected, fix)
-    yield from _foreign(config)
+    entries = [*train_entries(data)]
+    if data.validation_file:
+        entries.append(("data_config.validation_file", data.validation_file))
+    for key, entry in entries:
+        if entry.lower().endswith(FOREIGN):
+            expected = "lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet"
+            fix = 'write each document as a line of JSON, with its text under "text"'
+            yield Problem(key, HYDRA, show(entry), expected, fix)
 
 
 def _missing_held_out(config: CausalLMConfig) -> Iterator[Problem]:
@@ -218,40 +212,39 @@ def _missing_held_out(config: CausalLMConfig) -> Iterator[Problem]:
     Without it, its documents could not be kept out of training. Prepared data had it when it was
     made: a run on it needs the file for evaluations only.
     """
-    data = config.data_config
+    data, key = config.data_config, "data_config.validation_file"
     held_out = data.validation_file and in_dataset(data.validation_file, data)
     if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
         return
+    evaluates = (
+        config.eval_steps > 0 or config.start_with_eval or bool(config.extra_steps_to_eval_save_at)
+    )
     if os.path.isdir(held_out):
         names = sorted(name for name in os.listdir(held_out) if ".jsonl" in name)
-        fix = f"data_config.validation_file={os.path.join(held_out, (names or ['FILE'])[0])}"
-        found = f"{show(held_out)}, which is a folder"
-        yield Problem("data_config.validation_file", HYDRA, found, "one file", fix)
-    elif not glob.has_magic(held_out) and (data.prepared is None or _evaluates(config)):
+        fix = f"{key}={os.path.join(held_out, (names or ['FILE'])[0])}"
+        yield Problem(key, HYDRA, f"{show(held_out)}, which is a folder", "one file", fix)
+    elif not glob.has_magic(held_out) and (data.prepared is None or evaluates):
         expected = "the held-out file, whose documents are kept out of training"
-        fix = "correct it, or data_config.validation_file=null to train without a held-out file"
-        yield missing("data_config.validation_file", held_out, expected, fix)
+        fix = f"correct it, or {key}=null to train without a held-out file"
+        yield missing(key, held_out, expected, fix)
 
 
 def missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
     """The local entries of `train_file` that match no file on this machine, with their keys."""
     data = config.data_config
-    if data.prepared is not None:
-        return []
+    entries = [] if data.prepared is not None else train_entries(data)
     return [
         (key, entry)
-        for key, entry in train_entries(data)
-        if _is_here(entry) and not _names_something(entry)
+        for key, entry in entries
+        if _is_here(entry)
+        and not os.path.exists(entry)
+        and next(glob.iglob(entry, recursive=True), None) is None
     ]
 
 
 def _is_here(entry: str) -> bool:
     """Whether an entry is a path rather than an address such as hf://… or gs://…."""
     return "://" not in entry
-
-
-def _names_something(entry: str) -> bool:
-    return os.path.exists(entry) or next(glob.iglob(entry, recursive=True), None) is not None
 
 
 def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
@@ -275,9 +268,9 @@ def _positions(config: CausalLMConfig) -> Iterator[Problem]:
     except (OSError, ValueError):  # on the Hub, or refused when it is loaded
         return
     if isinstance(shape, dict):
-        names = ("max_position_embeddings", "n_positions")
-        known = [shape[name] for name in names if isinstance(shape.get(name), int)]
-        yield from positions_problems(config, known[0] if known else None, f"{key}={name}")
+        known = (shape.get(name) for name in ("max_position_embeddings", "n_positions"))
+        positions = next((value for value in known if isinstance(value, int)), None)
+        yield from positions_problems(config, positions, f"{key}={name}")
 
 
 def positions_problems(
@@ -302,26 +295,6 @@ def positions_problems(
         yield Problem(key, HYDRA, found, expected, fix)
 
 
-def _evaluates(config: CausalLMConfig) -> bool:
-    return (
-        config.eval_steps > 0 or config.start_with_eval or bool(config.extra_steps_to_eval_save_at)
-    )
-
-
-def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields files in an unsupported format, judging by their names."""
-    data = config.data_config
-    entries = [*train_entries(data)]
-    if data.validation_file:
-        entries.append(("data_config.validation_file", data.validation_file))
-    for key, entry in entries:
-        suffix = next((end for end in FOREIGN if entry.lower().endswith(end)), None)
-        if suffix is not None:
-            expected = "lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet"
-            fix = 'write each document as a line of JSON, with its text under "text"'
-            yield Problem(key, HYDRA, show(entry), expected, fix)
-
-
 def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     """Rows for model, data and metadata; batch and length of the run are also given in tokens."""
     data = config.data_config
@@ -329,10 +302,17 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     plan = BatchPlan.of(config, launch.num_processes)
     batch = plan.global_batch
     tokens = "text tokens" if data.row_budget == BY_TEXT else "tokens"
+    model, shards = config.model_name, train_files(data)
+    if config.model_config_file is not None:
+        model = f"{config.model_config_file} (random weights)"
+    if data.dataset_name:
+        shards += f" in {local_dataset(data) or f'{data.dataset_name} (Hugging Face Hub)'}"
+    if missing_shards(config):  # the launch may be on another machine; otherwise they are refused
+        shards += "; not on this machine"
     return [
-        ("model", _model(config)),
+        ("model", model),
         ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
-        ("training data", _shards(data) + _not_here(config)),
+        ("training data", shards),
         ("held-out file", data.validation_file or "– (no evaluation)"),
         (
             "metadata",
@@ -354,45 +334,27 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     ]
 
 
-def _model(config: CausalLMConfig) -> str:
-    if config.model_config_file is not None:
-        return f"{config.model_config_file} (random weights)"
-    return config.model_name
-
-
-def _shards(data: DataConfig) -> str:
-    named = train_files(data)
-    if not data.dataset_name:
-        return named
-    folder = local_dataset(data)
-    return f"{named} in {folder or f'{data.dataset_name} (Hugging Face Hub)'}"
-
-
-def _not_here(config: CausalLMConfig) -> str:
-    """Notes missing shards, if the launch may be on another machine; otherwise they are refused."""
-    return "; not on this machine" if missing_shards(config) else ""
-
-
 def notes(config: CausalLMConfig) -> list[str]:
     """One line for each setting that has no effect."""
-    metadata = config.data_config.metadata_config
-    return [
-        *_unused_model(config),
-        *_phases(metadata, config.max_train_steps, decay_start(config, config.max_train_steps)),
-        *_excluded(config.data_config),
-        *_unused_columns(config.data_config),
-        *_row_budget(config.data_config),
-        *metadata_notes(metadata),
-        *missing_types(config.data_config),
-    ]
-
-
-def _unused_model(config: CausalLMConfig) -> Iterator[str]:
+    data, metadata = config.data_config, config.data_config.metadata_config
+    found = []
     if config.model_name != CausalLMConfig.model_name and not uses_model_name(config):
-        yield (
+        found.append(
             f"model_name: {config.model_name} is not used: model_config_file and tokenizer_name "
             "are set"
         )
+    found += _phases(metadata, config.max_train_steps, decay_start(config, config.max_train_steps))
+    found += _excluded(data)
+    columns = dict.fromkeys(name for own in source_configs(data).values() for name in own.columns)
+    unused = [name for name in columns if name not in ("text", *metadata.metadata_list)]
+    if unused:
+        found.append(f"data_config.columns: {', '.join(unused)} not in metadata_list, so not used")
+    if data.row_metadata_budget is not None and data.row_budget != BY_TEXT:
+        found.append(
+            f"data_config.row_metadata_budget is not used: under row_budget={data.row_budget}, "
+            "metadata shares the max_seq_len tokens of a row with the text"
+        )
+    return [*found, *metadata_notes(metadata), *missing_types(data)]
 
 
 def _phases(config: MetadataConfig, max_train_steps: int, decay_start: int | None) -> Iterator[str]:
@@ -408,23 +370,6 @@ def _phases(config: MetadataConfig, max_train_steps: int, decay_start: int | Non
             yield f"{_METADATA}.schedule.{number} never takes place: {reason}"
 
 
-def _unused_columns(config: DataConfig) -> Iterator[str]:
-    """Yields the mapped types that `metadata_list` does not name."""
-    used = {"text", *config.metadata_config.metadata_list}
-    mapped = dict.fromkeys(name for own in source_configs(config).values() for name in own.columns)
-    unused = [name for name in mapped if name not in used]
-    if unused:
-        yield f"data_config.columns: {', '.join(unused)} not in metadata_list, so not used"
-
-
-def _row_budget(config: DataConfig) -> Iterator[str]:
-    if config.row_metadata_budget is not None and config.row_budget != BY_TEXT:
-        yield (
-            f"data_config.row_metadata_budget is not used: under row_budget={config.row_budget}, "
-            "metadata shares the max_seq_len tokens of a row with the text"
-        )
-
-
 def _excluded(config: DataConfig) -> Iterator[str]:
     """Yields the entries of `exclude` that match none of the training shards on this disk."""
     paths = [entry for _, entry in train_entries(config)]
@@ -434,10 +379,7 @@ def _excluded(config: DataConfig) -> Iterator[str]:
     for path in paths:
         pattern = os.path.join(path, "*") if os.path.isdir(path) else path
         files += glob.glob(pattern, recursive=True)
+    names = [*map(os.path.basename, files), *map(os.path.abspath, files)]
     for excluded in config.exclude:
-        if not any(_matches(file, excluded) for file in files):
+        if not any(fnmatch(name, excluded) for name in names):
             yield f"data_config.exclude: {excluded} matches none of {len(files)} training shards"
-
-
-def _matches(file: str, pattern: str) -> bool:
-    return fnmatch(os.path.basename(file), pattern) or fnmatch(os.path.abspath(file), pattern)

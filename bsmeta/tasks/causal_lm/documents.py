@@ -98,10 +98,20 @@ class HeldOutDocuments:
         deduplicate: bool,
         found: FileRef | None = None,
     ) -> None:
-        if found is None:
-            self.path = _checked_path(config)
-        else:  # by another process, which has a cache of its own
-            self.path = replace(found, settings=remote_settings(config))
+        path = validation_path(config) if found is None else found
+        if not path:
+            raise ConfigurationError(
+                "data_config.validation_file is not set; expected the path of a held-out "
+                ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
+            )
+        if not isinstance(path, FileRef) and not os.path.isfile(path):
+            raise DataError(
+                f"validation_file={path} does not exist (from {os.getcwd()}); "
+                "expected the path of a held-out .jsonl.gz shard"
+            )
+        if found is not None:  # by another process, which has a cache of its own
+            path = replace(found, settings=remote_settings(config))
+        self.path: str | FileRef = path
         self.numbers = array("q")
         self.sizes = array("q")
         self.bytes = array("q")
@@ -203,21 +213,6 @@ class HeldOutDocuments:
                 "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1
-
-
-def _checked_path(config: DataConfig) -> str | FileRef:
-    path = validation_path(config)
-    if not path:
-        raise ConfigurationError(
-            "data_config.validation_file is not set; expected the path of a held-out "
-            ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
-        )
-    if not isinstance(path, FileRef) and not os.path.isfile(path):
-        raise DataError(
-            f"validation_file={path} does not exist (from {os.getcwd()}); "
-            "expected the path of a held-out .jsonl.gz shard"
-        )
-    return path
 
 
 @dataclass(frozen=True, slots=True)

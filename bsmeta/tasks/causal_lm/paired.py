@@ -66,7 +66,6 @@ _Compared = tuple[str, int, bool, np.ndarray]
 """Name of the comparison, document index, whether a prefix was truncated, sums."""
 
 RESAMPLES = 10_000
-
 FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
 """The most important metrics, which come first so that a narrow screen shows them."""
 
@@ -232,21 +231,19 @@ class PairedEvaluation:
             for (r, w), own in zip(batch, values, strict=True):
                 scores[r][w] = own
                 if not np.isfinite(own).all():
-                    failures.append(self._described(block, r))
+                    failures.append(
+                        next(  # of the first document and arm that have this rendering
+                            f"{self._documents.name(index)}, {arm}"
+                            for (index, _), shown in zip(block.documents, block.shown, strict=True)
+                            for arm, (rendering, _) in shown.items()
+                            if rendering == r
+                        )
+                    )
         for (r, w), (first_r, first_w) in block.copies.items():
             scores[r][w] = scores[first_r][first_w]
         for _ in range(max(count for count, _ in states) - len(block.batches)):
             scorer.dummy()
         return [reading_of(w, s) for w, s in zip(block.windows, scores, strict=True)]
-
-    def _described(self, block: Block, rendering: int) -> str:
-        """The names of the first document and arm that have this rendering."""
-        return next(
-            f"{self._documents.name(index)}, {arm}"
-            for (index, _), shown in zip(block.documents, block.shown, strict=True)
-            for arm, (r, _) in shown.items()
-            if r == rendering
-        )
 
     def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
         """Raise on every rank if any rank found scores that are not finite."""

@@ -18,7 +18,7 @@ from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
 from bsmeta.report.inference import Estimate, value_of
 from bsmeta.report.page import Page, Section, own_command, print_table, report_console
 from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR
-from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report, Row
+from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report
 from bsmeta.tasks.causal_lm.tables import (
     CONTROL_WORDS,
     HOLM,
@@ -52,7 +52,6 @@ VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", 
 """Plot markers of the variants (controls, prompt style) of other comparisons."""
 
 WORDS = CONTROL_WORDS | {PROMPT: "plain English"}
-
 CURVED = ("all", "each", "chosen")
 """Groups of comparisons that the position plot shows."""
 
@@ -140,19 +139,31 @@ def described(model: ModelReport, report: Report) -> str:
 
 @figures.styled
 def difference_plot(model: ModelReport) -> Figure:
-    """The difference of each comparison with its interval; its variants share its line."""
+    """The difference of each comparison with its interval; its variants share its line.
+
+    The color shows whether the interval that holds for all comparisons at once excludes 0.
+    """
     own = [row for row in ranked(model) if row.comparison.group not in VARIANTS]
     variants = [row for row in model.rows if row.comparison.group in VARIANTS]
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[tuple[PairedMetrics, str | None]]] = {}
     for row in (*own, *variants):
-        if row.compares:
-            name = subject(row) if row.comparison.group in VARIANTS else label(row)
-            lines.setdefault(name, []).append(row)
+        if row.metrics is not None and row.compares:
+            marker = VARIANTS.get(row.comparison.group)
+            lines.setdefault(subject(row) if marker else label(row), []).append(
+                (row.metrics, marker)
+            )
     most = max(map(len, lines.values()))
     figure, (axes,) = figures.canvas(1.9 + (0.25 + 0.12 * most) * len(lines))
-    for place, rows in enumerate(lines.values()):
-        for number, row in enumerate(rows):
-            _draw_difference(axes, place + 0.7 * (number - (len(rows) - 1) / 2) / most, row)
+    for place, found in enumerate(lines.values()):
+        for number, (metrics, marker) in enumerate(found):
+            outer, color = all_at_once(metrics), MUTED
+            if outer is not None and outer.excludes_zero:
+                color = GOOD if outer.high < 0 else BAD
+            height = place + 0.7 * (number - (len(found) - 1) / 2) / most
+            figures.draw_interval(
+                axes, height, difference(metrics), Look(color, marker or "o"), outer=outer,
+                size=5.0 if marker else 7.0,
+            )  # fmt: skip
     figures.draw_zero(axes)
     figures.name_rows(axes, list(lines))
     axes.set_xlabel("difference in bits per byte (left of 0: metadata helps)")
@@ -162,19 +173,6 @@ def difference_plot(model: ModelReport) -> Figure:
     entries += [(WORDS[name], Look(MUTED, VARIANTS[name], "")) for name in VARIANTS if name in used]
     figures.legend_below(figure, entries)
     return figure
-
-
-def _draw_difference(axes: Axes, height: float, row: Row) -> None:
-    """Draws a difference and its two intervals; the color shows if the wide one excludes 0."""
-    assert row.metrics is not None
-    outer = all_at_once(row.metrics)
-    color = MUTED
-    if outer is not None and outer.excludes_zero:
-        color = GOOD if outer.high < 0 else BAD
-    is_own = row.comparison.group not in VARIANTS
-    style = Look(color, VARIANTS.get(row.comparison.group, "o"))
-    size = 7.0 if is_own else 5.0
-    figures.draw_interval(axes, height, difference(row.metrics), style, outer=outer, size=size)
 
 
 @figures.styled

@@ -236,7 +236,7 @@ def scoring(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
     try:
         yield scorer
     finally:
-        scorer.close()
+        scorer.hook.remove()
         model.train(was_training)
 
 
@@ -250,13 +250,13 @@ class Scorer:
         self._picked = threading.local()  # .rows: the hidden states to pass to the head
         # a wrapped model may be sharded over ranks: then all ranks must make the same calls
         self._is_bare = unwrapped(model) is model and not isinstance(model, FSDPModule)
-        self._hook = self._head.register_forward_pre_hook(self._pick)
+        self.hook = self._head.register_forward_pre_hook(self._pick)
         self._by_rows = False
-        self._by_rows = self._is_bare and self._head_makes_the_logits()
-
-    def close(self) -> None:
-        """Remove the hook from the model."""
-        self._hook.remove()
+        if self._is_bare:  # if the logits are the head's unchanged output (some models scale them)
+            with torch.no_grad():
+                logits, hidden = self.dummy()
+                own = self._head(hidden)
+            self._by_rows = own.dtype == logits.dtype and torch.equal(own, logits)
 
     def score(self, batches: Sequence[Sequence[Window]]) -> list[list[np.ndarray]]:
         """Score batches of windows.
@@ -343,10 +343,3 @@ class Scorer:
         self._picked.hidden = inputs[0].flatten(0, -2)[rows]
         shown = self._picked.hidden[:0] if self._by_rows else self._picked.hidden
         return (shown.unsqueeze(0), *inputs[1:])
-
-    @torch.no_grad()
-    def _head_makes_the_logits(self) -> bool:
-        """Whether the logits are the head's unchanged output (some models scale or cap it)."""
-        logits, hidden = self.dummy()
-        own = self._head(hidden)
-        return own.dtype == logits.dtype and torch.equal(own, logits)

@@ -29,7 +29,7 @@ from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.process import log_once
-from bsmeta.data.batch import MicroBatch, StepData, Stream
+from bsmeta.data.batch import StepData, Stream
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.stream.windows import WITH_METADATA
@@ -55,8 +55,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOWER_IS_BETTER = {
-    "text_bits_per_byte", "bits_per_byte_without", "bits_per_byte_with", "perplexity_without",
-    "perplexity_with", "difference", "mean_document_difference",
+    "text_bits_per_byte",
+    "bits_per_byte_without",
+    "bits_per_byte_with",
+    "perplexity_without",
+    "perplexity_with",
+    "difference",
+    "mean_document_difference",
 }
 
 
@@ -128,7 +133,16 @@ class CausalLanguageModel(Task):
         source = config.model_config_file or config.model_name
         with _named(key, source):
             shape = AutoConfig.from_pretrained(source)
-        _check_heads(shape, key, source)
+        # transformers builds a model with head groups of unequal size, but cannot run it
+        heads, groups = (
+            getattr(shape, f"num_{name}_heads", None) for name in ("attention", "key_value")
+        )
+        if heads and groups is not None and (groups < 1 or heads % groups):
+            fitting = [str(number) for number in range(1, heads + 1) if heads % number == 0]
+            raise ConfigurationError(
+                f"{key}: {source} cannot be loaded: num_key_value_heads is {groups}; expected a "
+                f"divisor of num_attention_heads ({heads}): {', '.join(fitting)}"
+            )
         return shape, key, source
 
     def _adapt(self, model: PreTrainedModel) -> None:
@@ -368,24 +382,11 @@ class WithBorders:
 
     def __iter__(self) -> Iterator[StepData]:
         for step in self._stream:
-            batches = [self._with_borders(batch) for batch in step.micro_batches]
+            batches = []
+            for batch in step.micro_batches:
+                borders = layers.borders_of(batch.tensors["position_ids"])
+                batches.append(replace(batch, tensors={**batch.tensors, layers.BORDERS: borders}))
             yield replace(step, micro_batches=batches)
-
-    def _with_borders(self, batch: MicroBatch) -> MicroBatch:
-        borders = layers.borders_of(batch.tensors["position_ids"])
-        return replace(batch, tensors={**batch.tensors, layers.BORDERS: borders})
-
-
-def _check_heads(shape: Any, key: str, name: str) -> None:
-    """Refuses head groups of unequal size, with which transformers builds a model it cannot run."""
-    heads = getattr(shape, "num_attention_heads", None)
-    groups = getattr(shape, "num_key_value_heads", None)
-    if heads and groups is not None and (groups < 1 or heads % groups):
-        fitting = [number for number in range(1, heads + 1) if heads % number == 0]
-        raise ConfigurationError(
-            f"{key}: {name} cannot be loaded: num_key_value_heads is {groups}; expected a divisor "
-            f"of num_attention_heads ({heads}): {', '.join(map(str, fitting))}"
-        )
 
 
 @contextmanager
