@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import xxhash
@@ -40,7 +41,6 @@ TEXT = "text"
 """The group whose only comparison has identical arms: every document as text alone."""
 
 TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
-
 AGAINST = "own_against_"
 """Prefix of the groups that compare an arm with its control instead of with no metadata."""
 
@@ -49,9 +49,6 @@ FEWEST_BLOCKS = 16
 
 DOCUMENTS_PER_BLOCK = 64
 """Documents (on average) that are rendered, encoded and kept in memory at one time."""
-
-Place = tuple[int, int]
-"""Index of a rendering, and index of one of its windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,18 +285,15 @@ class Block:
             rendering that several arms share is stored once.
         windows: The windows of each rendering.
         prefix_cut: For each rendering, whether its prefix was too long and was truncated.
-        batches: The `Place` of each window, batch by batch.
-        copies: Windows left out of the batches because another window has the same ids and
-            targets, mapped to that window: identical windows get identical scores, whatever they
-            are batched with.
+        batches: The windows to score. Of those with the same key there is one: they get the same
+            scores, whatever they are batched with.
     """
 
     documents: list[tuple[int, str]] = field(default_factory=list)
     shown: list[dict[Arm, tuple[int, tuple[str, ...]]]] = field(default_factory=list)
     windows: list[list[Window]] = field(default_factory=list)
     prefix_cut: list[bool] = field(default_factory=list)
-    batches: list[list[Place]] = field(default_factory=list)
-    copies: dict[Place, Place] = field(default_factory=dict)
+    batches: list[list[Window]] = field(default_factory=list)
 
 
 class BlockMaker:
@@ -346,21 +340,13 @@ class BlockMaker:
         for index in reporting(indices):
             self._show(index, block, renderings)
         self._encode(renderings, block)
-        scored: list[Place] = []
-        seen: dict[tuple[bytes, bytes], Place] = {}
-        for rendering, windows in enumerate(block.windows):
-            for number, window in enumerate(windows):
-                if not window.scored.any():
-                    continue
-                place = (rendering, number)
-                first = seen.setdefault((window.ids.tobytes(), window.scored.tobytes()), place)
-                if first == place:
-                    scored.append(place)
-                else:
-                    block.copies[place] = first
-        lengths = [len(block.windows[r][w].ids) for r, w in scored]
-        for batch in plan_batches(lengths, self._max_tokens):
-            block.batches.append([scored[i] for i in batch])
+        scored: dict[tuple[bytes, bytes], Window] = {}
+        for window in chain.from_iterable(block.windows):
+            if window.scored.any():
+                scored.setdefault(window.key, window)
+        windows = list(scored.values())
+        for batch in plan_batches([len(window.ids) for window in windows], self._max_tokens):
+            block.batches.append([windows[i] for i in batch])
         return block
 
     def _show(self, index: int, block: Block, renderings: list[tuple[str, Rendered]]) -> None:

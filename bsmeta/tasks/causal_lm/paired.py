@@ -3,12 +3,6 @@
     documents -> blocks of this rank -> render, encode, windows -> batches -> model
     -> log-probabilities -> readings -> paired sums -> gathered from all ranks
 
-A text is tokenized differently with and without metadata (a tag splits a word, a space moves to
-another token), and each reading leaves some tokens unscored (the first of a window, those that
-share characters with metadata). The character positions at which *both* readings have a token
-boundary split the text into segments; a segment counts if both readings score all of its tokens. So
-both are summed over identical bytes.
-
 Blocks are built, scored and freed one at a time, so memory does not grow with the set. All ranks
 call the model equally often (otherwise collective forward passes would hang): a rank with fewer
 batches makes dummy calls. During training, a fixed subset in two arms is prepared once and scored
@@ -44,20 +38,14 @@ from bsmeta.tasks.causal_lm.arms import (
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
 from bsmeta.tasks.causal_lm.results import ComparisonSums, paired_metrics
 from bsmeta.tasks.causal_lm.scoring import (
-    BYTES,
     COLUMNS,
-    CONTEXT,
-    DOCUMENT,
-    NATS_WITH,
-    NATS_WITHOUT,
-    TOKENS,
-    TOKENS_WITH,
     WINDOWS,
     Reading,
     Scorer,
+    paired_sums,
     reading_of,
     scoring,
-)  # fmt: skip
+)
 from bsmeta.training.task import Ranks
 
 FAILURES_SHOWN = 5
@@ -68,71 +56,6 @@ _Compared = tuple[str, int, bool, np.ndarray]
 RESAMPLES = 10_000
 FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
 """The most important metrics, which come first so that a narrow screen shows them."""
-
-
-def utf8_lengths(text: str) -> np.ndarray:
-    """UTF-8 length of each character in bytes: int64 [len(text)]."""
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    wide = (points > 0x7F).astype(np.int64)
-    return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
-
-
-def paired_sums(
-    without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
-) -> np.ndarray:
-    """Sum both readings over the segments that count, by position in the document and by context.
-
-    Args:
-        edges: int [bins], byte positions at which the position bins begin; the first is 0.
-
-    Returns:
-        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (in the
-        reading without metadata); a segment belongs to the bin in which it begins.
-    """
-    sums = np.zeros((2, len(edges), COLUMNS))
-    if not text:
-        return sums
-    readings, size, lengths = (without, with_metadata), len(text), utf8_lengths(text)
-    # a segment begins at each character that no token extends into
-    inside = sum(_coverage(reading.starts + 1, reading.ends, size) for reading in readings)
-    segment = np.cumsum(inside == 0) - 1
-    first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
-
-    def by_segment(places: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
-        return np.bincount(places, values, minlength=len(first))
-
-    good = sum(by_segment(segment, _unscored(reading, size)) for reading in readings) == 0
-    offsets = np.cumsum(lengths) - lengths
-    shown_from = np.zeros(size, dtype=np.int64)
-    shown_from[without.starts] = without.shown_from
-    position = offsets[first]
-    context = position - offsets[shown_from[first]]
-    of_tokens, of_tokens_with = segment[without.starts], segment[with_metadata.starts]
-    columns = {
-        BYTES: by_segment(segment, lengths),
-        TOKENS: by_segment(of_tokens),
-        NATS_WITHOUT: by_segment(of_tokens, np.nan_to_num(without.nats)),
-        NATS_WITH: by_segment(of_tokens_with, np.nan_to_num(with_metadata.nats)),
-        TOKENS_WITH: by_segment(of_tokens_with),
-    }
-    for axis, place in ((DOCUMENT, position), (CONTEXT, context)):
-        bins = np.searchsorted(edges, place[good], side="right") - 1
-        for column, values in columns.items():
-            sums[axis, :, column] = np.bincount(bins, values[good], minlength=len(edges))
-    return sums
-
-
-def _unscored(reading: Reading, size: int) -> np.ndarray:
-    """Whether each character is in no token or in an unscored token: bool [size]."""
-    missing = np.isnan(reading.nats)
-    unscored = _coverage(reading.starts[missing], reading.ends[missing], size)
-    return (_coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)
-
-
-def _coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """Number of spans that contain each character: int64 [size]."""
-    steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
-    return np.cumsum(steps)[:size]
 
 
 class PairedEvaluation:
@@ -225,25 +148,26 @@ class PairedEvaluation:
         # before the model's first call: all ranks issue collective calls in the same order
         states = self._ranks.gather((len(block.batches), failures))
         self._refuse([theirs for _, theirs in states])
-        scores = [[np.zeros(0)] * len(windows) for windows in block.windows]
-        found = scorer.score([[block.windows[r][w] for r, w in batch] for batch in block.batches])
-        for batch, values in zip(block.batches, found, strict=True):
-            for (r, w), own in zip(batch, values, strict=True):
-                scores[r][w] = own
-                if not np.isfinite(own).all():
-                    failures.append(
-                        next(  # of the first document and arm that have this rendering
-                            f"{self._documents.name(index)}, {arm}"
-                            for (index, _), shown in zip(block.documents, block.shown, strict=True)
-                            for arm, (rendering, _) in shown.items()
-                            if rendering == r
-                        )
-                    )
-        for (r, w), (first_r, first_w) in block.copies.items():
-            scores[r][w] = scores[first_r][first_w]
+        scored, values = chain.from_iterable(block.batches), scorer.score(block.batches)
+        scores = {
+            window.key: own for window, own in zip(scored, chain.from_iterable(values), strict=True)
+        }
         for _ in range(max(count for count, _ in states) - len(block.batches)):
             scorer.dummy()
-        return [reading_of(w, s) for w, s in zip(block.windows, scores, strict=True)]
+        readings = []
+        for rendering, windows in enumerate(block.windows):
+            found = [scores.get(window.key, np.zeros(0)) for window in windows]
+            if not all(np.isfinite(own).all() for own in found):
+                failures.append(
+                    next(  # of the first document and arm that have this rendering
+                        f"{self._documents.name(index)}, {arm}"
+                        for (index, _), shown in zip(block.documents, block.shown, strict=True)
+                        for arm, (number, _) in shown.items()
+                        if number == rendering
+                    )
+                )
+            readings.append(reading_of(windows, found))
+        return readings
 
     def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
         """Raise on every rank if any rank found scores that are not finite."""
@@ -271,12 +195,8 @@ class PairedEvaluation:
                     is_compared = base_types != test_types and base != test
                 if comparison.group == TEXT or is_compared:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
-                    yield (
-                        comparison.name,
-                        index,
-                        block.prefix_cut[base] or block.prefix_cut[test],
-                        sums,
-                    )
+                    is_cut = block.prefix_cut[base] or block.prefix_cut[test]
+                    yield comparison.name, index, is_cut, sums
 
 
 class SubsetEvaluation:

@@ -1,9 +1,15 @@
-"""Windows of a document, and the log-probabilities that a model gives to their tokens.
+"""Windows of a document, the log-probabilities of their tokens, and the sums of paired readings.
 
 `first_piece` and `all_pieces` use the chunks of training. `sliding` gives every token at least half
 a sequence of preceding text as context, if there is that much: each window repeats the last half of
 the previous window and scores only the new tokens. A prefix takes up room in its window, so under
 `all_pieces` metadata reduces the text context; under `sliding` it hardly does.
+
+A text is tokenized differently with and without metadata (a tag splits a word, a space moves to
+another token), and each reading leaves some tokens unscored (the first of a window, those that
+share characters with metadata). The character positions at which *both* readings have a token
+boundary split the text into segments; a segment counts if both readings score all of its tokens. So
+both are summed over identical bytes.
 
 Batches depend on lengths alone, never on the number of processes: a document is always scored in
 the same batch, so the metrics do not change with the world size. A batch is padded on the right and
@@ -72,6 +78,11 @@ class Window:
     ends: np.ndarray
     scored: np.ndarray
     own: int
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """What its scores depend on: ids and targets."""
+        return self.ids.tobytes(), self.scored.tobytes()
 
 
 @dataclass(slots=True)
@@ -164,6 +175,71 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
         for column, part in zip(columns, own, strict=True):
             column.append(part[holds_text])
     return Reading(*(np.concatenate(column) for column in columns))
+
+
+def paired_sums(
+    without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
+) -> np.ndarray:
+    """Sum both readings over the segments that count, by position in the document and by context.
+
+    Args:
+        edges: int [bins], byte positions at which the position bins begin; the first is 0.
+
+    Returns:
+        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (in the
+        reading without metadata); a segment belongs to the bin in which it begins.
+    """
+    sums = np.zeros((2, len(edges), COLUMNS))
+    if not text:
+        return sums
+    readings, size, lengths = (without, with_metadata), len(text), utf8_lengths(text)
+    # a segment begins at each character that no token extends into
+    inside = sum(_coverage(reading.starts + 1, reading.ends, size) for reading in readings)
+    segment = np.cumsum(inside == 0) - 1
+    first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
+
+    def by_segment(places: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(places, values, minlength=len(first))
+
+    good = sum(by_segment(segment, _unscored(reading, size)) for reading in readings) == 0
+    offsets = np.cumsum(lengths) - lengths
+    shown_from = np.zeros(size, dtype=np.int64)
+    shown_from[without.starts] = without.shown_from
+    position = offsets[first]
+    context = position - offsets[shown_from[first]]
+    of_tokens, of_tokens_with = segment[without.starts], segment[with_metadata.starts]
+    columns = {
+        BYTES: by_segment(segment, lengths),
+        TOKENS: by_segment(of_tokens),
+        NATS_WITHOUT: by_segment(of_tokens, np.nan_to_num(without.nats)),
+        NATS_WITH: by_segment(of_tokens_with, np.nan_to_num(with_metadata.nats)),
+        TOKENS_WITH: by_segment(of_tokens_with),
+    }
+    for axis, place in ((DOCUMENT, position), (CONTEXT, context)):
+        bins = np.searchsorted(edges, place[good], side="right") - 1
+        for column, values in columns.items():
+            sums[axis, :, column] = np.bincount(bins, values[good], minlength=len(edges))
+    return sums
+
+
+def utf8_lengths(text: str) -> np.ndarray:
+    """UTF-8 length of each character in bytes: int64 [len(text)]."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    wide = (points > 0x7F).astype(np.int64)
+    return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
+
+
+def _unscored(reading: Reading, size: int) -> np.ndarray:
+    """Whether each character is in no token or in an unscored token: bool [size]."""
+    missing = np.isnan(reading.nats)
+    unscored = _coverage(reading.starts[missing], reading.ends[missing], size)
+    return (_coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)
+
+
+def _coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
+    """Number of spans that contain each character: int64 [size]."""
+    steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
+    return np.cumsum(steps)[:size]
 
 
 def max_batch_tokens(vocabulary: int, rows: int, row_length: int) -> int:

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.report.inference import Interval, bootstrap
-from bsmeta.tasks.causal_lm.paired import paired_sums, utf8_lengths
 from bsmeta.tasks.causal_lm.results import paired_metrics, sign_test
-from bsmeta.tasks.causal_lm.scoring import Reading
+from bsmeta.tasks.causal_lm.scoring import Reading, paired_sums, utf8_lengths
 from bsmeta.tasks.causal_lm.tables import summary
 
 NAN = math.nan
