@@ -36,7 +36,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import progress_bar
-from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -101,7 +101,10 @@ class Likelihoods:
         windows: list[Window] = []
         owners: list[tuple[int, int]] = []
         for number, document in enumerate(encoded):
-            for chunk in self._chunks(document):
+            ids = document.ids[:-1]
+            chunks = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
+            chunks = [chunk for chunk in chunks if len(chunk) > 1]  # one token has no score
+            for chunk in chunks if self._all_pieces else chunks[:1]:
                 for candidate, prefix in enumerate(self._prefixes):
                     ids = np.concatenate((prefix, chunk))
                     nowhere = np.zeros(len(ids), np.int32)  # text positions are not used
@@ -125,13 +128,6 @@ class Likelihoods:
             sums[text, candidate] += value.sum()
             tokens[text] += len(value) if candidate == 0 else 0
         return sums, tokens
-
-    def _chunks(self, encoded: EncodedDocument) -> list[np.ndarray]:
-        """The text's tokens in chunks; leaves out single-token chunks, which have no score."""
-        ids = encoded.ids[:-1]
-        chunks = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
-        chunks = [chunk for chunk in chunks if len(chunk) > 1]
-        return chunks if self._all_pieces else chunks[:1]
 
 
 class Labels:
@@ -451,6 +447,7 @@ def by_candidate(found: Attribution) -> list[dict[str, Any]]:
 def by_document(found: Attribution) -> list[dict[str, Any]]:
     """For each document: its label, the label's rank and log-probability, and the best guess."""
     labels = found.candidates.labels
+    columns = (found.names, found.truths, found.posterior, found.ranks, found.tokens)
     return [
         {
             "document": name,
@@ -460,7 +457,5 @@ def by_document(found: Attribution) -> list[dict[str, Any]]:
             "log_probability": float(row[truth]),
             "tokens": int(tokens),
         }
-        for name, truth, row, rank, tokens in zip(
-            found.names, found.truths, found.posterior, found.ranks, found.tokens, strict=True
-        )
+        for name, truth, row, rank, tokens in zip(*columns, strict=True)
     ]

@@ -97,18 +97,16 @@ class Decoder:
             DataError: The model's probabilities are NaN.
         """
         batch = _Batch(draws, self._device)
-        longest = [max(map(len, _rows_of(draw))) for draw in draws]
         room = [
-            min(draw.max_new_tokens, self._max_length - length)
-            for draw, length in zip(draws, longest, strict=True)
+            min(draw.max_new_tokens, self._max_length - max(map(len, _rows_of(draw))))
+            for draw in draws
         ]
         written = [Continuation() for _ in draws]
         width, cache = max(map(len, batch.rows)), None
         padded = [[self._eos] * (width - len(row)) + list(row) for row in batch.rows]
         ids = torch.tensor(padded, device=self._device)
-        mask = torch.tensor(
-            [[0] * (width - len(row)) + [1] * len(row) for row in batch.rows], device=self._device
-        )
+        used = [[0] * (width - len(row)) + [1] * len(row) for row in batch.rows]
+        mask = torch.tensor(used, device=self._device)
         while True:
             # Each row begins at 0 after its padding. A finished row continues while other rows are
             # unfinished, but its positions stay below `max_length`.
@@ -122,23 +120,21 @@ class Decoder:
                 **self._arguments,
             )
             cache = output.past_key_values
-            chosen = batch.choose(output.logits[:, -1, : self._vocabulary].double()).tolist()
-            for continuation, token, draw, most in zip(written, chosen, draws, room, strict=True):
-                if not continuation.finished:
-                    self._record(continuation, token, draw, most)
+            tokens = batch.choose(output.logits[:, -1, : self._vocabulary].double())
+            for own, token, draw, most in zip(written, tokens.tolist(), draws, room, strict=True):
+                if own.finished:
+                    continue
+                if token == self._eos:
+                    own.finished = "eos"
+                    continue
+                own.ids.append(token)
+                if len(own.ids) >= most:
+                    is_asked = most == draw.max_new_tokens
+                    own.finished = "max_new_tokens" if is_asked else "max_seq_len"
             if all(continuation.finished for continuation in written):
                 return written
-            ids = batch.for_rows(chosen)
+            ids = tokens[batch.owners, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-
-    def _record(self, continuation: Continuation, token: int, draw: Draw, room: int) -> None:
-        if token == self._eos:
-            continuation.finished = "eos"
-            return
-        continuation.ids.append(token)
-        if len(continuation.ids) >= room:
-            ended = "max_new_tokens" if room == draw.max_new_tokens else "max_seq_len"
-            continuation.finished = ended
 
 
 def _rows_of(draw: Draw) -> list[Sequence[int]]:
@@ -155,12 +151,12 @@ class _Batch:
         self.rows: list[Sequence[int]] = []
         self._main: list[int] = []  # for each text: its row, and the row of the null context
         self._null: list[int] = []  # (the same row if only one context affects the text)
-        self._owner: list[int] = []
+        self.owners: list[int] = []
         for number, draw in enumerate(draws):
             rows = _rows_of(draw)
             self._main.append(len(self.rows))
             self._null.append(len(self.rows) + len(rows) - 1)
-            self._owner += [number] * len(rows)
+            self.owners += [number] * len(rows)
             self.rows += rows
         self._generators = [torch.Generator().manual_seed(draw.seed) for draw in draws]
 
@@ -191,10 +187,6 @@ class _Batch:
         ]
         drawn = torch.cat(numbers)[:, None].to(self._device)
         return pick(guided, self._temperature, self._top_p, drawn)
-
-    def for_rows(self, tokens: Sequence[int]) -> torch.Tensor:
-        """The new token of each row (int64 [rows, 1])."""
-        return torch.tensor([[tokens[owner]] for owner in self._owner], device=self._device)
 
 
 def pick(

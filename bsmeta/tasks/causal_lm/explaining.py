@@ -115,6 +115,12 @@ class PackedChunk:
     length: int
     counted: int
 
+    @property
+    def label(self) -> str:
+        """`17 (1/3): 256`: number of the document, chunk and number of chunks, tokens."""
+        part = f" ({self.place + 1}/{self.count})" if self.count > 1 else ""
+        return f"{self.number}{part}: {self.length}"
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainedDocument:
@@ -161,6 +167,10 @@ class ExplainedWindow:
     def shown(self) -> set[int]:
         """Numbers of the documents to show."""
         return {int(document.name.rpartition(":")[2]) for document in self.documents}
+
+    def padding(self, sequence: int) -> int:
+        """Number of tokens that would still fit into a sequence."""
+        return self.capacity - sum(chunk.counted for chunk in self.sequences[sequence])
 
 
 class Selection:

@@ -249,17 +249,6 @@ def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
     return [*range(min(most, len(window.sequences))), *others[:most]]
 
 
-def chunk_name(chunk: PackedChunk) -> str:
-    """`17 (1/3): 256`: number of the document, chunk and number of chunks, tokens."""
-    part = f" ({chunk.place + 1}/{chunk.count})" if chunk.count > 1 else ""
-    return f"{chunk.number}{part}: {chunk.length}"
-
-
-def padding(sequence: Sequence[PackedChunk], capacity: int) -> int:
-    """Number of tokens that would still fit into a sequence."""
-    return capacity - sum(chunk.counted for chunk in sequence)
-
-
 def count(number: int, name: str) -> str:
     """`1 chunk`, `2,000 chunks`."""
     return f"{number:,} {name}" + ("" if number == 1 else "s")
@@ -369,12 +358,12 @@ def html_packing(window: ExplainedWindow, most: int) -> Iterator[str]:
         parts = []
         for chunk in window.sequences[place]:
             own = ' class="own"' if chunk.number in window.shown else ""
-            name = chunk_name(chunk)
+            name = chunk.label
             parts.append(
                 f'<span{own} style="flex:{chunk.counted} 0 0" '
                 f'data-t="document {name} tokens">{name}</span>'
             )
-        left = padding(window.sequences[place], window.capacity)
+        left = window.padding(place)
         if left:
             parts.append(
                 f'<span class="padding" style="flex:{left} 0 0" data-t="padding: {left}"></span>'
@@ -474,9 +463,9 @@ def rich_packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]
     for place in shown_sequences(window, most):
         sequence = window.sequences[place]
         chunks = Text(" · ").join(
-            Text(chunk_name(chunk), Style(bold=chunk.number in window.shown)) for chunk in sequence
+            Text(chunk.label, Style(bold=chunk.number in window.shown)) for chunk in sequence
         )
-        left = padding(sequence, window.capacity)
+        left = window.padding(place)
         table.add_row(str(place + 1), bar(sequence, window), str(left), chunks)
     yield table
     yield Text()

@@ -44,7 +44,6 @@ _SETTING = re.compile(r"(\w+)=(.*)")
 _MAPPINGS = ("metadata", "null_metadata")
 HELP = "a prompt, or key=value ({names}, and {fields}); key= resets it; Ctrl-D ends"
 
-
 Found = TypeVar("Found")
 
 
@@ -183,10 +182,9 @@ def _value(text: str) -> Any:
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One generated text.
+    """One generated text, after the prompt.
 
     Attributes:
-        text: The text generated after the prompt.
         tokens: Its length in tokens, without the end-of-text token.
         finished: Why it ended: `eos`, `max_new_tokens`, or `max_seq_len`.
         seed: The seed that reproduces this sample on its own.
@@ -199,11 +197,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The result of a request.
-
-    Attributes:
-        prefix: Its rendered metadata.
-    """
+    """The result of a request; `prefix` is its rendered metadata."""
 
     request: Request
     prefix: str
@@ -211,11 +205,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Writer:
-    """Generates texts with one model.
-
-    Args:
-        batch_size: Number of texts that are generated at one time.
-    """
+    """Generates texts with one model, `batch_size` at a time."""
 
     def __init__(self, opened: OpenedModel, *, batch_size: int) -> None:
         config, tokenizer = opened.train.data_config, opened.tokenizer
@@ -239,21 +229,23 @@ class Writer:
         Raises:
             ConfigurationError: A request is invalid; the message lists the problems of all.
         """
-        contexts = for_all(requests, self._pair)
+        pairs = list(zip(requests, for_all(requests, self._pair), strict=True))
         draws = (
             Draw(
                 context.ids, null.ids, request.guidance, request.temperature, request.top_p,
                 request.max_new_tokens, request.seed + number,
             )
-            for request, (context, null) in zip(requests, contexts, strict=True)
+            for request, (context, null) in pairs
             for number in range(request.num_samples)
         )  # fmt: skip
         written = self._batches(draws)
-        for request, (context, _) in zip(requests, contexts, strict=True):
-            samples = [
-                self._sample(continuation, context, request.seed + number)
-                for number, continuation in enumerate(islice(written, request.num_samples))
-            ]
+        for request, (context, _) in pairs:
+            samples = []
+            for number, own in enumerate(islice(written, request.num_samples)):
+                text = self._tokenizer.decode(
+                    own.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+                ).removeprefix(context.joint)
+                samples.append(Sample(text, len(own.ids), own.finished, request.seed + number))
             yield Result(request, context.prefix, samples)
 
     def _pair(self, request: Request) -> tuple[Context, Context]:
@@ -272,14 +264,6 @@ class Writer:
     def _batches(self, draws: Iterator[Draw]) -> Iterator[Continuation]:
         while batch := list(islice(draws, self._batch_size)):
             yield from self._decoder.run(batch)
-
-    def _sample(self, continuation: Continuation, context: Context, seed: int) -> Sample:
-        text = self._tokenizer.decode(
-            continuation.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return Sample(
-            text.removeprefix(context.joint), len(continuation.ids), continuation.finished, seed
-        )
 
 
 def for_all(requests: Sequence[Request], *steps: Callable[[Request], Found]) -> list[Found]:
