@@ -7,7 +7,7 @@ and the run's `metrics.jsonl`; the renderer of the training data renders the exa
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,11 @@ def _with_types(renderer: Renderer, *keys: str) -> Rendered:
     return renderer.render(Document(EXAMPLE_TEXT, None, records), keys)
 
 
+def _table(first: str, second: str, rows: Mapping[str, str]) -> str:
+    lines = (f"| {name} | {value} |" for name, value in rows.items())
+    return "\n".join([f"| {first} | {second} |", "|---|---|", *lines])
+
+
 def _front_matter(config: CausalLMConfig) -> str:
     values: dict[str, Any] = {
         "library_name": "transformers",
@@ -101,19 +106,14 @@ def _front_matter(config: CausalLMConfig) -> str:
     if config.model_config_file is None and not Path(config.model_name).exists():
         values["base_model"] = config.model_name
     card = asdict(config.model_card)
-    on_hub = [_hub_dataset(entry) for _, entry in train_entries(config.data_config)]
-    card["datasets"] = list(dict.fromkeys([*card["datasets"], *filter(None, on_hub)]))
+    dataset = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
+    for _, entry in train_entries(config.data_config):
+        if entry.startswith(dataset):
+            owner, name = entry.removeprefix(dataset).split("/")[:2]
+            card["datasets"].append(f"{owner}/{name.partition('@')[0]}")
+    card["datasets"] = list(dict.fromkeys(card["datasets"]))
     values |= {name: given for name, given in card.items() if given}
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
-
-
-def _hub_dataset(entry: str) -> str | None:
-    """The `owner/name` of an entry `hf://datasets/owner/name@revision/…`; None for other files."""
-    dataset = f"{SCHEME}datasets/"
-    if not entry.startswith(dataset):
-        return None
-    owner, name = entry.removeprefix(dataset).split("/")[:2]
-    return f"{owner}/{name.partition('@')[0]}"
 
 
 def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
@@ -152,8 +152,8 @@ def _metadata_recipe(data: DataConfig) -> Iterator[str]:
         f"{parts}. {_lengths(data)}"
     )
     yield _block(example(config).whole)
-    rows = [f"| `{key}` | {_alone(key, config)} |" for key in config.metadata_list]
-    yield "\n".join(["| type | alone, it reads |", "|---|---|", *rows])
+    alone = {f"`{key}`": _alone(key, config) for key in config.metadata_list}
+    yield _table("type", "alone, it reads", alone)
     yield f"{_shares(config)} No loss was taken on {_without_loss(data)}."
     kinds = {key: type_of(key) for key in config.metadata_list}
     given = [
@@ -213,17 +213,12 @@ def _alone(key: str, config: MetadataConfig) -> str:
 def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
     if event is None:
         return "Not evaluated."
-    rows = [
-        f"| {METRICS[name]} | {event[name]:.4f} |"
-        for name in METRICS
-        if event.get(name) is not None
-    ]
+    rows = {METRICS[name]: f"{event[name]:.4f}" for name in METRICS if event.get(name) is not None}
     interval = ""
     if "difference_low" in event:
         low, high = event["difference_low"], event["difference_high"]
         sentence = f"The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
         interval = " ".join(["", sentence, *rough_intervals(event["documents"], "documents")])
-    table = "\n".join(["| metric | value |", "|---|---|", *rows])
     return (
         f"The evaluation during training, at step {event['step']:,}: on {event['documents']:,} "
         f"documents with metadata among the first {config.eval_documents:,} of the held-out "
@@ -231,7 +226,8 @@ def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
         f"context, over identical text bytes.{interval}\n\n"
         "`python bsmeta/evaluate.py checkpoint=RUN` scores the whole shard in overlapping "
         "windows, where metadata helps less; with `windows=all_pieces "
-        f"max_documents={config.eval_documents}` it repeats the metrics here.\n\n{table}"
+        f"max_documents={config.eval_documents}` it repeats the metrics here.\n\n"
+        + _table("metric", "value", rows)
     )
 
 
@@ -251,8 +247,7 @@ def _training(
     }
     if step is not None:
         rows["loss of the last step"] = f"{step['loss']:.4f} nats per token"
-    table = [f"| {name} | {value} |" for name, value in rows.items()]
-    yield "\n".join(["| what | value |", "|---|---|", *table])
+    yield _table("what", "value", rows)
     if command and Path(command[0]).stem.removeprefix("bsmeta ") == "train":
         given = [
             argument.removeprefix("++")

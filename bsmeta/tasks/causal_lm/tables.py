@@ -135,11 +135,8 @@ def comparison_table(
         f"for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected for "
         f"{count}."
     )
-    table = Table(title, note, _columns("comparison", columns))
-    for row in ranked(model):
-        cells = _cells(row)
-        table.rows.append([label(row), *(cells[head] for head in columns)])
-    return table
+    rows = [[label(row), *_cells(row, columns)] for row in ranked(model)]
+    return Table(title, note, _columns("comparison", columns), rows)
 
 
 def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
@@ -166,16 +163,14 @@ def control_table(model: ModelReport) -> Table:
     columns = [
         Column("comparison"), Column("control"), Column("own", SIGNED),
         Column("control's", SIGNED), Column("its interval", SIGNED),
-        Column("own - control", SIGNED), Column(INTERVAL, SIGNED), Column(TOGETHER, SIGNED),
-        Column(HOLM, P_VALUE),
+        Column("own - control", SIGNED), *_columns("", (INTERVAL, TOGETHER, HOLM))[1:],
     ]  # fmt: skip
     table = Table("Content or form", note, columns)
     for control, own, varied, against in controls_of(model):
-        first, second, both = (_cells(row) for row in (own, varied, against))
         table.rows.append([
-            label(own), CONTROL_WORDS[control], first[DIFFERENCE],
-            second[DIFFERENCE], second[INTERVAL],
-            both[DIFFERENCE], both[INTERVAL], both[TOGETHER], both[HOLM],
+            label(own), CONTROL_WORDS[control], *_cells(own, (DIFFERENCE,)),
+            *_cells(varied, (DIFFERENCE, INTERVAL)),
+            *_cells(against, (DIFFERENCE, INTERVAL, TOGETHER, HOLM)),
         ])  # fmt: skip
     return table
 
@@ -184,13 +179,12 @@ def checkpoint_table(report: Report) -> Table:
     """One row per model: the text alone, and the main comparison."""
     heads = (WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
     name, *columns = _columns("checkpoint", heads)
-    alone = Column("text alone", BITS)
-    table = Table("The checkpoints", _note(heads), [name, alone, *columns])
+    table = Table("The checkpoints", _note(heads), [name, Column("text alone", BITS), *columns])
     for model in report.models:
         text, main = model.row(TEXT), main_row(model)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None
-        cells = _cells(main) if main else dict.fromkeys(heads)
-        table.rows.append([model.checkpoint, bits, *(cells[head] for head in heads)])
+        cells = _cells(main, heads) if main else [None] * len(heads)
+        table.rows.append([model.checkpoint, bits, *cells])
     return table
 
 
@@ -206,16 +200,17 @@ def pair_table(report: Report) -> Table:
         Column("first's", BITS), Column("second's", BITS),
         *_columns("", (DIFFERENCE, INTERVAL, SPLIT, SIGN, HOLM))[1:],
     ]  # fmt: skip
-    table = Table("The models compared with each other", note, columns)
-    for row in report.pairs:
-        table.rows.append([
+    rows: list[list[Cell]] = [
+        [
             row.first, row.second, row.shown, row.documents,
             row.bits_per_byte_first, row.bits_per_byte_second, row.difference,
             _ends(row.difference_low, row.difference_high),
             f"{row.documents_better} : {row.documents_worse}",
             row.sign_test_p, row.sign_test_p_holm,
-        ])  # fmt: skip
-    return table
+        ]
+        for row in report.pairs
+    ]  # fmt: skip
+    return Table("The models compared with each other", note, columns, rows)
 
 
 def _bin_table(
@@ -247,14 +242,13 @@ def slice_table(model: ModelReport) -> Table:
     """The main comparison over each slice."""
     main = main_row(model)
     heads = (DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
-    what = label(main) if main else "text alone"
+    what, shown = (label(main), main.comparison.name) if main else ("text alone", TEXT)
     note = f"The comparison shown is: {what}. Intervals are not corrected for their number."
     by, *columns = _columns("slice", heads)
     table = Table("By kind of document", note, [by, Column(""), *columns])
-    shown = main.comparison.name if main else TEXT
     for part, rows in model.slices:
-        cells = _cells(next(row for row in rows if row.comparison.name == shown))
-        table.rows.append([part.by, part.name, *(cells[head] for head in heads)])
+        row = next(row for row in rows if row.comparison.name == shown)
+        table.rows.append([part.by, part.name, *_cells(row, heads)])
     return table
 
 
@@ -268,22 +262,21 @@ def summary(model: ModelReport) -> str:
     row = main_row(model)
     if row is None or row.metrics is None:
         return "No document has metadata to compare with."
-    metrics = row.metrics
-    low, high = metrics.difference_low, metrics.difference_high
-    if low is None or high is None:
-        sure = "over one document, so there is no interval"
-    else:
+    metrics, rough = row.metrics, list[str]()
+    sure = "over one document, so there is no interval"
+    ends = _ends(metrics.difference_low, metrics.difference_high)
+    if ends is not None:
         sure = (
-            f"95% interval of the difference: {low:+.4f} to {high:+.4f}, "
+            f"95% interval of the difference: {ends.low:+.4f} to {ends.high:+.4f}, "
             f"over {metrics.documents:,} documents"
-            + ("" if high < 0 or low > 0 else ", which includes no difference")
+            + ("" if ends.excludes_zero else ", which includes no difference")
         )
-    rough = [] if low is None else rough_intervals(metrics.documents, "documents")
-    verdict = "fewer" if metrics.difference < 0 else "more"
+        rough = rough_intervals(metrics.documents, "documents")
     sentence = (
         f"With metadata ({label(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits per "
         f"byte of text, without it {metrics.bits_per_byte_without:.4f}: "
-        f"{abs(metrics.difference):.4f} ({abs(metrics.relative):.2%}) {verdict} ({sure})."
+        f"{abs(metrics.difference):.4f} ({abs(metrics.relative):.2%}) "
+        f"{'fewer' if metrics.difference < 0 else 'more'} ({sure})."
     )
     return " ".join([sentence, *rough])
 
@@ -322,20 +315,19 @@ def _ends(low: float | None, high: float | None) -> Interval | None:
     return None if low is None or high is None else Interval(low, high)
 
 
-def _cells(row: Row) -> dict[str, Cell]:
-    """The cells of a row by the names in FORMATS."""
-    metrics, cells = row.metrics, dict.fromkeys(FORMATS)
-    if metrics is None:
-        return {**cells, DOCUMENTS: 0}
-    found: dict[str, Cell] = {
-        DOCUMENTS: metrics.documents,
-        BYTES: metrics.bytes,
-        WITHOUT: metrics.bits_per_byte_without,
-        PERPLEXITIES[0]: metrics.perplexity_without,
-        LEFT_OUT: 1 - metrics.bytes / row.text_bytes if row.text_bytes else None,
-    }
-    if row.compares:
-        found |= {
+def _cells(row: Row, heads: Sequence[str]) -> list[Cell]:
+    """The cells of a row under some of the heads in FORMATS."""
+    metrics = row.metrics
+    cells: dict[str, Cell] = {DOCUMENTS: metrics.documents if metrics else 0}
+    if metrics is not None:
+        cells |= {
+            BYTES: metrics.bytes,
+            WITHOUT: metrics.bits_per_byte_without,
+            PERPLEXITIES[0]: metrics.perplexity_without,
+            LEFT_OUT: 1 - metrics.bytes / row.text_bytes if row.text_bytes else None,
+        }
+    if metrics is not None and row.compares:
+        cells |= {
             CUT: row.prefixes_cut / metrics.documents,
             WITH: metrics.bits_per_byte_with,
             DIFFERENCE: metrics.difference,
@@ -347,4 +339,4 @@ def _cells(row: Row) -> dict[str, Cell]:
             HOLM: metrics.sign_test_p_holm,
             PERPLEXITIES[1]: metrics.perplexity_with,
         }
-    return {**cells, **found}
+    return [cells.get(head) for head in heads]
