@@ -313,11 +313,7 @@ def for_each(documents: Sequence[Any], read: Callable[[Any], Found], argument: s
 
 
 def stream(
-    config: Configuration,
-    overrides: Sequence[str] = (),
-    *,
-    rank: int = 0,
-    world_size: int = 1,
+    config: Configuration, overrides: Sequence[str] = (), *, rank: int = 0, world_size: int = 1
 ) -> BatchStream:
     """Opens the training data of a configuration, of any task: the batches that `train.py` gets.
 

@@ -35,11 +35,7 @@ from bsmeta.studies.runs import (
     settings_of,
 )
 from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
-from bsmeta.tasks.causal_lm.checkpoints import (
-    check_not_trained_on,
-    load_model,
-    resolve_config,
-)
+from bsmeta.tasks.causal_lm.checkpoints import check_not_trained_on, load_model, resolve_config
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.results import ComparisonSums

@@ -17,14 +17,7 @@ from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
-from bsmeta.studies.claims import (
-    OPEN,
-    REFUTED,
-    SUPPORTED,
-    answer,
-    claim_tables,
-    sentences,
-)
+from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, answer, claim_tables, sentences
 from bsmeta.studies.config import AXES, FLOPS, TEXT, TOKENS, WITH, WITHOUT
 from bsmeta.studies.results import ArmResult, Results, as_dict
 from bsmeta.studies.statistics import Curve

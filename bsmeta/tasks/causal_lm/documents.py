@@ -275,12 +275,11 @@ def document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dic
     decoder = documents.decoder(
         replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
     )
-    facts: dict[str, list] = {kind: [] for kind in SLICE_KINDS}
+    facts: dict[str, list] = {"length": documents.bytes.tolist(), **{by: [] for by in grouping}}
     for index in range(len(documents)):
         document = decoder.decode(documents.line(index))
-        facts["length"].append(len(document.text.encode("utf-8", "surrogatepass")))
-        for kind, key in grouping.items():
-            facts[kind].append(_group(document, key))
+        for by, key in grouping.items():
+            facts[by].append(_group(document, key))
     return facts
 
 

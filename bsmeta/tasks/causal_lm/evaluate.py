@@ -196,9 +196,7 @@ def _compare(
     if not all(comparison in model.totals for model in (first, second)):
         return None
     _, own, other = np.intersect1d(
-        np.array(first.digests, np.uint64),
-        np.array(second.digests, np.uint64),
-        return_indices=True,
+        np.array(first.digests, np.uint64), np.array(second.digests, np.uint64), return_indices=True
     )
     sums = np.stack([first.totals[comparison][own], second.totals[comparison][other]])
     sums = sums[:, (sums[:, :, BYTES] > 0).all(axis=0)]

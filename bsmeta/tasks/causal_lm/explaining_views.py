@@ -30,11 +30,7 @@ from bsmeta.config.data import BY_TEXT, train_files
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.data.text.tokenizer import byte_alphabet, byte_lengths
-from bsmeta.tasks.causal_lm.explaining import (
-    ExplainedDocument,
-    ExplainedWindow,
-    PackedChunk,
-)
+from bsmeta.tasks.causal_lm.explaining import ExplainedDocument, ExplainedWindow, PackedChunk
 
 # Characters that would move the cursor, color the terminal or change the text direction.
 _CONTROLS = {
