@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from bsmeta.config.causal_lm import SLICE_KINDS, SliceConfig
+from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.report.inference import Interval, bootstrap
-from bsmeta.tasks.causal_lm.results import paired_metrics, sign_test
+from bsmeta.tasks.causal_lm.arms import Arm, Comparison
+from bsmeta.tasks.causal_lm.results import ModelReport, Row, paired_metrics, sign_test
 from bsmeta.tasks.causal_lm.scoring import Reading, paired_sums, utf8_lengths
 from bsmeta.tasks.causal_lm.tables import summary
 
@@ -164,9 +164,8 @@ def test_sign_test_is_the_exact_binomial() -> None:
 def test_an_interval_over_few_documents_is_called_rough(documents: int, note: str) -> None:
     sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]] * documents])
     (metrics,) = paired_metrics(sums, resamples=100, seed=1)
-    row: Any = SimpleNamespace(comparison=SimpleNamespace(group="all", name="all"), metrics=metrics)
-    model: Any = SimpleNamespace(rows=[row], row=lambda name: row)
-    sentence = summary(model)
+    row = Row(Comparison("all", "all", Arm(), Arm(("url",))), metrics)
+    sentence = summary(ModelReport("a", "a", {}, [row], [], [], {}))
     assert sentence.endswith(f").{note}")
     assert ("rough" in sentence) == bool(note)
 

@@ -18,7 +18,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.rendering import Rendered
+from bsmeta.metadata.records import Document
+from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.tasks.causal_lm.attribute_mode import (
     Attribution,
     Candidates,
@@ -34,13 +35,14 @@ from tests.tasks.causal_lm.evaluation.conftest import document, write_shard
 from tests.tasks.causal_lm.generation.plain import next_scores
 
 CPU = torch.device("cpu")
+HOSTS = ("a.org", "a.much.longer.name.org", "b.org")
 
 
 def likelihoods(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: DataConfig, **settings: Any
 ) -> Likelihoods:
     labels = Labels("url", config.metadata_config)
-    records = [labels.record(host) for host in ("a.org", "a.much.longer.name.org", "b.org")]
+    records = [labels.record(host) for host in HOSTS]
     settings = {"all_pieces": True, "rows": 2, "device": CPU, **settings}
     return Likelihoods(model, tokenizer, config, records, **settings)
 
@@ -57,10 +59,12 @@ def test_scores_are_those_of_the_plain_way_over_the_same_tokens(
     texts = ["A set is été. " * 12, "B", "Two tokens"]
     scores, tokens = made.of(texts)
     encoder = DocumentEncoder(tokenizer, data_config)
-    prefixes = [
-        encoder.encode([Rendered("", prefix=prefix, lead=" ", body="")])[0].prefix_ids
-        for prefix in made.prefixes
+    renderer, labels = Renderer(data_config.metadata_config), Labels("url", MetadataConfig())
+    heads = [
+        renderer.render(Document("", None, {"url": [labels.record(host)]}), ("url",))
+        for host in HOSTS
     ]
+    prefixes = [one.prefix_ids for one in encoder.encode(heads)]
     room = 64 - max(map(len, prefixes))
     for row, text in enumerate(texts):
         (encoded,) = encoder.encode([Rendered(text, lead=" ", body=text)])
