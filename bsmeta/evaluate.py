@@ -25,7 +25,7 @@ from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.evaluate import locations_of
 from bsmeta.tasks.checkpoints import task_of
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import Processes
 
 FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}
 
@@ -47,7 +47,7 @@ def main(config: EvaluateConfig) -> None:
 
 
 @contextmanager
-def _process_group() -> Iterator[EvaluationContext]:
+def _process_group() -> Iterator[Processes]:
     """Joins the process group of a launcher (torchrun, `accelerate launch`), if there is one."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -58,7 +58,7 @@ def _process_group() -> Iterator[EvaluationContext]:
     if world_size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
-    yield EvaluationContext.of_group(device)
+    yield Processes.of_group(device)
     # Skipped after an error, when the other ranks would not join. Destroying a Gloo group may
     # deadlock (pytorch issue 56297); it ends with the process.
     if world_size > 1 and device.type == "cuda":

@@ -80,7 +80,7 @@ class TaskEntry:
         notes: Takes the configuration; returns a line for each setting that has no effect.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
-            (`bsmeta.tasks.checkpoints.Location`), and the `EvaluationContext`.
+            (`bsmeta.tasks.checkpoints.Location`), and the `Processes`.
         programs: The entry points beside `train.py` that work with its checkpoints.
         has_epochs: Whether its runs may be measured in epochs (`Task.steps_per_epoch`).
         finishes: Whether it reads `model/` of a checkpoint when a run ends

@@ -38,8 +38,8 @@ from bsmeta.models.pretrained import (
     write_manifest,
 )
 
-if TYPE_CHECKING:  # imports accelerate, which is slow; a run that is refused should fail fast
-    from bsmeta.training.distributed import Processes
+if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
+    from bsmeta.training.processes import Processes
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The processes of a run: how they start, how they communicate, and when they collect garbage.
+"""How the processes of a run start, and when they collect garbage.
 
 On a machine without a GPU, DeepSpeed silently creates N worlds of one process each unless the
 process group is requested by name; `start` requests it, and raises an error if the number of
@@ -23,7 +23,6 @@ import gc
 import importlib.util
 import logging
 import os
-import pickle
 import platform
 import shutil
 import sys
@@ -33,7 +32,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,8 +66,6 @@ _CONNECTING = (
     "connecting the processes (on ports that the system chooses, through the network interfaces "
     "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)"
 )
-
-Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -290,109 +287,6 @@ def print_stacks(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         sys.stderr.flush()
-
-
-class Processes:
-    """Communication among the processes of a run; trivial for a single process."""
-
-    def __init__(
-        self, rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None = None
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self.group = group  # None: torch's default one
-        self._hosts: Processes | None = None
-
-    @classmethod
-    def of(cls, accelerator: Accelerator) -> Processes:
-        return cls(accelerator.process_index, accelerator.num_processes, accelerator.device)
-
-    def aside(self) -> Processes:
-        """The same processes in a group of their own, for a thread of each beside the main one.
-
-        Their hosts communicate, whatever the device.
-        """
-        group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
-        return Processes(self.rank, self.size, torch.device("cpu"), group)
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
-
-    def barrier(self) -> None:
-        """Returns when every process has reached this point."""
-        if self.size > 1:
-            dist.barrier(self.group)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, in rank order, on every rank."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, self.group)
-        return values
-
-    def all_or_none(self, action: Callable[[], Result]) -> list[Result]:
-        """Runs `action` on every rank; returns all results, or raises one error, on every rank."""
-        try:
-            own: tuple[Any, Exception | None] = action(), None
-        except Exception as error:
-            own = None, _portable(error)
-        found = self.gather(own)
-        if failure := next((failure for _, failure in found if failure is not None), None):
-            raise failure
-        return [result for result, _ in found]
-
-    def broadcast(self, value: Any) -> Any:
-        """Returns rank 0's value on every rank."""
-        if self.size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group)
-        return values[0]
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums over the ranks, in place, on every rank."""
-        if self.size > 1:
-            dist.all_reduce(values, group=self.group)
-        return values
-
-    def agree(self, value: bool) -> bool:
-        """Whether `value` is true on every rank. Waits for their hosts, never for a device."""
-        if self.size == 1:
-            return value
-        if self._hosts is None:  # all ranks reach this point together; NCCL connects devices only
-            self._hosts = self if self.device.type == "cpu" else self.aside()
-        return int(self._hosts.sum(torch.tensor(int(value)))) == self.size
-
-    def on_main(self, action: Callable[[], Result]) -> Result:
-        """Runs `action` on rank 0 only; returns its result or raises its error on every rank."""
-        if not self.is_main:
-            result, failure = self.broadcast(None)
-            if failure is not None:
-                raise failure
-            return result
-        try:
-            result = action()
-        except Exception as error:
-            self.broadcast((None, _portable(error)))
-            raise
-        self.broadcast((result, None))
-        return result
-
-
-def _portable(error: Exception) -> Exception:
-    """Returns the error, or its text if it cannot be pickled (it may hold a connection or lock)."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-ALONE = Processes(0, 1, torch.device("cpu"))
-"""For work that one rank does without the others."""
 
 
 class GarbageCollection:

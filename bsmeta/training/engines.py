@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.core.progress import opaque_work
-from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.optimization import own_settings
+from bsmeta.training.processes import ALONE, Processes
 
 PLAIN, FSDP = "torch", "FSDP2"
 """Names of the engines other than DeepSpeed's."""

@@ -40,8 +40,9 @@ from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import StopRequest
-from bsmeta.training.distributed import Processes, start
+from bsmeta.training.distributed import start
 from bsmeta.training.optimization import matrices_in_layers
+from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Shape, Task
 from bsmeta.training.trainer import Trainer
@@ -370,7 +371,7 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
         accelerator = start(silent, checked.deepspeed_config, checked.fully_shard)
-        processes, stop = Processes.of(accelerator), StopRequest()
+        processes, stop = Processes.of_group(accelerator.device), StopRequest()
         with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
             run = RunFolder(Path(folder))
             trainer = Trainer(silent, schedule, task, accelerator, run, watchdog, stop)

@@ -29,8 +29,9 @@ from torch.futures import Future
 
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import opaque_work, report_progress
-from bsmeta.training.distributed import Accelerator, Processes
+from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engines import FSDP, PlainEngine, Snapshot
+from bsmeta.training.processes import Processes
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _METADATA = ".metadata"
@@ -60,7 +61,7 @@ class FSDPEngine(PlainEngine):
             # As Accelerate does for plain torch: evaluations compute in the precision of training.
             casting = accelerator.autocast()(self.model.forward)
             self.model.forward = convert_outputs_to_fp32(casting)
-        self._aside = Processes.of(accelerator).aside()
+        self._aside = Processes.of_group(accelerator.device).aside()
         first: dict[int, str] = {}
         # A tensor that the model has under several names is saved under the first.
         self._saved_as = {

@@ -38,8 +38,8 @@ from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import HYDRA, Problem, refuse
 from bsmeta.core.files import redact, redact_values, write_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
-from bsmeta.training.distributed import Processes
 from bsmeta.training.optimization import NonFiniteGuard
+from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
 from bsmeta.training.step import DataStats, StepResult, StepStats
 

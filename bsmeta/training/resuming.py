@@ -50,8 +50,9 @@ from bsmeta.training.checkpoint import (
     named,
     newest_whole,
 )
-from bsmeta.training.distributed import Accelerator, Processes
+from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engines import FSDP, PLAIN, TAG, engine_name
+from bsmeta.training.processes import Processes
 from bsmeta.training.saving import check_room
 
 logger = logging.getLogger(__name__)

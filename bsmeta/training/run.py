@@ -16,7 +16,8 @@ from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.files import redact
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest, rank
-from bsmeta.training.distributed import Accelerator, Processes, start
+from bsmeta.training.distributed import Accelerator, start
+from bsmeta.training.processes import Processes
 from bsmeta.training.resuming import resume_point, resumes
 from bsmeta.training.run_folder import (
     METRICS,
@@ -68,7 +69,7 @@ def run(
     out_dir = Path(config.out_dir)
     with _refusal_in_status(out_dir):
         accelerator = start(config, deepspeed_config, fully_shard)
-    processes = Processes.of(accelerator)
+    processes = Processes.of_group(accelerator.device)
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
         with _refusal_in_status(out_dir):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
@@ -108,7 +109,7 @@ def _train(
     config: RunConfig, schedule: Schedule, task: Task, accelerator: Accelerator,
     folder: RunFolder, watchdog: Watchdog, stop: StopRequest,
 ) -> int:  # fmt: skip
-    processes = Processes.of(accelerator)
+    processes = Processes.of_group(accelerator.device)
 
     def report(state: str, step: int, exit_code: int | None) -> None:
         if processes.is_main:

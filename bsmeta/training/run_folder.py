@@ -26,8 +26,8 @@ from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG
 
-if TYPE_CHECKING:  # imports accelerate, which is slow; a run that is refused should fail fast
-    from bsmeta.training.distributed import Processes
+if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
+    from bsmeta.training.processes import Processes
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"

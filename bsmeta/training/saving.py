@@ -44,8 +44,8 @@ from bsmeta.training.checkpoint import (
     newest_whole,
     problems,
 )
-from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, Snapshot
+from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Exports, Metric, Task
 

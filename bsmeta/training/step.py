@@ -28,9 +28,9 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.process import StopRequest, WaitEnded
 from bsmeta.core.progress import opaque_work
 from bsmeta.data.batch import StepData, Stream
-from bsmeta.training.distributed import Processes
 from bsmeta.training.engines import Engine
 from bsmeta.training.optimization import learning_rate, set_learning_rate
+from bsmeta.training.processes import Processes
 from bsmeta.training.saving import Saver
 from bsmeta.training.task import Loss, Task
 from bsmeta.training.watchdog import Watchdog, report_of, reported_error
@@ -265,7 +265,7 @@ class StepRunner:
         self._config = config
         self._task = task
         self._engine = engine
-        self._processes = Processes.of(engine.accelerator)
+        self._processes = Processes.of_group(engine.accelerator.device)
         self._last_step = last_step
         self._stop = stop
         self._saver = saver

@@ -26,11 +26,11 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from bsmeta.core.progress import report_progress
 from bsmeta.data.batch import Stream
+from bsmeta.training.processes import FinishContext, Processes
 
 Item = TypeVar("Item")
 
@@ -82,61 +82,6 @@ class Metric:
     def cost(self) -> float:
         """The value, negated if higher values are better."""
         return -self.value if self.better == "max" else self.value
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The processes that share an evaluation, by default one.
-
-    What is computed needs no more of the launcher, so it runs the same way in one process, under
-    any launcher, and inside a training run.
-
-    Attributes:
-        gather: Returns the (picklable) values of all ranks, in rank order, on every rank; all ranks
-            must call it.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    gather: Callable[[Any], list[Any]] = lambda value: [value]
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process prints and writes files."""
-        return self.rank == 0
-
-
-@dataclass(frozen=True)
-class EvaluationContext(Ranks):
-    """The processes that share an evaluation, and the device of the model of this one."""
-
-    device: torch.device = field(kw_only=True)
-
-    @staticmethod
-    def of_group(device: torch.device) -> EvaluationContext:
-        """The context of torch's default process group; of one process if there is none."""
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-            return EvaluationContext(device=device)
-
-        def gather(value: Any) -> list[Any]:
-            values: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(values, value)
-            return values
-
-        return EvaluationContext(dist.get_rank(), dist.get_world_size(), gather, device=device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishContext(EvaluationContext):
-    """What a task needs after the last step.
-
-    Attributes:
-        exported: The checkpoint whose model is exported: the last one, or with `export_best` the
-            best by `keep_best_by`. What `finish` measures is then what `model/` can do.
-    """
-
-    folder: Path
-    exported: Path
 
 
 @dataclass(frozen=True)
@@ -207,7 +152,7 @@ class Task(ABC):
         """FLOPs of the forward and backward pass of one token."""
         return flops_per_token(model)
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Computes metrics on held-out data; every rank calls it and gets the same result."""
         return []
 
@@ -328,7 +273,7 @@ def batches_within(lengths: Sequence[int] | np.ndarray, budget: int) -> list[np.
 def spread(
     batches: Sequence[np.ndarray],
     run: Callable[[np.ndarray], Sequence[Any] | np.ndarray],
-    context: EvaluationContext,
+    context: Processes,
 ) -> list[Any]:
     """The result of each item, in their order.
 
@@ -338,7 +283,7 @@ def spread(
     """
     own: dict[int, Sequence[Any] | np.ndarray] = {}
     last = time.monotonic()
-    for start in range(0, len(batches), context.world_size):
+    for start in range(0, len(batches), context.size):
         turn = start + context.rank
         results = run(batches[min(turn, len(batches) - 1)])
         report_progress()

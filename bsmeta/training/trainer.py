@@ -20,7 +20,7 @@ from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.process import StopRequest
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import DATA, Checkpoint, name
-from bsmeta.training.distributed import GarbageCollection, Processes
+from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
 from bsmeta.training.metrics import (
     RUNS,
@@ -31,6 +31,7 @@ from bsmeta.training.metrics import (
     start_trackers,
 )
 from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard, build_optimizer
+from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,
@@ -41,7 +42,7 @@ from bsmeta.training.resuming import (
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver, check_metric, restore_rng
 from bsmeta.training.step import DataStats, Profile, StepResult, StepRunner, StepStats
-from bsmeta.training.task import EvaluationContext, FinishContext, Metric, Task
+from bsmeta.training.task import Metric, Task
 from bsmeta.training.watchdog import Watchdog
 
 
@@ -56,7 +57,7 @@ class Trainer:
         self.schedule = schedule
         self.task = task
         self.accelerator = accelerator
-        self.processes = Processes.of(accelerator)
+        self.processes = Processes.of_group(accelerator.device)
         self.run = run
         self.watchdog = watchdog
         self.progress = Progress()
@@ -98,7 +99,6 @@ class Trainer:
             config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
         )
         self.early_stopping = EarlyStopping(config.keep_best_by, config.early_stopping_patience)
-        self._context = EvaluationContext(rank, size, self.processes.gather, device=device)
 
     def train(self, resume: Resume | None) -> bool:
         """Trains until the last step or a signal; the state is saved in either case.
@@ -277,7 +277,7 @@ class Trainer:
     def _evaluate(self) -> None:
         self.watchdog.enter(f"step {self.progress.step}: evaluation")
         self.engine.model.eval()
-        metrics = self.task.evaluate(self.engine.model, self._context)
+        metrics = self.task.evaluate(self.engine.model, self.processes)
         check_metric(self.config.keep_best_by, metrics)
         self._evaluated = (self.progress.step, metrics)
         self._log_metrics(metrics)
@@ -290,8 +290,9 @@ class Trainer:
         self.engine.model.eval()
         exported = self.saver.best() or self._last
         assert exported is not None  # `_loop` has saved the last step
+        own, folder = self.processes, exported.folder
         context = FinishContext(
-            **vars(self._context), folder=self.run.path, exported=exported.folder
+            own.rank, own.size, own.device, folder=self.run.path, exported=folder
         )
         self._log_metrics(self.task.finish(self.engine.model, context))
 

@@ -32,7 +32,8 @@ import torch.distributed as dist
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.process import EXIT_FAILURE, StopRequest
 from bsmeta.core.progress import report_progress, watch_progress
-from bsmeta.training.distributed import Processes, is_connection_error, print_stacks
+from bsmeta.training.distributed import is_connection_error, print_stacks
+from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder, write_status
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score
 from bsmeta.tasks.disambiguation.predict import open_detector
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.training.optimization import build_optimizer, learning_rate, set_learning_rate
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE
 
 
 def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, Any]:
@@ -36,7 +36,6 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     task = EntityDisambiguator(config)
     model = task.build_model()
     optimizer = build_optimizer(model, config)
-    context = EvaluationContext(device=torch.device("cpu"))
     trained = 0.0
     # The first step also opens the data, and is not timed.
     stream = itertools.islice(task.train_stream(0, 1, None), steps + 1)
@@ -60,9 +59,9 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     assert dev is not None
     chosen = dev.gold()[:rows]
     model.eval()
-    embeddings = candidate_embeddings(task.data, model, chosen, context)
+    embeddings = candidate_embeddings(task.data, model, chosen, ALONE)
     began = time.process_time()
-    scored = score(task.data, model, chosen, context, embeddings=embeddings)
+    scored = score(task.data, model, chosen, ALONE, embeddings=embeddings)
     score_s = time.process_time() - began
     return {
         "mention_encoding": config.data_config.mention_encoding,

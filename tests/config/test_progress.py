@@ -39,7 +39,8 @@ from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.evaluate import baselines
 from bsmeta.tasks.spelling.samples import samples_of
 from bsmeta.training import engines
-from bsmeta.training.task import EvaluationContext, spread
+from bsmeta.training.processes import ALONE
+from bsmeta.training.task import spread
 from tests.waiting import wait_until
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ def waited() -> None:
 
 def spread_batches() -> None:
     batches = [np.array([number]) for number in range(9)]
-    spread(batches, lambda batch: batch, EvaluationContext(device=CPU))
+    spread(batches, lambda batch: batch, ALONE)
 
 
 def judged() -> None:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bsmeta.config.causal_lm import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
@@ -40,7 +39,7 @@ from bsmeta.tasks.classification.results import Results, TestSet, compare
 from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.spelling import evaluate as spelling
 from bsmeta.tasks.spelling.config import SecConfig
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE
 from tests.annotate.helpers import RAWPAGES, annotate
 from tests.studies.simulated import measurement
 from tests.tasks.disambiguation.test_results import scored
@@ -214,8 +213,7 @@ def spelling_page(folder: Path) -> Path:
         return [line.replace("recieved", "received") for line in lines[:30]] + lines[30:]
 
     config = SecConfig(bootstrap_resamples=200, seed=1)
-    context = EvaluationContext(device=torch.device("cpu"))
-    results = spelling.score_test_sets(config, sets, judge, context)
+    results = spelling.score_test_sets(config, sets, judge, ALONE)
     facts = {"checkpoint": CHECKPOINT, "test sets": "data/spelling", "intervals": INTERVALS}
     spelling.report("sec", results, facts, folder)
     return folder / "report.html"

@@ -25,7 +25,8 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.keys import key
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget, open_store
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Task
+from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.task import Loss, Metric, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -118,7 +119,7 @@ class BudgetTask(Task):
         logits = model(batch["ids"])
         return Loss(functional.cross_entropy(logits, batch["label"], reduction="sum"))
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         first, second = range(ROWS, ROWS + 20), range(ROWS + 20, ROWS + 40)
         return [
             *self._measure(model, first, "validation"),
@@ -148,7 +149,7 @@ class BudgetTask(Task):
         exported = Classifier().eval()
         exported.load_state_dict(load_file(context.exported / "model/model.safetensors"))
         metrics = self._measure(exported, range(ROWS + 20, ROWS + 40), "test")
-        assert context.gather(context.exported) == [context.exported] * context.world_size
+        assert context.gather(context.exported) == [context.exported] * context.size
         if context.rank == 0:
             found = {"exported": context.exported.name, **{m.name: m.value for m in metrics}}
             (context.folder / "test.json").write_text(json.dumps(found))

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from bsmeta.training import task
-from bsmeta.training.task import EvaluationContext, batched, batches_of, batches_within, spread
+from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.task import batched, batches_of, batches_within, spread
 
 
 def test_batches_are_sorted_by_length() -> None:
@@ -35,8 +35,10 @@ def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
             own.append(batch.tolist())
             return (batch * 10).tolist()
 
-        context = EvaluationContext(number, world_size, gather, device=torch.device("cpu"))  # type: ignore[arg-type]
-        found = spread(batches, run, context)
+        class Shared(Processes):
+            gather = staticmethod(gather)  # type: ignore[assignment, arg-type]
+
+        found = spread(batches, run, Shared(number, world_size))
         runs.append(own)
         return found
 
@@ -59,6 +61,5 @@ def test_long_scoring_is_logged(
     monkeypatch.setattr(task, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     caplog.set_level("INFO", logger="bsmeta")
     single = [np.array([number]) for number in range(8)]
-    alone = EvaluationContext(device=torch.device("cpu"))
-    assert spread(single, lambda numbers: numbers * 2, alone) == [*range(0, 16, 2)]
+    assert spread(single, lambda numbers: numbers * 2, ALONE) == [*range(0, 16, 2)]
     assert caplog.messages == ["scoring: 2 of 8 batches", "scoring: 5 of 8 batches"]

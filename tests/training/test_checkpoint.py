@@ -16,7 +16,7 @@ from bsmeta.models import pretrained
 from bsmeta.models.pretrained import FileEntry
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import Checkpoint, list_checkpoints
-from bsmeta.training.distributed import ALONE
+from bsmeta.training.processes import ALONE
 
 
 def write(out_dir: Path, step: int) -> Path:

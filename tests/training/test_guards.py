@@ -15,8 +15,8 @@ import torch
 
 from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.training.distributed import ALONE
 from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard
+from bsmeta.training.processes import ALONE
 from bsmeta.training.step import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Metric
 

@@ -11,13 +11,13 @@ from torch import nn
 
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training import metrics as metrics_module
-from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection, Processes
+from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection
 from bsmeta.training.metrics import Throughput
+from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.step import DataStats, ReducedStats, StepStats
 from bsmeta.training.task import Loss, flops_per_token
 
 CPU = torch.device("cpu")
-ALONE = Processes(0, 1, CPU)
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 

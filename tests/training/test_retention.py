@@ -13,7 +13,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
-from bsmeta.training.distributed import ALONE, Processes
+from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.saving import KEEP, Retention, check_metric, check_room, explain_full_disk
 from bsmeta.training.task import Metric
 

@@ -13,7 +13,7 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
-from bsmeta.training.distributed import ALONE
+from bsmeta.training.processes import ALONE
 from bsmeta.training.run_folder import (
     MARK,
     METRICS,

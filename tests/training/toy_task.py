@@ -16,7 +16,8 @@ from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.training.task import EvaluationContext, Loss, Metric, Task
+from bsmeta.training.processes import Processes
+from bsmeta.training.task import Loss, Metric, Task
 
 
 class ToyStream:
@@ -84,7 +85,7 @@ class ToyTask(Task):
             squares.sum(), {"large": ((squares * even).sum(), (batch["weight"] * even).sum())}
         )
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         ones = torch.ones(1, 2, dtype=next(model.parameters()).dtype, device=context.device)
         with torch.no_grad():
             return [Metric("at_one", float(model(ones)))]

@@ -12,7 +12,8 @@ from pathlib import Path
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.process import StopRequest
 from bsmeta.core.progress import report_progress
-from bsmeta.training.distributed import Processes, start
+from bsmeta.training.distributed import start
+from bsmeta.training.processes import Processes
 from bsmeta.training.watchdog import Watchdog
 
 LIMIT_S = 10
@@ -20,7 +21,7 @@ LIMIT_S = 10
 
 def main(folder: Path) -> None:
     config = CausalLMConfig(trackers=[], out_dir=str(folder))
-    processes = Processes.of(start(config, None, None))
+    processes = Processes.of_group(start(config, None, None).device)
     with Watchdog(processes, LIMIT_S, StopRequest()) as watchdog:
         watchdog.enter("before the barrier")
         for _ in range(15 * LIMIT_S * processes.rank):

@@ -38,7 +38,7 @@ from bsmeta.tasks.causal_lm.results import (
 )
 from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.checkpoints import Location, locate, report_folder, untrained
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import Processes
 
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
 """The arms in which models are compared: for each, its comparison and its column of the sums."""
@@ -59,7 +59,7 @@ def locations_of(config: EvaluateConfig) -> list[Location]:
     return [*found, untrained(found[0])] if config.untrained else found
 
 
-def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
+def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
     """Scores the held-out documents on all processes; rank 0 writes and prints the report."""
     with progress_bar("scoring", 1, shown=context.is_main) as progress:
         report = evaluate(config, locations, context, progress)
@@ -88,7 +88,7 @@ def has_other_data(config: EvaluateConfig, location: Location) -> bool:
 def evaluate(
     config: EvaluateConfig,
     locations: Sequence[Location],
-    context: EvaluationContext,
+    context: Processes,
     progress: Advance = lambda share: None,
 ) -> Report:
     """Score the held-out documents with each model; every rank gets the same report."""
@@ -107,7 +107,7 @@ def evaluate(
 
 
 def _evaluate_one(
-    config: EvaluateConfig, location: Location, context: EvaluationContext, progress: Advance
+    config: EvaluateConfig, location: Location, context: Processes, progress: Advance
 ) -> ModelReport:
     train = resolve_config(config, location)
     data = train.data_config

@@ -46,7 +46,7 @@ from bsmeta.tasks.causal_lm.scoring import (
     reading_of,
     scoring,
 )
-from bsmeta.training.task import Ranks
+from bsmeta.training.processes import ALONE, Processes
 
 FAILURES_SHOWN = 5
 
@@ -75,14 +75,14 @@ class PairedEvaluation:
         *,
         windows: str = "all_pieces",
         position_edges: Sequence[int] = (0,),
-        ranks: Ranks | None = None,
+        ranks: Processes = ALONE,
         seed: int = 0,
     ) -> None:
         # the arms define the metadata here: training's random removal of it must not apply
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
         self._comparisons = list(comparisons)
         self._edges = np.asarray(position_edges)
-        self._ranks = ranks or Ranks()
+        self._ranks = ranks
         self._maker = BlockMaker(
             replace(config, metadata_config=metadata),
             tokenizer,
@@ -93,7 +93,7 @@ class PairedEvaluation:
         )
         most = 4 * metadata.max_seq_len if windows == "first_piece" else max(documents.sizes)
         costs = [min(size, most) for size in documents.sizes]  # about four characters per token
-        self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.world_size)
+        self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.size)
         self._documents = documents
         self._count = len(documents)
 
@@ -215,7 +215,7 @@ class SubsetEvaluation:
         *,
         max_documents: int,
         seed: int,
-        ranks: Ranks,
+        ranks: Processes,
         found: FileRef | None = None,
     ) -> None:
         documents = HeldOutDocuments(

@@ -47,7 +47,8 @@ from bsmeta.models.layers import (
 )
 from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.tasks.causal_lm.checks import positions_problems
-from bsmeta.training.task import EvaluationContext, Loss, Metric, Shape, Task
+from bsmeta.training.processes import Processes
+from bsmeta.training.task import Loss, Metric, Shape, Task
 
 if TYPE_CHECKING:
     from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
@@ -289,7 +290,7 @@ class CausalLanguageModel(Task):
                 layers.check_isolation(losses, like, self._vocabulary, self.attention)
         model.train(was_training)
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Bits per byte of held-out text with and without metadata; [] without a held-out file."""
         if self._config.data_config.validation_file is None:
             return []

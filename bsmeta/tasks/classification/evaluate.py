@@ -51,8 +51,8 @@ from bsmeta.tasks.classification.report import NAMES, report
 from bsmeta.tasks.classification.results import Choice, Results, TestSet, results_of, scores_of
 from bsmeta.tasks.classification.store import SPLITS, text_key
 from bsmeta.tasks.classification.systems import fit_words
+from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.run_folder import steps_and_evaluations
-from bsmeta.training.task import EvaluationContext, FinishContext
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", 
 MAJORITY = "most frequent label"
 
 
-def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
+def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     Raises:
@@ -75,7 +75,7 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
             report(results, [], folder, {"checkpoint": location.name})
 
 
-def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationContext) -> Results:
+def _evaluate(config: EvaluateConfig, location: Location, context: Processes) -> Results:
     train = training_run(config, location, ClassificationConfig)
     own_table, data = train.data_config, train.data_config
     if config.validation_file is not None:

@@ -46,7 +46,8 @@ from bsmeta.tasks.classification.classifier import (
 )
 from bsmeta.tasks.classification.config import FINE_TUNE, ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, words_limit
-from bsmeta.training.task import EvaluationContext, batches_of, spread
+from bsmeta.training.processes import Processes
+from bsmeta.training.task import batches_of, spread
 
 HEAD_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
 HEAD_STD = 0.02
@@ -365,7 +366,7 @@ class Scorer:
     labels: int  # their number
     tokenizer: PreTrainedTokenizerBase  # pads the chunks
     batch_size: int
-    context: EvaluationContext
+    context: Processes
     smoothing: float = 0.0  # share of the target that is spread over all labels, for the losses
 
     def score(self, model: nn.Module, chunks: Sequence[Chunk]) -> Scored:

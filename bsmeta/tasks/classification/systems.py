@@ -46,7 +46,7 @@ from bsmeta.tasks.classification.config import (
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.model import Scorer, means_over_chunks, texts_of
 from bsmeta.tasks.classification.results import SCORES, Compared, Confusion, compare
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _read_splits(
         description = Description(FROZEN, list(examples.labels), config.pooling, has_words=False)
         model = Classifier(description, encoder).to(device).eval()
     size = config.data_config.per_device_eval_batch_size
-    scorer = Scorer(len(examples.labels), tokenizer, size, EvaluationContext(device=device))
+    scorer = Scorer(len(examples.labels), tokenizer, size, Processes(device=device))
 
     def read(split: str) -> Split:
         rows = [*examples.texts(split)]

@@ -42,15 +42,8 @@ from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
 from bsmeta.tasks.classification.results import Choice, scores_of
 from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
-from bsmeta.training.task import (
-    EvaluationContext,
-    FinishContext,
-    Loss,
-    Metric,
-    Shape,
-    Task,
-    batched,
-)
+from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.task import Loss, Metric, Shape, Task, batched
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +167,7 @@ class TextClassifier(Task):
             {"accuracy": (right.sum(), torch.ones_like(right).sum())},
         )
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Scores the validation split; [] if there is none."""
         if self._validation is None:
             self._validation = self.examples.read(self.examples.chunks("validation"))
@@ -183,7 +176,7 @@ class TextClassifier(Task):
         scored = self._scorer(context).score(model, self._validation)
         return metrics(scores_of(scored, self._weights), "validation")
 
-    def _scorer(self, context: EvaluationContext) -> models.Scorer:
+    def _scorer(self, context: Processes) -> models.Scorer:
         config = self._config
         batch_size, count = config.data_config.per_device_eval_batch_size, len(self.examples.labels)
         return models.Scorer(count, self.tokenizer, batch_size, context, config.label_smoothing)
@@ -207,7 +200,7 @@ class TextClassifier(Task):
             exported = others.pop(choice.chosen)
         found = finish(
             self._config, exported, others, choice, self.examples, self._scorer(context),
-            self._weights, self.steps_per_epoch(context.world_size), context,
+            self._weights, self.steps_per_epoch(context.size), context,
         )  # fmt: skip
         return metrics(found, "test")
 
@@ -257,7 +250,7 @@ class TextClassifier(Task):
         """
         data = self._config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
-        context = EvaluationContext(device=next(model.parameters()).device)
+        context = Processes(device=next(model.parameters()).device)
         labels, size = models.labels_of(model), data.per_device_eval_batch_size
         scorer = models.Scorer(len(labels), self.tokenizer, size, context)
         for batch in batched(records, TEXTS_AT_ONCE):

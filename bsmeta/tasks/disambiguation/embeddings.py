@@ -26,7 +26,8 @@ from bsmeta.models.pretrained import default_device
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, build_model, run_model
 from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of
-from bsmeta.training.task import EvaluationContext, batches_of, batches_within, spread
+from bsmeta.training.processes import Processes
+from bsmeta.training.task import batches_of, batches_within, spread
 
 Encode = Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
 """Computes the vectors of entities from their numbers."""
@@ -345,7 +346,7 @@ def split_embeddings(
     entities: np.ndarray,
     encoder: EntityEncoder,
     frozen: FrozenVectors | None,
-    context: EvaluationContext,
+    context: Processes,
 ) -> Embeddings:
     """The embeddings of the entities of a split by a model in training; all processes call it.
 

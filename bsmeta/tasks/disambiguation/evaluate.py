@@ -36,7 +36,8 @@ from bsmeta.tasks.disambiguation.report import (
     results_of,
 )
 from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
-from bsmeta.training.task import EvaluationContext, batches_of, spread
+from bsmeta.training.processes import Processes
+from bsmeta.training.task import batches_of, spread
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class Scorer:
 
 
 def candidate_embeddings(
-    data: Data, model: nn.Module, rows: Sequence[Row], context: EvaluationContext
+    data: Data, model: nn.Module, rows: Sequence[Row], context: Processes
 ) -> Embeddings:
     """The embeddings of all candidates of some rows; see `score` for the arguments."""
     aliases = Mentions(rows).aliases
@@ -151,7 +152,7 @@ def score(
     data: Data,
     model: nn.Module,
     rows: Sequence[Row],
-    context: EvaluationContext,
+    context: Processes,
     *,
     counts: np.ndarray | None = None,
     embeddings: Embeddings | None = None,
@@ -204,7 +205,7 @@ def score(
 
 
 def run(
-    config: EvaluateConfig, locations: Sequence[checkpoints.Location], context: EvaluationContext
+    config: EvaluateConfig, locations: Sequence[checkpoints.Location], context: Processes
 ) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
@@ -245,7 +246,7 @@ def score_and_report(
     data: Data,
     model: BiEncoder,
     sentences: Sentences,
-    context: EvaluationContext,
+    context: Processes,
     checkpoint: str,
     folder: Path,
 ) -> Scored:
@@ -281,9 +282,7 @@ def score_and_report(
     return scored
 
 
-def _other_model(
-    data: Data, sentences: Sentences, scored: Scored, context: EvaluationContext
-) -> Scored:
+def _other_model(data: Data, sentences: Sentences, scored: Scored, context: Processes) -> Scored:
     """Scores the same mentions with the model of `compare_with`, its texts and its encoding.
 
     Raises:

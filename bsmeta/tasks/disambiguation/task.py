@@ -30,7 +30,8 @@ from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Detector, Predictor, open_detector
 from bsmeta.tasks.disambiguation.texts import Row
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Task
+from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.task import Loss, Metric, Task
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class EntityDisambiguator(Task):
         parts = {"accuracy": (right.sum(), is_trained.float().sum())}
         return Loss(losses.sum(), parts)
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Scores the gold mentions of the dev split; [] if there is none."""
         if self._dev_rows is None:
             return []

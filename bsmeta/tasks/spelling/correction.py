@@ -31,14 +31,8 @@ from bsmeta.tasks.spelling.corrections import (
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Rows, Words, row_tensors
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
-from bsmeta.training.task import (
-    EvaluationContext,
-    FinishContext,
-    Loss,
-    Metric,
-    batches_within,
-    spread,
-)
+from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.task import Loss, Metric, batches_within, spread
 
 THRESHOLD = "correction.json"
 """File in the model's folder with the probability threshold for making a correction (null: 0.5)."""
@@ -69,7 +63,7 @@ class Corrector(SpellingTask):
         folder = self._config.detector
         return None if folder is None else detector.load_detector(Path(folder))
 
-    def flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
+    def flags(self, texts: Sequence[Words], context: Processes) -> list[list[bool]]:
         """Which words may be changed: those that the detector flags, or all."""
         if self._detector is None:
             return [[True] * len(text) for text in texts]
@@ -80,21 +74,17 @@ class Corrector(SpellingTask):
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
         """The corrections of each text; each of its lines is a text by itself for the model."""
-        context = EvaluationContext(device=next(model.parameters()).device)
+        context = Processes(device=next(model.parameters()).device)
         lines = [line for text in texts for line in text.splitlines(keepends=True)]
         found = iter(self._line_changes(model, lines, context))
         return [joined(text.splitlines(keepends=True), found) for text in texts]
 
-    def judge(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
-    ) -> list[str]:
+    def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[str]:
         """The correction of each line."""
         found = self._line_changes(model, lines, context)
         return [apply_corrections(line, own) for line, own in zip(lines, found, strict=True)]
 
-    def _mean_loss(
-        self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
-    ) -> float:
+    def _mean_loss(self, model: nn.Module, pairs: Sequence[Pair], context: Processes) -> float:
         """The loss of a target in nats."""
 
         def run(batch: np.ndarray) -> list[tuple[float, int]]:
@@ -116,7 +106,7 @@ class Corrector(SpellingTask):
 
     @abstractmethod
     def _line_changes(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+        self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
         """The corrections of each line, with their places in it."""
 
@@ -177,7 +167,7 @@ class CandidateCorrection(Corrector):
         likely = (logs.detach() > np.log(0.5)).sum()
         return Loss(-logs.sum(), {"word_accuracy": (likely, likely * 0 + len(logs))})
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Chooses the threshold on the validation samples, and corrects the first of them with
         it.
         """
@@ -241,7 +231,7 @@ class CandidateCorrection(Corrector):
         return rows, logs.float().cpu().numpy()
 
     def _choices(
-        self, model: nn.Module, texts: Sequence[Words], context: EvaluationContext
+        self, model: nn.Module, texts: Sequence[Words], context: Processes
     ) -> list[list[Choice]]:
         """The likeliest correction of each word of each text."""
 
@@ -266,7 +256,7 @@ class CandidateCorrection(Corrector):
         return 0.5 if self._threshold is None else self._threshold
 
     def _line_changes(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+        self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
         texts = [line.split() for line in lines]
         flags = self.flags(texts, context)

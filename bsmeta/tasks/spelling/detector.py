@@ -33,7 +33,8 @@ from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, W
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.samples import Table, is_small, make_noise
-from bsmeta.training.task import EvaluationContext, batches_within, spread
+from bsmeta.training.processes import Processes
+from bsmeta.training.task import batches_within, spread
 
 USUAL_ERROR_SHARE = 0.1  # the probability of an error that a new model gives every word
 TINY = 1e-6  # the least probability of an error in a text, for finite logarithms
@@ -206,7 +207,7 @@ def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.
 
 def spread_words(
     inputs: Inputs, texts: Sequence[Words], run: Callable[[list[Words]], Sequence[Any]],
-    budget: int, context: EvaluationContext,
+    budget: int, context: Processes,
 ) -> list[list[Any]]:  # fmt: skip
     """What a model computes for texts, in the windows that it can read: a list for each text, of
     the results for its windows.
@@ -228,7 +229,7 @@ def spread_words(
 
 def logits_of_words(
     model: nn.Module, inputs: Inputs, texts: Sequence[Words], budget: int,
-    context: EvaluationContext,
+    context: Processes,
 ) -> list[np.ndarray]:  # fmt: skip
     """The logit of an error for each word of each text, float32 [words]; at most `NO_ERROR` for
     numbers, URLs, abbreviations and other words that are never misspelled in training.

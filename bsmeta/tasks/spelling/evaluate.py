@@ -52,7 +52,8 @@ from bsmeta.tasks.spelling.corrections import (
     detection_counts,
 )
 from bsmeta.tasks.spelling.noise import is_editable, with_case_of
-from bsmeta.training.task import EvaluationContext, FinishContext, Metric
+from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.task import Metric
 
 if TYPE_CHECKING:
     from symspellpy import SymSpell
@@ -257,7 +258,7 @@ Results = dict[str, list[SystemResult]]
 
 
 def score_test_sets(
-    config: SpellingConfig, test_sets: Sequence[TestSet], judge: Judge, context: EvaluationContext
+    config: SpellingConfig, test_sets: Sequence[TestSet], judge: Judge, context: Processes
 ) -> Results:
     """Scores the model, which all ranks run, and its baselines, which rank 0 runs, on test sets;
     every rank gets the same results.
@@ -296,7 +297,7 @@ def _results(
     ]
 
 
-def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
+def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     `validation_file` names the folder of the test sets; by default that of the training run.
@@ -335,7 +336,7 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
 
 
 def _score(
-    config: SpellingConfig, judge: Judge, context: EvaluationContext, checkpoint: str, folder: Path
+    config: SpellingConfig, judge: Judge, context: Processes, checkpoint: str, folder: Path
 ) -> Results:
     """Scores the test sets of a configuration on all processes; rank 0 writes the report."""
     test_sets = read_test_sets(Path(str(config.benchmarks)), config.task, config.benchmark_lines)

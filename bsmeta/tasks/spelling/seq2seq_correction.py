@@ -32,7 +32,8 @@ from bsmeta.tasks.spelling.corrections import (
 )
 from bsmeta.tasks.spelling.inputs import ROOM
 from bsmeta.tasks.spelling.samples import Pair, Sample
-from bsmeta.training.task import EvaluationContext, Loss, Metric, batches_within, spread
+from bsmeta.training.processes import Processes
+from bsmeta.training.task import Loss, Metric, batches_within, spread
 
 IGNORED = -100  # the label of padding
 
@@ -123,7 +124,7 @@ class Seq2SeqCorrection(Corrector):
         right = (logits.detach().argmax(2) == labels) & is_target
         return Loss(losses, {"token_accuracy": (right.sum(), is_target.sum())})
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Computes the loss of the validation samples, and corrects the first of them."""
         pairs = self._validation
         if not pairs:
@@ -162,7 +163,7 @@ class Seq2SeqCorrection(Corrector):
         return list(zip(losses.double().sum(1).tolist(), targets, strict=True))
 
     def _line_changes(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+        self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
         """The corrections of each line, of long ones in chunks.
 

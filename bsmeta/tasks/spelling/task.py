@@ -38,7 +38,8 @@ from bsmeta.tasks.spelling.samples import (
     make_noise,
     open_table,
 )
-from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Task, batched
+from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.task import Loss, Metric, Task, batched
 
 TEXTS_AT_ONCE = 500  # records that are batched together
 
@@ -139,9 +140,7 @@ class SpellingTask(Task):
     def load(self, folder: Path) -> nn.Module: ...
 
     @abstractmethod
-    def judge(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
-    ) -> Sequence[Any]:
+    def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> Sequence[Any]:
         """The model's output for each line (see `evaluate.Judge`)."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
@@ -245,7 +244,7 @@ class WordDetection(SpellingTask):
             {"word_accuracy": (right.sum(), is_word.sum())},
         )
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+    def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Scores the validation samples; chooses the threshold that is exported with the model."""
         pairs = self._validation
         if not pairs:
@@ -268,16 +267,14 @@ class WordDetection(SpellingTask):
         ]
 
     def _logits(
-        self, model: nn.Module, texts: Sequence[Sequence[str]], context: EvaluationContext
+        self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes
     ) -> list[np.ndarray]:
         """The logits of the units of each text: of its words, or one of the whole text."""
         budget = self._config.batch_max_length
         rows = detector.logits_of_words(model, self._inputs, texts, budget, context)
         return [self._units(row) for row in rows]
 
-    def judge(
-        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
-    ) -> list[list[int]]:
+    def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[list[int]]:
         """The flags of the units of each line."""
         logits = self._logits(model, [line.split() for line in lines], context)
         return [(row > self._least).astype(int).tolist() for row in logits]
@@ -302,7 +299,7 @@ class WordDetection(SpellingTask):
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
         """The flags in each text: of words, or of chunks of at most `max_characters`."""
         parts = [(n, part) for n, text in enumerate(texts) for part in self._parts(text)]
-        context = EvaluationContext(device=next(model.parameters()).device)
+        context = Processes(device=next(model.parameters()).device)
         chosen = [texts[n][slice(*part)].split() for n, part in parts]
         found: list[list[Flag]] = [[] for _ in texts]
         for (n, part), row in zip(parts, self._logits(model, chosen, context), strict=True):

@@ -23,7 +23,8 @@ from bsmeta.models import layers
 from bsmeta.tasks.causal_lm.checkpoints import run_config
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.tasks.checkpoints import locate
-from bsmeta.training.task import EvaluationContext, Metric
+from bsmeta.training.processes import ALONE
+from bsmeta.training.task import Metric
 from tests.conftest import REPOSITORY
 from tests.tasks.training import train_with_deepspeed
 
@@ -170,12 +171,11 @@ def test_the_evaluation_compares_the_first_held_out_documents(
     config: CausalLMConfig, model: nn.Module
 ) -> None:
     task = CausalLanguageModel(replace(config, eval_documents=2))
-    context = EvaluationContext(device=torch.device("cpu"))
-    metrics = task.evaluate(model, context)
+    metrics = task.evaluate(model, ALONE)
     assert Metric("documents", 2, better=None) in metrics
-    assert metrics == task.evaluate(model, context)
+    assert metrics == task.evaluate(model, ALONE)
     nothing = replace(config, data_config=replace(config.data_config, validation_file=None))
-    assert CausalLanguageModel(nothing).evaluate(model, context) == []
+    assert CausalLanguageModel(nothing).evaluate(model, ALONE) == []
 
 
 def test_the_export_loads_with_transformers_and_says_the_same(

@@ -30,7 +30,7 @@ import resource, sys
 from types import SimpleNamespace
 import numpy as np
 import torch
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE
 from bsmeta.tasks.classification.evaluate import baselines, write_predictions
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scorer
@@ -52,8 +52,7 @@ chunks = [Chunk([label // 100 + 1, label % 100 + 1], label, row, 0, f"stop {labe
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30),) * 2)
 before = peak()
-context = EvaluationContext(device=torch.device("cpu"))
-scored = Scorer(count, bert_tokenizer(), 64, context).score(Model(), chunks)
+scored = Scorer(count, bert_tokenizer(), 64, ALONE).score(Model(), chunks)
 labels = tuple(f"label {number}" for number in range(count))
 write_predictions(folder / "predictions.csv", scored, labels)
 texts = [chunk.text for chunk in chunks]

@@ -29,10 +29,8 @@ from bsmeta.tasks.spelling.detector import Ranker, RankerConfig, error_logits, l
 from bsmeta.tasks.spelling.evaluate import run
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.samples import Pair
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE
 from tests.tasks.spelling.helpers import lexicon, write_test_set
-
-ALONE = EvaluationContext(device=torch.device("cpu"))
 
 
 def corrector(threshold: float) -> tuple[CandidateCorrection, Ranker]:

@@ -20,11 +20,10 @@ from bsmeta.tasks.spelling.detector import (
     word_losses,
 )
 from bsmeta.tasks.spelling.inputs import CandidateInputs, TokenInputs
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE
 from tests.tasks.classification.helpers import bert_tokenizer
 from tests.tasks.spelling.helpers import lexicon
 
-ALONE = EvaluationContext(device=torch.device("cpu"))
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from bsmeta.config.causal_lm import PredictConfig
 from bsmeta.core.errors import DataError
@@ -22,12 +21,11 @@ from bsmeta.models.pretrained import write_model_manifest
 from bsmeta.predict import output_form, read_text
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
 from bsmeta.tasks.spelling.evaluate import read_test_sets, score_test_sets, summary, table_of
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set
 
 PREDICT = REPOSITORY / "bsmeta" / "predict.py"
-ALONE = EvaluationContext(device=torch.device("cpu"))
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 

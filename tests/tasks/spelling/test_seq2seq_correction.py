@@ -13,9 +13,7 @@ from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.seq2seq_correction import IGNORED, Seq2SeqCorrection
-from bsmeta.training.task import EvaluationContext
-
-ALONE = EvaluationContext(device=torch.device("cpu"))
+from bsmeta.training.processes import ALONE
 
 
 def kept(line: str, corrected: str, flags: list[int]) -> str:

@@ -22,7 +22,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
 from bsmeta.training.distributed import prepare_cpu_op
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE, Processes
 from tests.tasks.causal_lm.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 
 CPU = torch.device("cpu")
@@ -42,8 +42,8 @@ def main(shard: str, out: str) -> None:
     figures = []
     prepare_cpu_op()
     deepspeed.init_distributed(dist_backend="gloo")
-    for ranks in (EvaluationContext(device=CPU), EvaluationContext.of_group(CPU)):
-        if ranks.world_size > 1:
+    for ranks in (ALONE, Processes.of_group(CPU)):
+        if ranks.size > 1:
             model = deepspeed.initialize(
                 model=model,
                 model_parameters=model.parameters(),

@@ -26,7 +26,7 @@ from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
 from bsmeta.tasks.causal_lm.results import ComparisonSums, paired_metrics
 from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, sliding
-from bsmeta.training.task import Ranks
+from bsmeta.training.processes import ALONE, Processes
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S
 
@@ -110,25 +110,28 @@ class SharedGather:
         self.values: list[Any] = [None] * world_size
         self.barrier = threading.Barrier(world_size, timeout=STUCK_S)
 
-    def of(self, rank: int) -> Ranks:
-        def gather(value: Any) -> list[Any]:
-            self.values[rank] = value
-            self.barrier.wait()
-            values = list(self.values)
-            self.barrier.wait()
-            return values
+    def of(self, rank: int) -> Processes:
+        shared = self
 
-        return Ranks(rank, len(self.values), gather)
+        class Thread(Processes):
+            def gather(self, value: Any) -> list[Any]:
+                shared.values[rank] = value
+                shared.barrier.wait()
+                values = list(shared.values)
+                shared.barrier.wait()
+                return values
+
+        return Thread(rank, len(self.values))
 
 
 class CollectiveModel(GPT2LMHeadModel):
     """A model that is spread over ranks: all must call it together."""
 
-    ranks = Ranks()
+    ranks = ALONE
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         calls = self.ranks.gather("forward")
-        assert calls == ["forward"] * self.ranks.world_size
+        assert calls == ["forward"] * self.ranks.size
         return super().forward(*args, **kwargs)
 
 
@@ -161,7 +164,7 @@ def test_any_number_of_ranks_gives_the_same_sums_in_step(
 def test_the_subset_is_prepared_once_and_scored_again(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
-    subset = SubsetEvaluation(data_config, tokenizer, max_documents=4, seed=1, ranks=Ranks())
+    subset = SubsetEvaluation(data_config, tokenizer, max_documents=4, seed=1, ranks=ALONE)
     model.train()
     figures = subset.run(model, CPU)
     assert model.training
@@ -185,7 +188,7 @@ def test_a_subset_without_metadata_still_gives_the_text(
 ) -> None:
     nothing = replace(data_config.metadata_config, metadata_list=[])
     config = replace(data_config, metadata_config=nothing)
-    figures = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=Ranks()).run(
+    figures = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=ALONE).run(
         model, CPU
     )
     assert sorted(figures) == ["bytes", "documents", "text_bits_per_byte"]
@@ -269,7 +272,7 @@ def test_appended_metadata_is_not_compared(
         config, tokenizer, held_out(config), plan_comparisons(["all"], ("title", "url"))
     ).run(model, CPU)
     assert not sums["all"].takes_part.any()
-    subset = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=Ranks())
+    subset = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=ALONE)
     assert sorted(subset.run(model, CPU)) == ["bytes", "documents", "text_bits_per_byte"]
 
 

@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
@@ -19,7 +18,7 @@ from bsmeta.tasks.causal_lm.results import (
     paired_metrics,
     rows_of,
 )
-from bsmeta.training.task import EvaluationContext
+from bsmeta.training.processes import ALONE
 
 LN2 = math.log(2)
 
@@ -80,6 +79,5 @@ def test_documents_without_a_comparable_byte_are_no_share_of_those_compared() ->
 
 @pytest.mark.parametrize("edges", [[10], [0, 5, 5], []])
 def test_position_edges_must_rise_from_0(edges: list[int]) -> None:
-    context = EvaluationContext(device=torch.device("cpu"))
     with pytest.raises(ConfigurationError, match="expected rising bytes that begin with 0"):
-        evaluate(EvaluateConfig(position_edges=edges), [], context)
+        evaluate(EvaluateConfig(position_edges=edges), [], ALONE)
