@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
     runs: list[list[list[int]]] = []
     parts: list[dict[int, list[int]]] = []
 
-    def rank(number: int, gather: object) -> list[int]:
+    def rank(number: int, exchange: Callable[[Any], list[Any]]) -> list[int]:
         own: list[list[int]] = []
 
         def run(batch: np.ndarray) -> list[int]:
@@ -36,7 +38,8 @@ def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
             return (batch * 10).tolist()
 
         class Shared(Processes):
-            gather = staticmethod(gather)  # type: ignore[assignment, arg-type]
+            def gather(self, value: Any) -> list[Any]:
+                return exchange(value)
 
         found = spread(batches, run, Shared(number, world_size))
         runs.append(own)
