@@ -53,6 +53,7 @@ class Engine(ABC):
         scaled: Whether the loss is scaled (fp16): such an engine skips gradients that are not
             finite.
         can_copy: Whether it has a `snapshot`.
+        plain: The model without what the engine wraps it in.
     """
 
     name: str
@@ -63,6 +64,8 @@ class Engine(ABC):
         self.accelerator = accelerator
         self.model: Any
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        # Its first call imports DeepSpeed, which a save, perhaps in a hurry, need not wait for.
+        self.plain = accelerator.unwrap_model(self.model)
 
     @abstractmethod
     def clip(self, limit: float) -> torch.Tensor | float | None:
@@ -153,7 +156,7 @@ class PlainEngine(Engine):
         return True
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return self.accelerator.unwrap_model(self.model).state_dict()
+        return self.plain.state_dict()
 
     def state(self) -> dict[str, Any]:
         """The state of weights, optimizer and loss scaler, not copied."""
@@ -177,7 +180,7 @@ class PlainEngine(Engine):
     def load(self, folder: Path) -> None:
         with opaque_work():
             state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
-        self.accelerator.unwrap_model(self.model).load_state_dict(state["model"])
+        self.plain.load_state_dict(state["model"])
         with own_settings(self.optimizer):
             self.optimizer.load_state_dict(state["optimizer"])
         if self.accelerator.scaler is not None and state["scaler"] is not None:

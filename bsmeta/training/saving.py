@@ -247,9 +247,8 @@ class Saver:
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model for `from_pretrained` (rank 0)."""
         if isinstance(self._task, Exports):
-            model = self._engine.accelerator.unwrap_model(self._engine.model)
             with opaque_work():
-                self._task.export(model, weights, folder)
+                self._task.export(self._engine.plain, weights, folder)
             record_tokenizer(folder)
 
 

@@ -140,6 +140,13 @@ def assert_equal(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=False)
 
 
+def test_a_save_unwraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first unwrapping imports DeepSpeed: seconds that a stopped run may not have."""
+    trained = Trained("adamw")
+    monkeypatch.setattr(trained.engine.accelerator, "unwrap_model", pytest.fail)
+    assert trained.engine.plain.state_dict().keys() == trained.state()["weights"].keys()
+
+
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_that_is_not_finite_changes_nothing(name: str, factor: float) -> None:
