@@ -8,7 +8,6 @@ The same call continues after an interruption, and does nothing if all is comple
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from rich.progress import (
 from bsmeta.config.causal_lm import DownloadConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import EXIT_PREEMPTED
+from bsmeta.core.process import stoppable
 
 
 def main(config: DownloadConfig) -> int:
@@ -34,13 +33,8 @@ def main(config: DownloadConfig) -> int:
     for name in ("manifest", "folder"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a path", [name])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        fetch(config, Path(str(config.manifest)), Path(str(config.folder)))
-    except KeyboardInterrupt:
-        print("stopped; the same call continues", file=sys.stderr)
-        return EXIT_PREEMPTED
-    return 0
+    manifest, folder = Path(str(config.manifest)), Path(str(config.folder))
+    return stoppable(lambda: fetch(config, manifest, folder))
 
 
 def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:

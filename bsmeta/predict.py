@@ -10,10 +10,10 @@ same call continues it.
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing
-from bsmeta.core.process import EXIT_PREEMPTED
+from bsmeta.core.process import stoppable
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, flattened, read_records
@@ -45,13 +45,8 @@ def main(config: PredictConfig) -> int:
     for name in ("input", "output"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        predict(config, Path(str(config.input)), Path(str(config.output)))
-    except KeyboardInterrupt:
-        print(f"stopped; the same call continues {config.output}.part", file=sys.stderr)
-        return EXIT_PREEMPTED
-    return 0
+    source, output = Path(str(config.input)), Path(str(config.output))
+    return stoppable(lambda: predict(config, source, output), f" {output}.part")
 
 
 def predict(config: PredictConfig, source: Path, output: Path) -> None:
@@ -62,8 +57,10 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
 
     check_output(output)
     model = _open(config)
+    separator, encoding = config.csv_separator, config.csv_encoding
+    read = partial(read_records, source, model.inputs, separator=separator, encoding=encoding)
     bad = BadRows(source, config.on_bad_row)
-    total = sum(1 for _ in _records(config, source, model.inputs, bad))
+    total = sum(1 for _ in read(bad))
     bad.close()  # raises before any prediction
     if total == 0:
         raise DataError(f"{source} has no rows")
@@ -74,15 +71,15 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
         },
         "data": model.data_fingerprint(),
         "overrides": config.overrides,
-        "csv_separator": config.csv_separator,
-        "csv_encoding": config.csv_encoding,
+        "csv_separator": separator,
+        "csv_encoding": encoding,
         "on_bad_row": config.on_bad_row,
     }
     writer = RecordWriter(output, key)
     if writer.done:
         print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
-    every = _records(config, source, model.inputs, BadRows(source, config.on_bad_row))
-    records, originals = tee(islice(every, writer.done, None))
+    rest = islice(read(BadRows(source, config.on_bad_row)), writer.done, None)
+    records, originals = tee(rest)
     results = zip(originals, model.predict_each(records), strict=True)
     with progress_bar("predicting", total) as show:
         for done, (record, result) in enumerate(results, writer.done + 1):
@@ -138,15 +135,7 @@ def change_text(config: PredictConfig) -> None:
 
 
 def output_form(config: PredictConfig, forms: Sequence[str]) -> str:
-    """The form in which a text is shown.
-
-    Args:
-        config: The configuration.
-        forms: Those that the task has.
-
-    Raises:
-        ConfigurationError: If the task does not have it.
-    """
+    """The form in which a text is shown, if it is one of those that the task has."""
     form, shown = config.show, f"show={config.show}"
     if form == "auto":
         form = "color" if config.output is None and sys.stdout.isatty() else "text"
@@ -170,14 +159,6 @@ def read_text(source: str) -> tuple[str, str]:
         raise DataError(
             f"input={source} cannot be read: {error}; expected text in UTF-8"
         ) from error
-
-
-def _records(
-    config: PredictConfig, source: Path, inputs: Sequence[str], bad: BadRows
-) -> Iterator[Record]:
-    return read_records(
-        source, inputs, bad, separator=config.csv_separator, encoding=config.csv_encoding
-    )
 
 
 def _refuse_same_names(

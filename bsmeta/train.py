@@ -64,7 +64,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
 
     from bsmeta.training.run import run
 
-    return run(config, task, checked.deepspeed_config, stop, checked.fully_shard)
+    return run(config, task, checked.deepspeed_config, stop, checked.launch.reshards)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from bsmeta.config.launch import Launch, read_launch
-from bsmeta.config.launch_checks import FullyShard, fsdp_problems, fully_shard_of, launch_problems
+from bsmeta.config.launch_checks import fsdp_problems, launch_problems
 from bsmeta.config.schema import (
     ADAMW,
     OPTIMIZERS,
@@ -144,7 +144,6 @@ class CheckedRun:
     # Without "auto" and without optimizer and scheduler, which the trainer builds itself; None
     # without DeepSpeed.
     deepspeed_config: dict[str, Any] | None
-    fully_shard: FullyShard | None  # None without FSDP2
 
 
 def check_run(
@@ -197,7 +196,7 @@ def check(
     problems += entry.start_problems(config, launch, document)
     refuse(problems)
     filled = None if deepspeed is None else deepspeed.filled()
-    return CheckedRun(launch=launch, deepspeed_config=filled, fully_shard=fully_shard_of(launch))
+    return CheckedRun(launch=launch, deepspeed_config=filled)
 
 
 def _own_problems(

@@ -117,6 +117,11 @@ class Launch:
     def deepspeed(self) -> bool:
         return self.distributed_type == "DEEPSPEED"
 
+    @property
+    def reshards(self) -> bool | None:
+        """Under FSDP2: whether a layer's weights are freed after the forward pass."""
+        return None if self.fsdp is None else self.fsdp["fsdp_reshard_after_forward"] == "true"
+
 
 def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None = None) -> Launch:
     """Reads the launch of this process, or the one that a launch file describes.
@@ -197,10 +202,8 @@ def _from_file(path: Path) -> Launch:
             "experiments/accelerate/zero2.yaml"
         )
     content = _read_yaml(path)
-    deepspeed = _section(content, "deepspeed_config", path)
-    dynamo = _section(content, "dynamo_config", path)
-    processes = _count(content, "num_processes", path)
-    _check_types(content, path)
+    _refuse_types(content, path)
+    deepspeed, dynamo = content.get("deepspeed_config") or {}, content.get("dynamo_config") or {}
     hidden = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
     json_file, zero3 = deepspeed.get("deepspeed_config_file"), deepspeed.get("zero3_init_flag")
     kind = content.get("distributed_type", "(none)")
@@ -213,7 +216,7 @@ def _from_file(path: Path) -> Launch:
         precision = None  # what `accelerate config` writes if nothing is chosen
     sharding = {
         name if name.startswith("fsdp") else f"fsdp_{name}": value  # as accelerate reads it
-        for name, value in _section(content, "fsdp_config", path).items()
+        for name, value in (content.get("fsdp_config") or {}).items()
     }
     fsdp = None
     if kind == "FSDP":
@@ -228,7 +231,7 @@ def _from_file(path: Path) -> Launch:
     unsupported += ["fsdp_config"] if sharding and fsdp is None else []
     return Launch(
         source=str(path),
-        num_processes=processes,
+        num_processes=content.get("num_processes", 1),
         gpus=0 if hidden else None,
         distributed_type=kind,
         use_cpu=content.get("use_cpu") is True,
@@ -241,7 +244,7 @@ def _from_file(path: Path) -> Launch:
         compiler=_compiler(dynamo.get("dynamo_backend")),
         unknown=tuple(unknown),
         unsupported=tuple(unsupported),
-        machines=_count(content, "num_machines", path),
+        machines=content.get("num_machines", 1),
         machine_rank=content.get("machine_rank", 0),
         main_process_ip=content.get("main_process_ip"),
         main_process_port=content.get("main_process_port"),
@@ -265,48 +268,34 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_types(content: Mapping[str, Any], path: Path) -> None:
+def _refuse_types(content: Mapping[str, Any], path: Path) -> None:
     """Refuses values of a type that makes the launcher fail with a traceback."""
-    gpus, port = content.get("gpu_ids"), content.get("main_process_port")
     expected = {}
+    for name in ("deepspeed_config", "dynamo_config", "fsdp_config"):
+        if not isinstance(content.get(name) or {}, Mapping):
+            below = "keys and values below it (see experiments/accelerate/zero2.yaml)"
+            expected[name] = f"{below}, or no such key"
+    for name in ("processes", "machines"):
+        count = content.get(f"num_{name}", 1)
+        if type(count) is not int or count < 1:
+            expected[f"num_{name}"] = f"the number of {name}"
+    gpus, port = content.get("gpu_ids"), content.get("main_process_port")
     if gpus is not None and not isinstance(gpus, str):
         expected["gpu_ids"] = f'text: "{gpus}", in quotes, or all'
     if port is not None and (type(port) is not int or not 0 <= port <= 65535):
         expected["main_process_port"] = "0 to 65535 (0: any free one)"
     if content.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         expected["compute_environment"] = "LOCAL_MACHINE"
-    found = (
-        f"{key} in {path}: found {content[key]!r}, expected {expected[key]}" for key in expected
-    )
     if expected:
+        found = (
+            f"{key} in {path}: found {content[key]!r}, expected {expected[key]}" for key in expected
+        )
         raise ConfigurationError("; ".join(found))
 
 
 def _compiler(backend: Any) -> str | None:
     """Accelerate's name for a compiler; None for its "no"."""
     return None if backend is None or str(backend).lower() in ("no", "false") else str(backend)
-
-
-def _count(content: Mapping[str, Any], name: str, path: Path) -> int:
-    """The number of processes or machines in a launch file; 1 if missing."""
-    value = content.get(name, 1)
-    if type(value) is not int or value < 1:
-        what = name.removeprefix("num_")
-        raise ConfigurationError(
-            f"{name} in {path}: found {value!r}, expected the number of {what}"
-        )
-    return value
-
-
-def _section(content: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
-    """A block of a launch file; empty if missing."""
-    block = content.get(name) or {}
-    if not isinstance(block, Mapping):
-        raise ConfigurationError(
-            f"{name} in {path}: found {block!r}, expected keys and values below it (see "
-            "experiments/accelerate/zero2.yaml), or no such key"
-        )
-    return block
 
 
 def _integer(

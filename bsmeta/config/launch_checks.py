@@ -10,7 +10,6 @@ defaults are those of Accelerate 1.15.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +53,13 @@ def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     yield from _machines(launch)
     yield from _divided_batch(config, launch)
     yield from _devices(config, launch)
-    if launch.mixed_precision in PRECISIONS:
-        yield from _stated(config, launch, "mixed_precision")
-    yield from _stated(config, launch, "gradient_accumulation_steps")
-    yield from _stated(config, launch, "gradient_clipping")
+    for key in ("mixed_precision", "gradient_accumulation_steps", "gradient_clipping"):
+        stated, wanted = getattr(launch, key), getattr(config, key)
+        is_valid = key != "mixed_precision" or stated in PRECISIONS  # else it is refused for that
+        if stated is not None and is_valid and not same(stated, wanted):
+            expected = f"nothing, or {show(wanted)} as {key} of Hydra says"
+            fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
+            yield Problem(key, launch.source, show(stated), expected, fix)
 
 
 def _divided_batch(config: RunConfig, launch: Launch) -> Iterator[Problem]:
@@ -188,15 +190,6 @@ def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
         yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
 
 
-def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
-    """Yields a problem if the launch states another value than Hydra."""
-    stated, wanted = getattr(launch, key), getattr(config, key)
-    if stated is not None and not same(stated, wanted):
-        expected = f"nothing, or {show(wanted)} as {key} of Hydra says"
-        fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
-        yield Problem(key, launch.source, show(stated), expected, fix)
-
-
 def _deepspeed(launch: Launch) -> Iterator[Problem]:
     key = "deepspeed_config.deepspeed_config_file"
     if launch.deepspeed_config_file is None:
@@ -213,18 +206,6 @@ def _deepspeed(launch: Launch) -> Iterator[Problem]:
         expected = "nothing: beside a DeepSpeed JSON, accelerate refuses it"
         fix = f"delete {name} there; Hydra owns the value, the JSON says it or auto"
         yield Problem(f"deepspeed_config.{name}", launch.source, "a value", expected, fix)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullyShard:
-    """What a launch file decides about FSDP2.
-
-    Attributes:
-        reshard_after_forward: Whether a layer's weights are freed after the forward pass and
-            gathered again for the backward pass.
-    """
-
-    reshard_after_forward: bool = True
 
 
 def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterator[Problem]:
@@ -245,13 +226,6 @@ def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterat
         expected = f"one of {UNDER_FSDP2} under FSDP2, which shards the parameters by rows"
         fix = f"optimizer_type={ADAMW}, or a launch file without FSDP"
         yield Problem("optimizer_type", HYDRA, show(config.optimizer_type), expected, fix)
-
-
-def fully_shard_of(launch: Launch) -> FullyShard | None:
-    """The settings of an FSDP2 launch that has passed the checks; None for any other."""
-    if launch.fsdp is None:
-        return None
-    return FullyShard(reshard_after_forward=launch.fsdp["fsdp_reshard_after_forward"] == "true")
 
 
 def _fields(fields: Mapping[str, str], source: str) -> Iterator[Problem]:

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 from bsmeta.core.keys import key
 
 ADAMW = "adamw"
-
 _ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 WSD = "wsd"
@@ -122,14 +121,9 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
 
 
 UNDER_DEEPSPEED = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
-
-
 """The optimizers that a run under DeepSpeed may have."""
 
-
 UNDER_FSDP2 = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
-
-
 """The optimizers that a run under FSDP2 may have."""
 
 

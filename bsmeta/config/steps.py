@@ -233,8 +233,7 @@ def summary(
     }
     own = dict(entry.summary(config, launch))
     added = {name: value for name, value in own.items() if name not in last}
-    replaced = {name: value for name, value in own.items() if name in last}
-    return [*(first | added | last | replaced).items()]
+    return [*(first | added | last | own).items()]
 
 
 def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
@@ -269,19 +268,16 @@ def _length(config: RunConfig) -> str:
 
 def evaluations(config: RunConfig) -> str:
     """The steps at which a run evaluates, as the table shows them."""
-    often = [_every(config.eval_steps)] if config.eval_steps else []
-    if config.evals_per_epoch is not None:
-        often = [f"{config.evals_per_epoch:,} an epoch"]
-    return ", ".join([*often, *_extra_steps(config)]) or "–"
+    return ", ".join(_often(config, config.eval_steps, config.evals_per_epoch)) or "–"
 
 
-def _extra_steps(config: RunConfig) -> list[str]:
-    steps = config.extra_steps_to_eval_save_at
-    return [f"at {steps}"] if steps else []
-
-
-def _every(steps: int) -> str:
-    return f"every {steps:,} steps"
+def _often(config: RunConfig, steps: int, per_epoch: int | None) -> list[str]:
+    """How often something happens, and at which further steps; [] if never."""
+    extra = config.extra_steps_to_eval_save_at
+    regular = f"every {steps:,} steps" if steps else ""
+    if per_epoch is not None:
+        regular = f"{per_epoch:,} an epoch"
+    return [*filter(None, (regular, f"at {extra}" if extra else ""))]
 
 
 def _launch(config: RunConfig, launch: Launch) -> str:
@@ -315,15 +311,13 @@ def _schedule(config: RunConfig) -> str:
 
 def _checkpoints(config: RunConfig) -> str:
     kept = config.keep_last_checkpoints
-    often = [_every(config.save_steps)] if config.save_steps else []
-    if config.saves_per_epoch is not None:
-        often = [f"{config.saves_per_epoch:,} an epoch"]
-    often += _extra_steps(config)
+    often = _often(config, config.save_steps, config.saves_per_epoch)
     last = "and at the end" if often else "at the end"
     which = {0: "all are", 1: "the last is"}.get(kept, f"the last {kept} are")
     exports = ""
     if config.export_steps is not None:
-        exports = f"; model/ {_every(config.export_steps) if config.export_steps else 'in none'}"
+        every = f"every {config.export_steps:,} steps" if config.export_steps else "in none"
+        exports = f"; model/ {every}"
     return f"{', '.join([*often, last])}; {which} kept{exports}"
 
 

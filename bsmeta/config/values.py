@@ -32,7 +32,6 @@ from bsmeta.core.files import redact_values
 from bsmeta.core.keys import expand_home, key_names, refuse_out_of_bounds, type_hints
 
 if TYPE_CHECKING:
-    from bsmeta.config.causal_lm import CausalLMConfig
     from bsmeta.config.checks import TaskEntry
     from bsmeta.config.schema import RunConfig
 
@@ -362,27 +361,12 @@ def saved_config(
     """The configuration of a training run of one of some tasks, with some keys changed."""
     task = saved_task(path)
     if task not in tasks:
-        raise ConfigurationError(f"{path}: task={task}; expected one of {', '.join(tasks)}")
-    return _changed(load_resolved(path, tasks[task].config), overrides)
+        raise ConfigurationError(f"{path}: trained with task={task}; expected {' or '.join(tasks)}")
+    return changed(load_resolved(path, tasks[task].config), overrides)
 
 
-def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLMConfig:
-    """The configuration of the training run, with some keys changed.
-
-    Args:
-        path: The run's `config.yaml`; None: the defaults of the schema.
-    """
-    from bsmeta.config.causal_lm import CausalLMConfig
-
-    if path is None:
-        return _changed(CausalLMConfig(), overrides)
-    task = saved_task(path)
-    if task != "causal_lm":
-        raise ConfigurationError(f"{path}: trained with task={task}; expected causal_lm")
-    return _changed(load_resolved(path, CausalLMConfig), overrides)
-
-
-def _changed(config: Run, overrides: Mapping[str, Any]) -> Run:
+def changed(config: Run, overrides: Mapping[str, Any]) -> Run:
+    """A configuration with some keys changed."""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.create(dict(overrides)))
         changed = OmegaConf.to_object(merged)

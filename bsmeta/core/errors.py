@@ -9,18 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 EXTRA_OF = {
-    "datasets": "tables",
-    "sklearn": "tables",
+    **dict.fromkeys(("datasets", "sklearn"), "tables"),
     "rapidfuzz": "spelling",
     "ahocorasick_rs": "entities",
-    "selectolax": "annotate",
-    "resiliparse": "annotate",
-    "fastwarc": "annotate",
-    "htmldate": "annotate",
-    "pycld2": "annotate",
-    "botocore": "object-stores",
-    "google": "object-stores",
-    "google.auth": "object-stores",
+    **dict.fromkeys(("selectolax", "resiliparse", "fastwarc", "htmldate", "pycld2"), "annotate"),
+    **dict.fromkeys(("botocore", "google", "google.auth"), "object-stores"),
     "peft": "lora",
 }
 """Module -> the extra of setup.py that installs it, for modules that a base install lacks."""

@@ -28,9 +28,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.progress import exclusively, report_progress
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-
 _INSTALLED = _PACKAGE / "resources"
-
 ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
 """The folder that contains `hydra_configs/`, `deepspeed_configs/`, `experiments/`, `examples/`."""
 
@@ -41,24 +39,16 @@ _BLOCK = 1 << 20  # bytes read at a time
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a disk, a quota or a file that is full."""
 
+# Torch's and safetensors' writers keep only the message, not the errno.
 _FULL_TEXTS = (
-    "no space left",
-    "quota exceeded",
-    "file too large",
-    "iostream error",
-    "writing file",
-)
+    "no space left", "quota exceeded", "file too large", "iostream error", "writing file"
+)  # fmt: skip
 
 HIDDEN = "[redacted]"
-
 _WORDS = {"token", "secret", "password", "passwd", "apikey", "credential", "credentials"}
-
 _PAIRS = ("api_key", "access_key", "secret_key", "private_key", "auth_token")
-
 _NOT_SECRET = ("path", "file", "dir", "url", "name")
-
-_SHORTEST = 8
-
+_SHORTEST = 8  # characters of the value of a variable that is a secret
 # Hugging Face, OpenAI and Anthropic, AWS, GitHub; credentials in a URL.
 _KNOWN = re.compile(
     r"\bhf_[A-Za-z0-9]{20,}|\bsk-[A-Za-z0-9_-]{20,}|\bAKIA[A-Z0-9]{16}\b"
@@ -148,9 +138,8 @@ def is_full(error: BaseException | None) -> bool:
     seen: set[int] = set()  # a chain of causes may be cyclic
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, OSError) and error.errno in FULL:
+        if getattr(error, "errno", None) in FULL:
             return True
-        # Torch's and safetensors' writers keep only the message, not the errno.
         if any(text in str(error).lower() for text in _FULL_TEXTS):
             return True
         error = error.__cause__ or error.__context__

@@ -159,6 +159,21 @@ def report(error: BaseException) -> int:
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
+def stoppable(action: Callable[[], object], where: str = "") -> int:
+    """Runs work that SIGTERM ends as Ctrl-C does; returns the exit code.
+
+    Args:
+        where: What the same call continues, for the message.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        action()
+    except KeyboardInterrupt:
+        print(f"stopped; the same call continues{where}", file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
+
+
 def leave(code: int) -> NoReturn:
     """Exits the process; under a launcher, without Python's own shutdown.
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -32,7 +30,7 @@ from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.core.files import file_hash, free_bytes, gigabytes, replacing, writing
-from bsmeta.core.process import EXIT_PREEMPTED
+from bsmeta.core.process import stoppable
 from bsmeta.core.progress import Show, progress_bar
 from bsmeta.data.io.file_sets import filled
 from bsmeta.data.io.files import FileRef, size_of
@@ -71,13 +69,8 @@ def main(config: StageConfig) -> int:
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write", ["out"])
     check_data(config.data_config)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        print(stage(config, Path(config.out).absolute()))
-    except KeyboardInterrupt:
-        print("stopped; the same call continues", file=sys.stderr)
-        return EXIT_PREEMPTED
-    return 0
+    folder = Path(config.out).absolute()
+    return stoppable(lambda: print(stage(config, folder)))
 
 
 def stage(config: StageConfig, out: Path) -> str:

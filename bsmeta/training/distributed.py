@@ -50,7 +50,6 @@ from filelock import FileLock
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.cpp_extension import get_default_build_root
 
-from bsmeta.config.launch_checks import FullyShard
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.core.process import meet
@@ -156,14 +155,14 @@ def _import(name: str, library: Path) -> Any:
 
 
 def start(
-    config: RunConfig, deepspeed_config: dict[str, Any] | None, fully_shard: FullyShard | None
+    config: RunConfig, deepspeed_config: dict[str, Any] | None, reshards: bool | None
 ) -> Accelerator:
     """Creates the Accelerator of this process; all processes of the launch must call it.
 
     Args:
         deepspeed_config: Without any `"auto"`.
-        fully_shard: The settings of FSDP2. Without these and those of DeepSpeed, training is plain
-            (distributed data parallel).
+        reshards: Under FSDP2: whether weights are freed after the forward pass. With neither this
+            nor `deepspeed_config`, training is plain (distributed data parallel).
 
     Raises:
         ConfigurationError: If fewer processes joined than were launched, or another machine of
@@ -176,8 +175,8 @@ def start(
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
     plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None
-    if fully_shard is not None:
-        plugin = _fsdp_plugin(config, fully_shard)
+    if reshards is not None:
+        plugin = _fsdp_plugin(config, reshards)
     elif deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
@@ -239,12 +238,12 @@ def _accelerator(
     return accelerator
 
 
-def _fsdp_plugin(config: RunConfig, fully_shard: FullyShard) -> FullyShardedDataParallelPlugin:
+def _fsdp_plugin(config: RunConfig, reshards: bool) -> FullyShardedDataParallelPlugin:
     """Every setting of FSDP2: Accelerate takes what is not passed from the environment."""
     half = {"no": None, "bf16": torch.bfloat16}[config.mixed_precision]
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward=fully_shard.reshard_after_forward,
+        reshard_after_forward=reshards,
         auto_wrap_policy="TRANSFORMER_BASED_WRAP",
         # Not Accelerate's own for bf16, which would also sum gradients and return losses in it.
         mixed_precision_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),

@@ -248,7 +248,7 @@ class Forecast:
         self._counts, half = count(shape.model), config.mixed_precision != "no"
         zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
         # The engine of this launch.
-        self.stage: Stage = zero.get("stage") if checked.fully_shard is None else "FSDP2"
+        self.stage: Stage = zero.get("stage") if checked.launch.fsdp is None else "FSDP2"
         entry = OPTIMIZERS[config.optimizer_type]
         size = optimizer_bytes(shape.model, entry)
         able: dict[Stage, bool] = {None: True, "FSDP2": entry.takes_shards}
@@ -370,7 +370,7 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     warm_up = steps // 2
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
-        accelerator = start(silent, checked.deepspeed_config, checked.fully_shard)
+        accelerator = start(silent, checked.deepspeed_config, checked.launch.reshards)
         processes, stop = Processes.of_group(accelerator.device), StopRequest()
         with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
             run = RunFolder(Path(folder))

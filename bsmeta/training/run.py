@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.launch_checks import FullyShard
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
@@ -54,13 +53,13 @@ def run(
     task: Task,
     deepspeed_config: dict[str, Any] | None,
     stop: StopRequest,
-    fully_shard: FullyShard | None = None,
+    reshards: bool | None = None,
 ) -> int:
     """Trains, writes `status.json`, and returns the exit code (0 done, 75 preempted).
 
     Args:
         deepspeed_config: Without any `"auto"`, or None without DeepSpeed.
-        fully_shard: The settings of FSDP2, or None without it.
+        reshards: Under FSDP2: whether weights are freed after the forward pass; None without it.
 
     Raises:
         UserError: If the folder, the data or the launch does not match the configuration.
@@ -68,7 +67,7 @@ def run(
     """
     out_dir = Path(config.out_dir)
     with _refusal_in_status(out_dir):
-        accelerator = start(config, deepspeed_config, fully_shard)
+        accelerator = start(config, deepspeed_config, reshards)
     processes = Processes.of_group(accelerator.device)
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
         with _refusal_in_status(out_dir):

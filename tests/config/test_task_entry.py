@@ -13,7 +13,7 @@ from bsmeta.config.command_line import choose
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule, summary
-from bsmeta.config.values import load_resolved, store_name, training_config
+from bsmeta.config.values import load_resolved, saved_config, store_name
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key
 from bsmeta.tasks import TASKS
@@ -60,7 +60,7 @@ def test_a_key_of_another_task_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="model_name .*unknown key.*a key of RowsConfig"):
         load_resolved(tmp_path / "config.yaml", RowsConfig)
     with pytest.raises(ConfigurationError, match="trained with task=rows; expected causal_lm"):
-        training_config(tmp_path / "config.yaml", {})
+        saved_config(tmp_path / "config.yaml", {"causal_lm": TASKS["causal_lm"]}, {})
 
 
 def test_task_must_be_that_of_the_schema() -> None:

@@ -17,7 +17,7 @@ from bsmeta.config.checks import check
 from bsmeta.config.command_line import describe, keys
 from bsmeta.config.compose import compose, run_entry_point
 from bsmeta.config.launch import ENVIRONMENT, Launch
-from bsmeta.config.values import entries_of, training_config
+from bsmeta.config.values import changed, entries_of
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import About, about, bound_problems, leaves
 from bsmeta.reference import PROGRAMS, reference
@@ -205,7 +205,7 @@ def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
 
 def test_overrides_of_a_saved_configuration_are_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"^overrides\.data_config\.num_streams=0: expec"):
-        training_config(None, {"data_config": {"num_streams": 0}})
+        changed(CausalLMConfig(), {"data_config": {"num_streams": 0}})
 
 
 def test_null_is_a_value_of_its_own() -> None:

@@ -34,7 +34,6 @@ from torch.distributed.tensor import DTensor
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.launch_checks import FullyShard
 from bsmeta.core.process import StopRequest
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
@@ -165,8 +164,8 @@ def trained(config: CausalLMConfig, stage: int | str | None, observed: Observed)
     AcceleratorState._reset_state(reset_partial_state=True)
     task = CausalLanguageModel(config)
     with observed.watching():
-        fully_shard = FullyShard() if stage == "FSDP2" else None
-        running.run(config, task, deepspeed_config(config, stage), StopRequest(), fully_shard)
+        reshards = True if stage == "FSDP2" else None
+        running.run(config, task, deepspeed_config(config, stage), StopRequest(), reshards)
     chunks = task._chunked is not None and task._chunked.pays(128)
     assert chunks == (config.loss_chunk_logits < 128 * 4096)
     events = map(json.loads, (Path(config.out_dir) / "metrics.jsonl").read_text().splitlines())

@@ -301,7 +301,7 @@ class BreakingStream(ToyStream):
 def test_a_probe_reports_data_that_cannot_be_read() -> None:
     config = CausalLMConfig(max_train_steps=8, num_warmup_steps=1, estimate_steps=4)
     launch = Launch(source="the environment", num_processes=1)
-    checked = CheckedRun(launch=launch, deepspeed_config=None, fully_shard=None)
+    checked = CheckedRun(launch=launch, deepspeed_config=None)
     with pytest.raises(DataError, match="shard 7 cannot be read"):
         probe(config, BreakingTask(config), checked)
     AcceleratorState._reset_state(reset_partial_state=True)  # other tests begin with their own

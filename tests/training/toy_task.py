@@ -96,7 +96,6 @@ class ToyTask(Task):
 
 
 def main(config: CausalLMConfig) -> int:
-    from bsmeta.config.launch_checks import FullyShard
     from bsmeta.core.process import StopRequest
     from bsmeta.training.run import run
     from bsmeta.training.run_folder import note_early_stop
@@ -117,8 +116,8 @@ def main(config: CausalLMConfig) -> int:
         }
     stop = StopRequest()
     stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
-    fully_shard = FullyShard() if stage == "fsdp2" else None
-    return run(config, ToyTask(config), deepspeed, stop, fully_shard)
+    reshards = True if stage == "fsdp2" else None
+    return run(config, ToyTask(config), deepspeed, stop, reshards)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from bsmeta.config.data import (
     source_configs,
     train_entries,
 )
-from bsmeta.config.values import training_config
+from bsmeta.config.values import changed, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.files import FileRef, size_of
 from bsmeta.data.io.shards import (
@@ -39,6 +39,7 @@ from bsmeta.data.io.shards import (
 )
 from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, default_device, load_weights, vocabulary_of
+from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location
 
 
@@ -60,9 +61,13 @@ def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig
 def run_config(
     location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
 ) -> CausalLMConfig:
-    """The configuration that the model was trained with, after overrides."""
+    """The configuration that the model was trained with (a Hub model: the default one)."""
     path = Path(training_config_file) if training_config_file else location.config
-    return training_config(path, overrides)
+    if path is None:
+        return changed(CausalLMConfig(), overrides)
+    config = saved_config(path, {"causal_lm": TASKS["causal_lm"]}, overrides)
+    assert isinstance(config, CausalLMConfig)
+    return config
 
 
 class OpenedModel:

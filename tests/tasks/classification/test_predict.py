@@ -153,7 +153,7 @@ def test_refused(
     ("config", "message"),
     [
         (None, "there is no config.yaml beside the model"),
-        ("task: other", "task=other; expected one of causal_lm, classification"),
+        ("task: other", "trained with task=other; expected causal_lm or classification"),
         ("task: classification\nstep: 3", "step"),
     ],
 )
