@@ -109,24 +109,16 @@ def reference() -> str:
         # The nearest base class that has a section of its own.
         parent = next((base for base in schema.__mro__[1:] if base in programs), None)
         inherited = f" Every key of `{programs[parent]}`, and:" if parent else ""
+        summary = (schema.__doc__ or "").strip().splitlines()[0]
         parts.append(
-            f"## {program}\n\n{_summary(schema)} Without `--config-name`: `{config_name}`."
-            f"{inherited}\n"
+            f"## {program}\n\n{summary} Without `--config-name`: `{config_name}`.{inherited}\n"
         )
-        taken = _names(parent) if parent else set()
+        taken = {key.name for _, found in sections(parent) for key in found} if parent else ()
         for heading, found in sections(schema):
             own = [key for key in found if key.name not in taken]
             if own:
                 parts.append(f"### {heading}\n\n{_table(own)}")
     return "\n".join(parts)
-
-
-def _names(schema: type) -> set[str]:
-    return {key.name for _, found in sections(schema) for key in found}
-
-
-def _summary(schema: type) -> str:
-    return (schema.__doc__ or "").strip().splitlines()[0]
 
 
 def _groups() -> str:

@@ -55,14 +55,15 @@ _ELSEWHERE = {
     "csv_monitor": "trackers",
 }
 
-# Keys of `checkpoint` that the trainer sets, or that would split a checkpoint across machines.
-_CHECKPOINT = ("load_universal", "use_node_local_storage")
-
-# Keys of `zero_optimization` without which the trainer cannot do its work, or that replace it.
-_NOT_RUN = ("compute_grad_norm", "legacy_stage1", "zenflow")
+# Switches that the trainer sets, or that would split a checkpoint across machines.
+_CHECKPOINT = ("checkpoint.load_universal", "checkpoint.use_node_local_storage")
+# Keys without which the trainer cannot do its work, or that replace it.
+_NOT_RUN = tuple(
+    f"zero_optimization.{name}" for name in ("compute_grad_norm", "legacy_stage1", "zenflow")
+)
 
 _WHOLE = "(the file)"
-
+_MISSPELT = "correct the name, or delete it"
 # Blocks for what the trainer builds itself: they must agree with Hydra, and are then removed.
 _REMOVED = ("optimizer", "scheduler")
 _OPTIMIZERS = ("AdamW", "Adam")
@@ -192,28 +193,22 @@ class DeepSpeedJson:
             if name in self._document:
                 fix = f"delete it, and pass {owner}=… instead"
                 yield self._problem(name, f"no such block: set {owner} in Hydra", fix, "a block")
-        for name in _CHECKPOINT:
-            if self._at(f"checkpoint.{name}") is True:
-                expected = (
-                    "no such key: the trainer keeps whole checkpoints, and converts them itself"
-                )
-                yield self._problem(f"checkpoint.{name}", expected, "delete it")
-        for name in _NOT_RUN:
-            if self._at(f"{_ZERO}.{name}") is not MISSING:
-                expected = "no such key: the trainer does not run DeepSpeed with it"
-                yield self._problem(f"{_ZERO}.{name}", expected, "delete it")
+        for key in (*_CHECKPOINT, *_NOT_RUN):
+            reason = "keeps whole checkpoints, and converts them itself"
+            if key in _NOT_RUN:
+                reason = "does not run DeepSpeed with it"
+            if self._at(key) is True or (key in _NOT_RUN and self._at(key) is not MISSING):
+                yield self._problem(key, f"no such key: the trainer {reason}", "delete it")
         for name in self._document:
             if name not in _TOP_LEVEL and name not in _ELSEWHERE:
-                near = nearest(name, _TOP_LEVEL)
-                expected = f"a key that this trainer runs DeepSpeed with{near}"
-                fix = "correct the name, or delete it"
-                yield self._problem(name, expected, fix, "an unknown key")
+                expected = f"a key that this trainer runs DeepSpeed with{nearest(name, _TOP_LEVEL)}"
+                yield self._problem(name, expected, _MISSPELT, "an unknown key")
 
     def _shared(self) -> list[_Shared]:
         """The keys that Hydra owns, with their values in this launch."""
         plan = BatchPlan.of(self._config, self._launch.num_processes)
         micro_batch = plan.key or "rows of a micro-batch, which vary"
-        batch = [
+        calculated = [
             _Shared(
                 key="train_micro_batch_size_per_gpu",
                 owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
@@ -229,14 +224,12 @@ class DeepSpeedJson:
                 value=plan.global_batch,
             ),
         ]
-        precision = [self._precision("bf16"), self._precision("fp16")]
-        calculated = {shared.key for shared in (*batch, *precision)}
         equal = [
             shared
             for shared in self._twins()
-            if shared.key not in calculated and shared.key.partition(".")[0] not in _REMOVED
+            if shared.key != calculated[0].key and shared.key.partition(".")[0] not in _REMOVED
         ]
-        return [*batch, *equal, *precision]
+        return [*calculated, *equal, self._precision("bf16"), self._precision("fp16")]
 
     def _twins(self) -> Iterator[_Shared]:
         """Yields the keys that a key of the schema names and that have its value."""
@@ -379,13 +372,13 @@ class DeepSpeedJson:
 
     def _refused_by_models(self, known: set[str]) -> Iterator[Problem]:
         """Yields the values that DeepSpeed would refuse, or fail with later."""
-        for key in _FLAGS:
-            if self._at(key) not in (MISSING, AUTO) and not isinstance(self._at(key), bool):
-                yield self._problem(key, "true or false", "correct the value")
-        for key in _NUMBERS:
-            value = self._at(key)
-            if value not in (MISSING, AUTO) and type(value) not in (int, float):
-                yield self._problem(key, "a number", "correct the value")
+        for keys, kinds, expected in (
+            (_FLAGS, (bool,), "true or false"),
+            (_NUMBERS, (int, float), "a number"),
+        ):
+            for key in keys:
+                if self._at(key) not in (MISSING, AUTO) and type(self._at(key)) not in kinds:
+                    yield self._problem(key, expected, "correct the value")
         models = _models()
         for block in _BLOCKS:
             if block not in self._document or block in known:
@@ -422,7 +415,7 @@ class DeepSpeedJson:
                 fix, value = "correct the value, or delete the key", show(found["input"])
                 if found["type"] == "extra_forbidden":
                     expected = f"a key that DeepSpeed knows{_nearest_key(model, found['loc'])}"
-                    fix, value = "correct the name, or delete it", "an unknown key"
+                    fix, value = _MISSPELT, "an unknown key"
                 yield self._problem(key, expected, fix, value)
 
 

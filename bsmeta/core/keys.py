@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
@@ -161,23 +161,14 @@ def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any
     """
     for field_ in fields(section):
         name, value = prefix + field_.name, getattr(section, field_.name)
-        entries = [*_sections(value)]
-        for place, entry in entries:
-            yield from leaves(entry, f"{name}.{place}")
-        if not entries:
+        entries = dict(enumerate(value)) if isinstance(value, list) else value
+        inside = {name: value} if is_dataclass(value) else {}
+        if isinstance(entries, dict):
+            inside = {f"{name}.{at}": each for at, each in entries.items() if is_dataclass(each)}
+        for place, entry in inside.items():
+            yield from leaves(entry, f"{place}.")
+        if not inside:
             yield name, section, field_
-
-
-def _sections(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the sections that a value is or holds, each with its place in the value."""
-    if is_dataclass(value):
-        yield "", value
-    entries: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, list):
-        entries = enumerate(value)
-    elif isinstance(value, dict):
-        entries = value.items()
-    yield from ((f"{place}.", entry) for place, entry in entries if is_dataclass(entry))
 
 
 def key_names(schema: type) -> list[str]:
