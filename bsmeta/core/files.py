@@ -147,18 +147,20 @@ def is_full(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def writing(path: Path, what: str) -> Iterator[None]:
-    """Holds the lock file, beside it, of a file or folder that one process at a time writes.
+def writing(path: Path, what: str, lock: Path | None = None) -> Iterator[None]:
+    """Holds the lock file of a file or folder that one process at a time writes.
 
     Args:
         what: What is done under the lock; see `exclusively`.
+        lock: The lock file, whose folder is made if it is missing; None: beside `path`.
 
     Raises:
         DataError: If it cannot be written, such as on a full disk.
     """
+    lock = lock or path.with_name(f"{path.name}.lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(path.with_name(f"{path.name}.lock"), what):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with exclusively(lock, what):
             yield
     except OSError as error:
         free = gigabytes(free_bytes(path))
