@@ -20,9 +20,7 @@ def main() -> None:
     """Prints the answer, or the problems of the file, and exits with code 2 if there are any."""
     try:
         launch = read_launch({}, sys.argv[1])
-        if (
-            len(sys.argv) > 2 and sys.argv[2]
-        ):  # the number given by the scripts overrides that of the file
+        if len(sys.argv) > 2 and sys.argv[2]:  # the scripts' number overrides that of the file
             launch = replace(launch, num_processes=int(sys.argv[2]))
         refuse([*launcher_problems(launch)])
         print(str(launch.gpus == 0).lower())
