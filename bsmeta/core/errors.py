@@ -133,11 +133,7 @@ def show(value: object) -> str:
     if value is MISSING:
         return "no such key"
     if isinstance(value, str):
-        return (
-            f'"{value}"'
-            if value in ("", "auto") or not _looks_typed(value)
-            else f'"{value}" (text)'
-        )
+        return f'"{value}"{" (text)" if _looks_typed(value) else ""}'
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else str(value)
