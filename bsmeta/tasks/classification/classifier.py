@@ -52,11 +52,7 @@ class Description(msgspec.Struct, frozen=True):
 class Words(nn.Module):
     """Linear functions of the TF-IDF of words and pairs of words (Wang and Manning 2012).
 
-    Args:
-        ngrams: The words and pairs of words, in the order of the features; may be empty.
-        idf: float64 [features].
-        weight: [labels, features].
-        bias: [labels].
+    There may be no features: `idf` is float64 [features], `weight` [labels, features].
     """
 
     idf: torch.Tensor
@@ -137,11 +133,7 @@ class Classifier(nn.Module):
         return pool(hidden.last_hidden_state, attention_mask, self.description.pooling)
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Writes the folder, without the tokenizer.
-
-        Args:
-            weights: The state dict to write instead of the current one.
-        """
+        """Writes the folder, without the tokenizer, with the current weights or those given."""
         weights = self.state_dict() if weights is None else weights
         folder.mkdir(parents=True, exist_ok=True)
         if self.encoder is not None:
@@ -164,11 +156,8 @@ class Classifier(nn.Module):
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
-    """The vectors of chunks, float [chunks, size].
-
-    Args:
-        hidden: float [chunks, tokens, size].
-        mask: int64 [chunks, tokens], 0 at the padding, which may be on either side.
+    """The vectors of chunks, float [chunks, size], from those of their tokens, [chunks, tokens,
+    size]; the mask, int64 [chunks, tokens], is 0 at the padding, which may be on either side.
     """
     if pooling == "mean":
         shares = mask / mask.sum(1, keepdim=True)

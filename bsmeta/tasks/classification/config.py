@@ -31,65 +31,43 @@ HEAD = "head"  # the value of `pooling` for the architecture's own head
 class ClassificationDataConfig(TableDataConfig):
     """The table of texts and labels, its chunks and its splits."""
 
-    csv: str | None = key(
-        None,
-        "the table: .csv or .csv.gz with a header, or the .sqlite that an earlier run made of it",
-        is_path=True,
-    )
-    text_column: str = key("text", "column of the text")
-    label_column: str = key("label", "column of the label")
-    database: str | None = key(
-        None,
-        "SQLite file that the table is read into, once; null: beside the CSV file, with its name",
-        is_path=True,
-    )
-    csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
-    csv_encoding: str = key("auto", "encoding of the file; auto: UTF-8, UTF-16 or UTF-32")
-    on_bad_row: str = key(
-        "refuse",
-        "a row without text or label, or with too many or too few columns; skip: leave it out, "
-        "and count",
-        choices=("refuse", "skip"),
-    )
+    csv: str | None = key(None, is_path=True)
+    """the table: .csv or .csv.gz with a header, or the .sqlite that an earlier run made of it"""
+    text_column: str = key("text")
+    """column of the text"""
+    label_column: str = key("label")
+    """column of the label"""
+    database: str | None = key(None, is_path=True)
+    """SQLite file that the table is read into, once; null: beside the CSV file, with its name"""
+    csv_separator: str = key("auto")
+    """character between columns; auto: , ; tab or |"""
+    csv_encoding: str = key("auto")
+    """encoding of the file; auto: UTF-8, UTF-16 or UTF-32"""
+    on_bad_row: str = key("refuse", choices=("refuse", "skip"))
+    """a row without text or label, or with too many or too few columns; skip: leave it out, and
+    count"""
 
-    fold_by: str = key(
-        "tokens",
-        "how a long text becomes several rows of max_length: tokens: at any token; words: between "
-        "words (and at the tokenizer's model_max_length)",
-        choices=("tokens", "words"),
-    )
-    max_length: int = key(
-        128,
-        "length of a row, beyond which a text continues in further rows: tokens, with the special "
-        "ones; under fold_by=words: words",
-        at_least=1,
-    )
-    split_by: str | None = key(
-        None,
-        "column whose values are groups that no split divides (an author, a site); null: rows "
-        "with equal texts stay together",
-    )
-    split_fractions: list[float] = key(
-        [0.8, 0.1, 0.1], "shares of training, validation and test, stratified by label"
-    )
-    split_column: str | None = key(
-        None,
-        "column that says train, validation or test, instead of split_fractions; refused if it "
-        "divides a group of split_by",
-    )
-    split_seed: int = key(
-        42,
-        "seed of the splits, apart from that of the run: runs with other seeds are comparable",
-        at_least=0,
-        at_most=LARGEST_SEED,
-    )
+    fold_by: str = key("tokens", choices=("tokens", "words"))
+    """how a long text becomes several rows of max_length: tokens: at any token; words: between
+    words (and at the tokenizer's model_max_length)"""
+    max_length: int = key(128, at_least=1)
+    """length of a row, beyond which a text continues in further rows: tokens, with the special
+    ones; under fold_by=words: words"""
+    split_by: str | None = key(None)
+    """column whose values are groups that no split divides (an author, a site); null: rows with
+    equal texts stay together"""
+    split_fractions: list[float] = key([0.8, 0.1, 0.1])
+    """shares of training, validation and test, stratified by label"""
+    split_column: str | None = key(None)
+    """column that says train, validation or test, instead of split_fractions; refused if it divides
+    a group of split_by"""
+    split_seed: int = key(42, at_least=0, at_most=LARGEST_SEED)
+    """seed of the splits, apart from that of the run: runs with other seeds are comparable"""
 
     per_device_train_batch_size: int = key(
-        16,
-        "rows in a micro-batch of one process",
-        deepspeed="train_micro_batch_size_per_gpu",
-        at_least=1,
+        16, deepspeed="train_micro_batch_size_per_gpu", at_least=1
     )
+    """rows in a micro-batch of one process"""
 
 
 @dataclass(kw_only=True)
@@ -107,87 +85,47 @@ class ClassificationConfig(PretrainedConfig):
     )
 
     task: str = inherited(PretrainedConfig, "task", "classification")
-    data_config: ClassificationDataConfig = key(
-        ClassificationDataConfig, "the table of texts and labels"
-    )
+    data_config: ClassificationDataConfig = key(ClassificationDataConfig)
+    """the table of texts and labels"""
 
     model_name: str = inherited(PretrainedConfig, "model_name", "google-bert/bert-base-uncased")
-    method: str = key(
-        AUTO,
-        "linear: an SVM on TF-IDF of words and pairs of words; frozen: logistic regression on the "
-        "vectors of the encoder as it is; combined: an SVM on both; fine_tune: train the encoder; "
-        "auto: all of them, and export the simplest within one standard error of the best by "
-        "keep_best_by (by macro_f1 if that is no score of texts) on the validation split",
-        choices=(AUTO, *FITTED, FINE_TUNE),
-    )
-    pooling: str = key(
-        "mean",
-        "how the vectors of a row's tokens become one: their mean, their maximum, or the first "
-        "(cls) or last token; head: by the head of AutoModelForSequenceClassification, under "
-        "method=fine_tune only",
-        choices=(*POOLINGS, HEAD),
-    )
-    head_start: str = key(
-        "linear",
-        "weights that fine-tuning of the head begins with; linear: those of method=frozen",
-        choices=("linear", "random"),
-    )
-    train_layers: int | None = key(
-        None,
-        "fine-tune only the last layers of the encoder, this many (0: the head alone); null: all, "
-        "and the embeddings",
-        at_least=0,
-    )
-    layer_decay: float = key(
-        1.0,
-        "fine-tuning: each layer of the encoder has this many times the learning rate of the layer "
-        "above it; the head and the last layer have learning_rate",
-        above=0,
-        at_most=1,
-    )
-    dropout: float | None = key(
-        None, "every dropout of the model; null: those of its config", at_least=0, below=1
-    )
-    class_weights: Any = key(
-        "none",
-        "what a row counts in the loss; balanced: rows / (labels x rows of its label); or a "
-        "mapping of labels to weights, {left: 2, right: 1} (1 for those that it leaves out)",
-    )
-    label_smoothing: float = key(
-        0.0, "share of the target that is spread evenly over all labels", at_least=0, below=1
-    )
+    method: str = key(AUTO, choices=(AUTO, *FITTED, FINE_TUNE))
+    """linear: an SVM on TF-IDF of words and pairs of words; frozen: logistic regression on the
+    vectors of the encoder as it is; combined: an SVM on both; fine_tune: train the encoder; auto:
+    all of them, and export the simplest within one standard error of the best by keep_best_by (by
+    macro_f1 if that is no score of texts) on the validation split"""
+    pooling: str = key("mean", choices=(*POOLINGS, HEAD))
+    """how the vectors of a row's tokens become one: their mean, their maximum, or the first (cls)
+    or last token; head: by the head of AutoModelForSequenceClassification, under method=fine_tune
+    only"""
+    head_start: str = key("linear", choices=("linear", "random"))
+    """weights that fine-tuning of the head begins with; linear: those of method=frozen"""
+    train_layers: int | None = key(None, at_least=0)
+    """fine-tune only the last layers of the encoder, this many (0: the head alone); null: all, and
+    the embeddings"""
+    layer_decay: float = key(1.0, above=0, at_most=1)
+    """fine-tuning: each layer of the encoder has this many times the learning rate of the layer
+    above it; the head and the last layer have learning_rate"""
+    dropout: float | None = key(None, at_least=0, below=1)
+    """every dropout of the model; null: those of its config"""
+    class_weights: Any = key("none")
+    """what a row counts in the loss; balanced: rows / (labels x rows of its label); or a mapping of
+    labels to weights, {left: 2, right: 1} (1 for those that it leaves out)"""
+    label_smoothing: float = key(0.0, at_least=0, below=1)
+    """share of the target that is spread evenly over all labels"""
 
-    results_dir: str | None = key(
-        None,
-        "folder of the result files NAME_testset_predictions.csv, NAME_train_test_stats.json and "
-        "NAME_trained_model.sav; null: that of the CSV file",
-        is_path=True,
-        heading="Results",
-    )
-    bootstrap_resamples: int = key(
-        2000,
-        "resamples of the test set's texts (or groups) for each interval of the report",
-        at_least=1,
-    )
+    results_dir: str | None = key(None, is_path=True, heading="Results")
+    """folder of the result files NAME_testset_predictions.csv, NAME_train_test_stats.json and
+    NAME_trained_model.sav; null: that of the CSV file"""
+    bootstrap_resamples: int = key(2000, at_least=1)
+    """resamples of the test set's texts (or groups) for each interval of the report"""
 
-    prep_only: bool = key(False, "read the table into its database, and stop", heading="Data")
+    prep_only: bool = key(False, heading="Data")
+    """read the table into its database, and stop"""
 
 
 def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
-    yield from _table(config)
-    yield from model_problems(config)
-    yield from _class_weights(config.class_weights)
-    yield from fraction_problems(config.data_config.split_fractions)
-    yield from _validation(config)
-    yield from _method(config)
-    folder = Path(config.results_dir or "")
-    if config.results_dir is not None and folder.exists() and not folder.is_dir():
-        fix = "results_dir=results, for example"
-        yield Problem("results_dir", HYDRA, f"{show(str(folder))}, a file", "a folder", fix)
-
-
-def _table(config: ClassificationConfig) -> Iterator[Problem]:
     data = config.data_config
     if data.csv is None:
         expected = "a CSV file with a column of texts and a column of labels"
@@ -195,6 +133,19 @@ def _table(config: ClassificationConfig) -> Iterator[Problem]:
         yield Problem("data_config.csv", HYDRA, "null", expected, fix)
     elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
         yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
+    yield from model_problems(config)
+    yield from _class_weights(config.class_weights)
+    yield from fraction_problems(data.split_fractions)
+    shares = f"data_config.split_fractions={data.split_fractions} leaves no validation split"
+    if _lacks_validation(config) and config.keep_best_by is not None:
+        fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
+        found = show(config.keep_best_by)
+        yield Problem("keep_best_by", HYDRA, found, f"null, because {shares}", fix)
+    yield from _method(config)
+    folder = Path(config.results_dir or "")
+    if config.results_dir is not None and folder.exists() and not folder.is_dir():
+        fix = "results_dir=results, for example"
+        yield Problem("results_dir", HYDRA, f"{show(str(folder))}, a file", "a folder", fix)
 
 
 def fraction_problems(shares: Sequence[float]) -> list[Problem]:
@@ -212,21 +163,8 @@ def _lacks_validation(config: ClassificationConfig) -> bool:
     return config.data_config.split_column is None and len(shares) == 3 and shares[1] == 0
 
 
-def _validation(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields a `keep_best_by` for a table whose validation split is empty."""
-    fractions = config.data_config.split_fractions
-    if _lacks_validation(config) and config.keep_best_by is not None:
-        expected = (
-            f"null, because data_config.split_fractions={fractions} leaves no validation split"
-        )
-        fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
-        yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
-
-
 def _method(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields keys that do not go with the method."""
     method, shares = config.method, config.data_config.split_fractions
-    by_steps = method in (AUTO, FINE_TUNE)
     if config.pooling == HEAD and method != FINE_TUNE:
         expected = f"mean, cls, max or last, because method={method} needs vectors"
         yield Problem("pooling", HYDRA, HEAD, expected, "pooling=mean, or method=fine_tune")
@@ -239,7 +177,7 @@ def _method(config: ClassificationConfig) -> Iterator[Problem]:
         yield Problem("method", HYDRA, method, expected, fix)
     for field, default in (("train_layers", None), ("layer_decay", 1.0)):
         value = getattr(config, field)
-        if value != default and (not by_steps or config.pooling == HEAD):
+        if value != default and (method in FITTED or config.pooling == HEAD):
             expected = f"{show(default)} with method={method} pooling={config.pooling}"
             yield Problem(field, HYDRA, show(value), expected, f"{field}={show(default)}")
     if config.estimate and method in FITTED:

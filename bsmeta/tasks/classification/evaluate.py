@@ -16,9 +16,11 @@ import csv
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import mul
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -53,6 +55,9 @@ from bsmeta.tasks.classification.store import SPLITS, text_key
 from bsmeta.tasks.classification.systems import fit_words
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.run_folder import steps_and_evaluations
+
+if TYPE_CHECKING:
+    from bsmeta.tasks.classification.task import TextClassifier
 
 logger = logging.getLogger(__name__)
 
@@ -110,17 +115,23 @@ def _evaluate(config: EvaluateConfig, location: Location, context: Processes) ->
     scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)
     others: dict[str, np.ndarray] = {}
     if examples is not None:
-        _, texts, truth = zip(*examples.texts("train"), strict=True)
+        texts, truth = _training(examples)
         if config.validation_file is not None:
             _note_training_texts(test, texts)
         counts = examples.label_counts("train")
         weights = label_weights(train.class_weights, examples.labels, counts)
-        others, notes = baselines(test, texts, np.array(truth), weights)
+        others, notes = baselines(test, texts, truth, weights)
         test.notes.extend(notes)
     scores = scores_of(scored, [1.0] * len(labels))  # with a loss without class weights
     return results_of(
         test, scored, scores, others, resamples=train.bootstrap_resamples, seed=train.seed
     )
+
+
+def _training(examples: Examples) -> tuple[Sequence[str], np.ndarray]:
+    """The texts of the training split, and their labels, int64 [texts]."""
+    _, texts, labels = zip(*examples.texts("train"), strict=True)
+    return texts, np.array(labels)
 
 
 def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
@@ -207,8 +218,7 @@ def baselines(
     which baselines are missing, and why.
 
     Args:
-        texts: The training texts.
-        truth: int64 [training texts], their labels.
+        texts, truth: The training texts and their labels.
         weights: The weight of each label in training.
     """
     others = others or {}
@@ -223,9 +233,8 @@ def baselines(
 
 
 def finish(
-    config: ClassificationConfig, model: nn.Module, others: Mapping[str, nn.Module],
-    choice: Choice | None, examples: Examples, scorer: Scorer, weights: Sequence[float],
-    steps_per_epoch: int, context: FinishContext,
+    task: TextClassifier, model: nn.Module, others: Mapping[str, nn.Module],
+    choice: Choice | None, context: FinishContext,
 ) -> dict[str, float]:  # fmt: skip
     """Scores the test split and writes the results (rank 0).
 
@@ -236,46 +245,49 @@ def finish(
         model: The exported model.
         others: By method, the other systems of `method=auto`, among which it was chosen.
     """
+    config, examples, scorer = task.config, task.examples, task.scorer(context)
     test = test_split(config, examples)
     scored, scores, predicted = None, {}, {}
     if test.chunks:
         scored = scorer.score(model, test.chunks)
-        scores = scores_of(scored, weights)
+        scores = scores_of(scored, task.weights)
         predicted = {
             NAMES[name]: scorer.score(system, test.chunks).predicted
             for name, system in others.items()
         }
     if context.rank != 0:
         return scores
-    epochs = epochs_of(context.folder / "metrics.jsonl", steps_per_epoch)
-    files = [result_file(config, name) for name in (STATS, MODEL)]
+    epochs = epochs_of(context.folder / "metrics.jsonl", task.steps_per_epoch(context.size))
+    stats_file, model_file, predictions_file = (
+        result_file(config, ending) for ending in (STATS, MODEL, PREDICTIONS)
+    )
     stats = {"epochs": epochs, "test": {"scores": scores} if scores else None}
-    save_model(files[1], model, config)
-    write_stats(files[0], stats)
+    save_model(model_file, model, config)
+    write_stats(stats_file, stats)
     results = None
     if scored is not None:
-        files.append(result_file(config, PREDICTIONS))
-        write_predictions(files[-1], scored, examples.labels)
-        _, texts, truth = zip(*examples.texts("train"), strict=True)
-        predicted, notes = baselines(test, texts, np.array(truth), weights, predicted)
+        write_predictions(predictions_file, scored, examples.labels)
+        predicted, notes = baselines(test, *_training(examples), task.weights, predicted)
         test.notes.extend([*notes, *([] if choice is None else choice.notes)])
         results = results_of(
             test, scored, scores, predicted, resamples=config.bootstrap_resamples,
             seed=config.seed, choice=choice,
         )  # fmt: skip
         stats["test"] = results.as_dict()
-        write_stats(files[0], stats)
+        write_stats(stats_file, stats)
     examples.save_results(str(context.folder.resolve()), stats)
     if results is not None:
         facts = {"checkpoint": str(context.exported)}
+        files = [stats_file, model_file, predictions_file]
         report(results, epochs, context.folder / "evaluation", facts, files)
     return scores
 
 
 def write_stats(file: Path, stats: Mapping[str, Any]) -> None:
     """Writes losses and scores as JSON."""
-    text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
-    _replace(file, lambda part: part.write_text(text, encoding="utf-8"))
+    with _replacing(file) as part:
+        text = json.dumps(stats, indent=1, ensure_ascii=False)
+        part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def result_file(config: ClassificationConfig, ending: str) -> Path:
@@ -302,8 +314,9 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
     found, begin = [], 0
     for step in sorted(measured) or range(steps_per_epoch, last + 1, steps_per_epoch):
         logged = [line for line in steps if begin < line["step"] <= step]
-        weight = [line["counts"]["weight"] for line in logged]
-        chunks = [line["counts"]["chunks"] for line in logged]
+        weight, chunks = (
+            [line["counts"][name] for line in logged] for name in ("weight", "chunks")
+        )
         found.append({
             "epoch": step / steps_per_epoch,
             "step": step,
@@ -320,27 +333,19 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
-    total = sum(weights)
-    pairs = zip(values, weights, strict=True)
-    return sum(value * weight for value, weight in pairs) / total if total else None
+    return sum(map(mul, values, weights)) / sum(weights) if sum(weights) else None
 
 
 def write_predictions(file: Path, scored: Scored, labels: Sequence[str]) -> None:
     """Writes a line for each source text: its row in the CSV file, label, and what is predicted."""
-
-    def write(part: Path) -> None:
-        with part.open("w", encoding="utf-8", newline="") as output:
-            writer = csv.writer(output, lineterminator="\n")
-            found = map(flattened, predictions(scored, labels))
-            for number, (source, label, prediction) in enumerate(
-                zip(scored.sources, scored.labels, found, strict=True)
-            ):
-                row = {"row": source, "label": labels[label], **prediction}
-                if number == 0:
-                    writer.writerow(row)
-                writer.writerow(f"{v:.6f}" if isinstance(v, float) else v for v in row.values())
-
-    _replace(file, write)
+    with _replacing(file) as part, part.open("w", encoding="utf-8", newline="") as output:
+        writer = csv.writer(output, lineterminator="\n")
+        found = predictions(scored, labels)
+        for number, (source, label) in enumerate(zip(scored.sources, scored.labels, strict=True)):
+            row = {"row": source, "label": labels[label], **flattened(next(found))}
+            if number == 0:
+                writer.writerow(row)
+            writer.writerow(f"{v:.6f}" if isinstance(v, float) else v for v in row.values())
 
 
 def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:
@@ -356,15 +361,17 @@ def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> No
     if isinstance(model, Classifier):
         content["classifier"] = msgspec.to_builtins(model.description)
         content["ngrams"] = [] if model.words is None else model.words.ngrams
-    _replace(file, lambda part: torch.save(content, part))
+    with _replacing(file) as part:
+        torch.save(content, part)
 
 
-def _replace(file: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file under another name and renames it, so that it is never partial."""
+@contextmanager
+def _replacing(file: Path) -> Iterator[Path]:
+    """Yields the path to write a file to, which is never partial."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as part:
-            write(part)
+            yield part
     except OSError as error:
         raise ConfigurationError(
             f"{file} cannot be written: {error}. Set results_dir=FOLDER and resume the run "

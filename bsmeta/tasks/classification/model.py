@@ -155,11 +155,7 @@ def _check_length(
 
 
 def _pretrained(source: str, where: str, shape: Any) -> tuple[PreTrainedModel, list[str]]:
-    """Loads the encoder's weights; only the head may be random, and only heads may be ignored.
-
-    Returns:
-        The model, and the names of the random weights.
-    """
+    """Loads the model, and names its random weights, which only a head may have."""
     pretrained.check_files(source, where)
     with _without_warnings():
         model, info = AutoModelForSequenceClassification.from_pretrained(
@@ -236,14 +232,10 @@ def labels_of(model: nn.Module) -> tuple[str, ...]:
 def label_weights(
     class_weights: Any, labels: Sequence[str], counts: Mapping[str, int]
 ) -> list[float]:
-    """The weight of each label.
-
-    Args:
-        class_weights: The key of the configuration.
-        counts: Source rows of the training split with each label.
+    """The weight of each label, from the configured ones and the number of its training rows.
 
     Raises:
-        ConfigurationError: If it names an unknown label.
+        ConfigurationError: If one is for an unknown label.
     """
     if class_weights == "none":
         return [1.0] * len(labels)
@@ -370,11 +362,9 @@ class Scorer:
     smoothing: float = 0.0  # share of the target that is spread over all labels, for the losses
 
     def score(self, model: nn.Module, chunks: Sequence[Chunk]) -> Scored:
-        """What a model predicts for texts.
+        """What a model, wrapped or not, in evaluation mode, predicts for texts.
 
-        Args:
-            model: The model, wrapped or not, in evaluation mode.
-            chunks: At least one, text by text, in the order of the source rows.
+        There is at least one chunk; they are text by text, in the order of the source rows.
         """
         _, _, counts = texts_of(chunks)
         found: dict[str, np.ndarray] = {}

@@ -57,9 +57,7 @@ def report(
     """Writes the report, and prints it with the paths of all files.
 
     Args:
-        results: The scores.
         epochs: The training curves; none if the test set is not that of the run.
-        folder: Where the report goes.
         facts: What was scored, beside what the results say.
         files: Further files about the test set.
     """
@@ -159,19 +157,18 @@ def _selection(results: Results) -> str:
 
 
 def _score_columns(form: str) -> list[Column]:
-    return [Column(SCORE_NAMES[name], form.format) for name in SCORES]
+    return [Column("system"), *(Column(SCORE_NAMES[name], form.format) for name in SCORES)]
 
 
 def _systems(results: Results) -> Table:
-    rows: list[list[Cell]] = [[system.name, *system.scores.values()] for system in results.systems]
     count, unit = results.units
     note = (
         f"Over {results.texts:,} source texts ({len(results.test.chunks):,} chunks; the logits of "
         "a text are the mean over its chunks). In brackets: 95% intervals, bootstrap over "
         f"{count:,} {unit}."
     )
-    columns = [Column("system"), *_score_columns("{:.3f}")]
-    return Table(f"Scores on {results.test.source}", note, columns, rows)
+    rows: list[list[Cell]] = [[system.name, *system.scores.values()] for system in results.systems]
+    return Table(f"Scores on {results.test.source}", note, _score_columns("{:.3f}"), rows)
 
 
 def _differences(results: Results) -> Table:
@@ -179,13 +176,11 @@ def _differences(results: Results) -> Table:
         [system.name, *system.differences.values()] for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    columns = [Column("system"), *_score_columns("{:+.3f}")]
-    table = Table("Difference from the model", note, columns, rows)
+    table = Table("Difference from the model", note, _score_columns("{:+.3f}"), rows)
     return table.sorted_by(SCORE_NAMES["accuracy"])
 
 
 def _choice(choice: Choice) -> Table:
-    """How the model was chosen."""
     rows: list[list[Cell]] = [
         [
             f"{NAMES[system.name]}{' (model)' if system.name == choice.chosen else ''}",
@@ -196,7 +191,7 @@ def _choice(choice: Choice) -> Table:
         for system in choice.systems
     ]
     columns = [
-        Column("system"), *_score_columns("{:.3f}"), Column("minus the best", "{:+.3f}".format),
+        *_score_columns("{:.3f}"), Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
     ]  # fmt: skip
     note = (

@@ -132,7 +132,7 @@ def compare(
         truth: int [texts], the true labels.
         predicted: The labels that each system predicts; the others are compared with the first.
         units: [texts], the resampled unit that each text belongs to.
-        labels: Number of labels.
+        labels: Their number.
     """
     found: list[Compared] = []
     first_draws: dict[str, np.ndarray] = {}
@@ -294,8 +294,7 @@ def results_of(
     """Scores the model and other systems on the same texts.
 
     Args:
-        scored: What the model predicts.
-        scores: The loss and the scores of the model.
+        scored, scores: What the model predicts, its loss and scores.
         others: What the other systems predict, int64 [texts] by their names.
     """
     folded = int((scored.chunks > 1).sum())

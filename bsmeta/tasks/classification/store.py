@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +106,16 @@ def build(
         sync(part)
 
 
+class _Source(NamedTuple):
+    """A row of the table, in the columns that are used; "" for a column that is not."""
+
+    row: Row
+    text: str
+    label: str
+    group: str
+    split: str
+
+
 class _Table:
     """A table that is being read into a database."""
 
@@ -113,7 +123,7 @@ class _Table:
         self, connection: sqlite3.Connection, csv: Path, form: CSVFormat,
         config: ClassificationDataConfig, fold: FoldTexts,
     ) -> None:  # fmt: skip
-        self._connection = connection
+        self._insert = connection.executemany
         self._csv = csv
         self._form = form
         self._config = config
@@ -123,22 +133,27 @@ class _Table:
         # Of each source row: its number, label, declared split, and hashes of its text and group.
         self._columns: tuple[array[int], ...] = tuple(array(code) for code in "qibQQ")
         self._next_chunk = 0
-
-    def _cell(self, row: Row, column: str | None) -> str:
-        return "" if column is None else row.cells[self._form.columns.index(column)]
+        used = (config.text_column, config.label_column, config.split_by, config.split_column)
+        self._places = [None if name is None else form.columns.index(name) for name in used]
 
     def read(self) -> None:
         """Reads all rows and writes their chunks."""
-        batch: list[Row] = []
+        batch: list[_Source] = []
         characters = 0
         with file_bar(self._csv, f"reading {self._csv.name}") as advance:
             for row in read_rows(self._csv, self._form, advance):
-                problem = row.problem or self._problem(row)
+                if row.problem is not None:
+                    self._bad.add(row, row.problem)
+                    continue
+                text, *others = ("" if at is None else row.cells[at] for at in self._places)
+                label, group, split = map(str.strip, others)
+                source = _Source(row, text, label, group, split.lower())
+                problem = self._problem(source)
                 if problem is not None:
                     self._bad.add(row, problem)
                     continue
-                batch.append(row)
-                characters += len(self._cell(row, self._config.text_column))
+                batch.append(source)
+                characters += len(text)
                 if len(batch) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
                     self._write(batch)
                     batch, characters = [], 0
@@ -148,34 +163,31 @@ class _Table:
             skipped = f", but {self._bad.count:,} that were left out" if self._bad.count else ""
             raise DataError(f"{self._csv} has a header and no rows{skipped}")
 
-    def _problem(self, row: Row) -> str | None:
+    def _problem(self, source: _Source) -> str | None:
         config = self._config
-        wanted = [config.text_column, config.label_column, config.split_by]
-        missing = [name for name in wanted if name and not self._cell(row, name).strip()]
+        wanted = {config.text_column: source.text.strip(), config.label_column: source.label}
+        if config.split_by is not None:
+            wanted[config.split_by] = source.group
+        missing = [repr(name) for name, cell in wanted.items() if not cell]
         if missing:
-            return f"nothing in column {' and '.join(map(repr, missing))}"
-        if len(self._cell(row, config.label_column)) > _LONGEST_LABEL:
+            return f"nothing in column {' and '.join(missing)}"
+        if len(source.label) > _LONGEST_LABEL:
             return f"a label of more than {_LONGEST_LABEL} characters"
-        split = self._cell(row, config.split_column).strip().lower()
-        if config.split_column is not None and split not in NAMES:
+        if config.split_column is not None and source.split not in NAMES:
             return (
-                f"{split!r} in column {config.split_column!r}; expected train, validation or test"
-                f"{nearest(split, NAMES)}"
+                f"{source.split!r} in column {config.split_column!r}; expected train, validation "
+                f"or test{nearest(source.split, NAMES)}"
             )
         return None
 
-    def _write(self, rows: list[Row]) -> None:
-        config = self._config
+    def _write(self, batch: list[_Source]) -> None:
         sources: list[tuple[Any, ...]] = []
         chunks: list[tuple[Any, ...]] = []
-        texts = [self._cell(row, config.text_column) for row in rows]
-        for row, text, folds in zip(rows, texts, self._fold(texts), strict=True):
+        found = self._fold([source.text for source in batch])
+        for (row, text, label, group, split), folds in zip(batch, found, strict=True):
             if not folds:
-                self._bad.add(row, f"no token in column {config.text_column!r}")
+                self._bad.add(row, f"no token in column {self._config.text_column!r}")
                 continue
-            label = self._cell(row, config.label_column).strip()
-            split = self._cell(row, config.split_column).strip().lower()
-            group = self._cell(row, config.split_by).strip()
             values = (
                 row.number,
                 self._labels.setdefault(label, len(self._labels)),
@@ -190,59 +202,56 @@ class _Table:
                 ids = np.array(fold.ids, IDS).tobytes()
                 chunks.append((self._next_chunk + number, row.number, number, ids, fold.text))
             self._next_chunk += len(folds)
-        insert = self._connection.executemany
-        insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", sources)
-        insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", chunks)
+        self._insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", sources)
+        self._insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", chunks)
 
     def finish(self, key: dict[str, Any]) -> None:
         """Numbers the labels, divides the rows, and writes what is known about them."""
+        config = self._config
         names = sorted(self._labels, key=_order_of_labels)
         if len(names) < 2:
             raise DataError(
                 f"{self._csv}: all rows have the label {names[0]!r} in column "
-                f"{self._config.label_column!r}; expected at least two labels"
+                f"{config.label_column!r}; expected at least two labels"
             )
-        renumbered = np.empty(len(names), np.int64)
-        renumbered[[self._labels[name] for name in names]] = np.arange(len(names))
-        numbers, labels, declared, texts, groups = map(np.asarray, self._columns)
-        labels = renumbered[labels]
+        numbers, labels, splits, texts, groups = map(np.asarray, self._columns)
+        labels = np.argsort([self._labels[name] for name in names])[labels]
         texts, groups = (np.unique(own, return_inverse=True)[1] for own in (texts, groups))
-        has_groups = self._config.split_by is not None
-        splits, warnings = self._divide(
-            numbers, labels, declared, texts, groups if has_groups else None, names
-        )
-        write = self._connection.executemany
+        owners = None if config.split_by is None else groups
+        if config.split_column is None:
+            splits = split_rows(
+                labels, owners, texts, config.split_fractions, names, config.split_seed
+            )
+            warnings = self._left_out(splits)
+        else:
+            self._check_declared(numbers, labels, splits, owners, names)
+            warnings = leaks(splits, texts)
         rows = zip(map(int, labels), map(int, splits), map(int, numbers), strict=True)
-        write("UPDATE sources SET label = ?, split = ? WHERE row = ?", rows)
-        if not has_groups:
-            shared = first_rows(texts)
-            pairs = ((str(numbers[first]), int(numbers[row])) for row, first in shared.items())
-            write("UPDATE sources SET group_name = ? WHERE row = ?", pairs)
-        write("INSERT INTO labels VALUES (?, ?)", enumerate(names))
-        warnings = [*similar_labels(names), *repeats(numbers, texts, labels, names), *warnings]
+        self._insert("UPDATE sources SET label = ?, split = ? WHERE row = ?", rows)
+        if owners is None:
+            _, first = np.unique(texts, return_index=True)
+            shared = np.flatnonzero(np.bincount(texts)[texts] > 1)
+            pairs = ((str(numbers[first[texts[row]]]), int(numbers[row])) for row in shared)
+            self._insert("UPDATE sources SET group_name = ? WHERE row = ?", pairs)
+        self._insert("INSERT INTO labels VALUES (?, ?)", enumerate(names))
         facts = {
             "key": key,
             "csv": str(self._csv),
             "notes": self._form.notes,
             "skipped": self._bad.count,
-            "warnings": warnings,
-        }
-        write("INSERT INTO facts VALUES (?, ?)", ((n, json.dumps(v)) for n, v in facts.items()))
+            "warnings": [
+                *similar_labels(names), *repeats(numbers, texts, labels, names), *warnings
+            ],
+        }  # fmt: skip
+        self._insert(
+            "INSERT INTO facts VALUES (?, ?)", ((n, json.dumps(v)) for n, v in facts.items())
+        )
 
-    def _divide(
-        self, numbers: np.ndarray, labels: np.ndarray, declared: np.ndarray, texts: np.ndarray,
-        groups: np.ndarray | None, names: list[str],
-    ) -> tuple[np.ndarray, list[str]]:  # fmt: skip
-        """The split of each row, and what the user must know about texts of several splits."""
-        if self._config.split_column is not None:
-            self._check_declared(numbers, labels, declared, groups, names)
-            return declared, leaks(declared, texts)
-        fractions, seed = self._config.split_fractions, self._config.split_seed
-        splits = split_rows(labels, groups, texts, fractions, names, seed)
+    def _left_out(self, splits: np.ndarray) -> list[str]:
         missing = int((splits == LEFT_OUT).sum())
         if not missing:
-            return splits, []
-        return splits, [
+            return []
+        return [
             f"{missing:,} rows are in no split: their texts are also in a later one (of training, "
             f"validation, test), in another group of data_config.split_by={self._config.split_by}"
         ]
@@ -254,22 +263,20 @@ class _Table:
         """Refuses a split column that divides a group, or leaves a label out of the training."""
         where = f"{self._csv}: column {self._config.split_column!r}"
         if groups is not None:
-            order = np.lexsort((splits, groups))
-            same = groups[order][1:] == groups[order][:-1]
-            divided = np.flatnonzero(same & (splits[order][1:] != splits[order][:-1]))
+            first = np.unique(groups, return_index=True)[1][groups]  # the first row of each group
+            divided = np.flatnonzero(splits != splits[first])
             if len(divided):
-                first, second = order[divided[0]], order[divided[0] + 1]
+                one, other = first[divided[0]], divided[0]
                 raise DataError(
                     f"{where} divides a group of data_config.split_by={self._config.split_by}: "
-                    f"row {numbers[first]:,} is in {SPLITS[splits[first]]}, row "
-                    f"{numbers[second]:,} of the same group in {SPLITS[splits[second]]}"
+                    f"row {numbers[one]:,} is in {SPLITS[splits[one]]}, row {numbers[other]:,} of "
+                    f"the same group in {SPLITS[splits[other]]}"
                 )
         trained = np.bincount(labels[splits == TRAIN], minlength=len(names))
-        unseen = [names[n] for n in np.flatnonzero(trained == 0)]
+        unseen = [repr(names[n]) for n in np.flatnonzero(trained == 0)]
         if unseen:
             raise DataError(
-                f"{where} leaves no row for training with the label "
-                f"{', '.join(map(repr, unseen[:_SHOWN]))}"
+                f"{where} leaves no row for training with the label {', '.join(unseen[:_SHOWN])}"
             )
 
 
@@ -288,7 +295,6 @@ def split_rows(
 
     Args:
         labels, groups, texts: int[rows]; without groups, no split divides a text.
-        fractions: The shares of training, validation and test.
         names: The labels.
 
     Raises:
@@ -340,18 +346,17 @@ def _by_group(
     """Makes folds of whole groups with about the same labels, and deals out the folds."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    number_of_groups = len(np.unique(groups))
     exact = math.lcm(
-        *(Fraction(fraction).limit_denominator(_MOST_FOLDS).denominator for fraction in fractions)
+        *(Fraction(share).limit_denominator(_MOST_FOLDS).denominator for share in fractions)
     )
+    number_of_groups = len(np.unique(groups))
     folds = min(exact, _MOST_FOLDS, number_of_groups, int(np.bincount(labels).min()))
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=state)
     order = splitter.split(np.zeros(len(labels)), labels, groups)
     found = np.zeros(len(labels), np.int8)
     for split in (TEST, VALIDATION):
         number = max(1, round(fractions[split] * folds)) if fractions[split] > 0 else 0
-        for _ in range(number):
-            _, taken = next(order)
+        for _, taken in islice(order, number):
             found[taken] = split
     return found
 
@@ -408,10 +413,8 @@ def _commonest(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """The label that most rows of each group have (on a tie the first), int64[groups]."""
     size = int(labels.max()) + 1
     cells, counts = np.unique(groups * size + labels, return_counts=True)
-    owners = cells // size
-    order = np.lexsort((-(cells % size), counts, owners))
-    last = np.append(np.flatnonzero(np.diff(owners[order])), len(order) - 1)
-    commonest: np.ndarray = cells[order[last]] % size
+    cells = cells[np.lexsort((-counts, cells // size))]
+    commonest: np.ndarray = cells[np.unique(cells // size, return_index=True)[1]] % size
     return commonest
 
 
@@ -441,10 +444,9 @@ def _check_counts(
     counts = np.bincount(pairs % len(names), minlength=len(names))
     few = [f"{names[n]} ({counts[n]})" for n in np.flatnonzero(counts < splits).tolist()]
     if few:
-        more = f" and {len(few) - _LISTED:,} more" if len(few) > _LISTED else ""
         raise DataError(
             f"{len(few)} of {len(names)} labels have fewer {unit}s than there are splits "
-            f"({splits}): {', '.join(few[:_LISTED])}{more}. Is data_config.label_column the column "
+            f"({splits}): {some_of(few, _LISTED)}. Is data_config.label_column the column "
             "of the labels? Merge or remove rare labels, set a fraction of "
             "data_config.split_fractions to 0, or divide the rows yourself: "
             "data_config.split_column"
@@ -456,21 +458,16 @@ def text_key(text: str) -> int:
     return xxhash.xxh3_64_intdigest(" ".join(text.split()).encode())
 
 
-def first_rows(texts: np.ndarray) -> dict[int, int]:
-    """For each row that shares its text with others, the first of them, by position."""
-    _, first = np.unique(texts, return_index=True)
-    shared = np.flatnonzero(np.bincount(texts)[texts] > 1)
-    return dict(zip(shared.tolist(), first[texts[shared]].tolist(), strict=True))
+def some_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first items, and how many more there are."""
+    more = [f"and {len(items) - most:,} more"] if len(items) > most else []
+    return separator.join([*items[:most], *more])
 
 
 def repeats(
     rows: np.ndarray, texts: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> list[str]:
-    """Describes repeated texts, and those with several labels; [] if there are none.
-
-    Args:
-        rows: int[rows], their numbers in the file.
-    """
+    """Describes repeated texts, and those with several labels, by the numbers of their rows."""
     distinct = int(texts.max()) + 1
     if distinct == len(texts):
         return []
@@ -519,6 +516,4 @@ def similar_labels(names: Sequence[str]) -> list[str]:
         for first, second in pairwise(sorted(names, key=lambda name: (plain[name], name)))
         if plain[first] == plain[second]
     ]
-    more = f", and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else ""
-    found = f"labels that may be meant as one: {', '.join(pairs[:_SHOWN])}{more}"
-    return [found] if pairs else []
+    return [f"labels that may be meant as one: {some_of(pairs, _SHOWN)}"] if pairs else []

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,9 +23,10 @@ from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_matrix, hstack
 from scipy.special import logsumexp
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from bsmeta.core.errors import DataError
+from bsmeta.core.files import building, delete
 from bsmeta.core.progress import exclusively, opaque_work
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks.classification.classifier import (
@@ -43,10 +43,12 @@ from bsmeta.tasks.classification.config import (
     LINEAR,
     ClassificationConfig,
 )
-from bsmeta.tasks.classification.examples import Examples
-from bsmeta.tasks.classification.model import Scorer, means_over_chunks, texts_of
+from bsmeta.tasks.classification.model import means_over_chunks, texts_of
 from bsmeta.tasks.classification.results import SCORES, Compared, Confusion, compare
 from bsmeta.training.processes import Processes
+
+if TYPE_CHECKING:
+    from bsmeta.tasks.classification.task import TextClassifier
 
 logger = logging.getLogger(__name__)
 
@@ -87,30 +89,22 @@ class Systems:
         return load_linear(self._folder / method, encoder)
 
 
-def open_systems(
-    config: ClassificationConfig, methods: Sequence[str], examples: Examples,
-    tokenizer: PreTrainedTokenizerBase, weights: Sequence[float],
-    encoder: Callable[[], PreTrainedModel],
-) -> Systems:  # fmt: skip
+def open_systems(task: TextClassifier, methods: Sequence[str]) -> Systems:
     """The fitted systems of a run, which are fitted first if they are not in its folder.
 
     Every process calls it: one fits while the others wait.
 
-    Args:
-        methods: Those that are needed.
-        weights: The weight of each label.
-        encoder: Builds the untouched encoder.
-
     Raises:
         DataError: If there is no validation split to choose on.
     """
+    config, examples = task.config, task.examples
     folder, metric = Path(config.out_dir) / FOLDER, score_to_choose(config)
     key = {
         "examples": examples.key,
         "methods": list(methods),
         "model": [config.model_name, config.model_config_file, config.seed],
         "pooling": config.pooling,
-        "weights": list(weights),
+        "weights": task.weights,
         "metric": metric,
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -123,11 +117,11 @@ def open_systems(
                     "expected some rows of validation, or method=linear, or method=fine_tune "
                     "head_start=random"
                 )
-            frozen = None if only_words else encoder()
+            frozen = None if only_words else task.untouched_encoder()
             with opaque_work():
-                train, validation = _read_splits(config, examples, tokenizer, frozen)
+                train, validation = _read_splits(task, frozen)
                 fitting = Fitting(
-                    examples.labels, weights, train, validation, config.pooling, metric
+                    examples.labels, task.weights, train, validation, config.pooling, metric
                 )
                 fitting.fit(methods)
             _write(folder, key, fitting)
@@ -148,30 +142,25 @@ def _is_of(folder: Path, key: Mapping[str, Any]) -> bool:
 
 
 def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
-    part = folder.with_name(f".{FOLDER}.part")
-    for old in (part, folder):
-        shutil.rmtree(old, ignore_errors=True)
-    part.mkdir()
-    for method, model in fitting.models.items():
-        (part / method).mkdir()
-        model.save_linear(part / method)
-    facts = {name: fitting.facts[name] for name in FITTED if name in fitting.facts}
-    content = {"key": key, "systems": facts, "notes": fitting.notes}
-    (part / FACTS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    part.rename(folder)
+    delete(folder)
+    with building(folder) as part:
+        part.mkdir()
+        for method, model in fitting.models.items():
+            (part / method).mkdir()
+            model.save_linear(part / method)
+        facts = {name: fitting.facts[name] for name in FITTED if name in fitting.facts}
+        content = {"key": key, "systems": facts, "notes": fitting.notes}
+        (part / FACTS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _read_splits(
-    config: ClassificationConfig, examples: Examples, tokenizer: PreTrainedTokenizerBase,
-    encoder: PreTrainedModel | None,
-) -> tuple[Split, Split]:  # fmt: skip
+def _read_splits(task: TextClassifier, encoder: PreTrainedModel | None) -> tuple[Split, Split]:
     """The training and the validation split; the encoder is run on them if there is one."""
-    model, device = None, default_device()
+    examples, device, model = task.examples, default_device(), None
     if encoder is not None:
-        description = Description(FROZEN, list(examples.labels), config.pooling, has_words=False)
+        pooling = task.config.pooling
+        description = Description(FROZEN, list(examples.labels), pooling, has_words=False)
         model = Classifier(description, encoder).to(device).eval()
-    size = config.data_config.per_device_eval_batch_size
-    scorer = Scorer(len(examples.labels), tokenizer, size, Processes(device=device))
+    scorer = task.scorer(Processes(device=device))
 
     def read(split: str) -> Split:
         rows = [*examples.texts(split)]
@@ -222,13 +211,8 @@ class Solution:
 
 
 class Fitting:
-    """Fits systems on the training split, and chooses on the validation split, which may be empty.
-
-    Args:
-        labels: All labels.
-        weights: The weight of each.
-        pooling: Of the vectors.
-        metric: The score to choose by.
+    """Fits systems on the training split, and chooses by a score on the validation split, which may
+    be empty. The weights are those of the labels in training.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class TextClassifier(Task):
 
     def __init__(self, config: ClassificationConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
-        self._config = config
+        self.config = config
         self.tokenizer = padded_tokenizer_of(config.tokenizer_name or config.model_name)
         self._validation: list[Chunk] | None = None
         self._depths: dict[str, int] = {}
@@ -64,28 +64,26 @@ class TextClassifier(Task):
     @cached_property
     def examples(self) -> Examples:
         """The table, whose database is built first if there is none."""
-        return open_examples(self._config.data_config, self.tokenizer)
+        return open_examples(self.config.data_config, self.tokenizer)
 
     @cached_property
-    def _weights(self) -> list[float]:
+    def weights(self) -> list[float]:
+        """The weight of each label."""
         examples = self.examples
         return models.label_weights(
-            self._config.class_weights, examples.labels, examples.label_counts("train")
+            self.config.class_weights, examples.labels, examples.label_counts("train")
         )
 
     @cached_property
     def systems(self) -> Systems:
         """The fitted systems that the method needs."""
-        method = self._config.method
+        method = self.config.method
         methods = FITTED if method == AUTO else (FROZEN if method == FINE_TUNE else method,)
-        return open_systems(
-            self._config, methods, self.examples, self.tokenizer, self._weights,
-            self.untouched_encoder,
-        )  # fmt: skip
+        return open_systems(self, methods)
 
     def untouched_encoder(self) -> PreTrainedModel:
         """The encoder before it is trained."""
-        return models.untouched_encoder(self._config, self.tokenizer, self.examples.labels)
+        return models.untouched_encoder(self.config, self.tokenizer, self.examples.labels)
 
     def _fitted(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
         """A fitted system, on the untouched encoder if it needs one."""
@@ -99,7 +97,7 @@ class TextClassifier(Task):
         return self.systems.load(method, encoder or self.untouched_encoder())
 
     def build_model(self) -> nn.Module:
-        config = self._config
+        config = self.config
         if config.method in FITTED:
             model = self._fitted(config.method).train()
             if model.encoder is not None:
@@ -126,40 +124,50 @@ class TextClassifier(Task):
 
     def rate_scale(self, name: str) -> float:
         depth = self._depths.get(name.removeprefix(ENCODER), 0) if name.startswith(ENCODER) else 0
-        return float(self._config.layer_decay**depth)
+        return float(self.config.layer_decay**depth)
 
     def shape(self) -> Shape:
         with torch.device("meta"):
             model = self.build_model()
-        data = self._config.data_config
-        body = model.base_model if self._config.pooling == HEAD else model.encoder
+        data = self.config.data_config
+        body = model.base_model if self.config.pooling == HEAD else model.encoder
         assert isinstance(body, nn.Module)
         return Shape(
             model, body, layers_of(body), rows=data.per_device_train_batch_size,
             length=data.max_length, outputs=len(self.examples.labels),
         )  # fmt: skip
 
+    def _order(self, world_size: int) -> FixedSize:
+        """The steps of every epoch; the last of an epoch has the remaining chunks.
+
+        They depend on the size of a step alone: processes x micro-batch x accumulation.
+        """
+        batch_size = BatchPlan.of(self.config, world_size).global_batch
+        return FixedSize(len(self.examples.chunks("train")), batch_size, self.config.seed)
+
     def steps_per_epoch(self, world_size: int) -> int:
-        if self._config.method in FITTED:
-            return 0
-        return order_of(self._config, self.examples, world_size).steps_per_epoch
+        return 0 if self.config.method in FITTED else self._order(world_size).steps_per_epoch
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
-        weights, name = self._weights, Path(str(self._config.data_config.csv)).name
+        config, examples, weights = self.config, self.examples, self.weights
+        chunks, name = examples.chunks("train"), Path(str(config.data_config.csv)).name
 
-        def collate(chunks: list[Chunk]) -> MicroBatch:
-            return micro_batch(chunks, self.tokenizer, weights, name)
+        def read(rows: np.ndarray, epoch: int) -> MicroBatch:
+            return micro_batch(examples.read(chunks[rows]), self.tokenizer, weights, name)
 
-        return train_stream(
-            self._config, self.examples, collate, rank=rank, world_size=world_size, state=state
-        )
+        return TableStream(
+            self._order(world_size), read, rank=rank, world_size=world_size,
+            accumulation=config.gradient_accumulation_steps,
+            num_workers=config.data_config.num_workers,
+            fingerprint={**examples.key, "seed": config.seed}, state=state,
+        )  # fmt: skip
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the weighted loss of the chunks, and the share that is predicted right."""
         labels = batch["labels"]
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         losses = functional.cross_entropy(
-            logits.float(), labels, reduction="none", label_smoothing=self._config.label_smoothing
+            logits.float(), labels, reduction="none", label_smoothing=self.config.label_smoothing
         )
         right = (logits.detach().argmax(1) == labels).float()
         return Loss(
@@ -173,11 +181,12 @@ class TextClassifier(Task):
             self._validation = self.examples.read(self.examples.chunks("validation"))
         if not self._validation:
             return []
-        scored = self._scorer(context).score(model, self._validation)
-        return metrics(scores_of(scored, self._weights), "validation")
+        scored = self.scorer(context).score(model, self._validation)
+        return metrics(scores_of(scored, self.weights), "validation")
 
-    def _scorer(self, context: Processes) -> models.Scorer:
-        config = self._config
+    def scorer(self, context: Processes) -> models.Scorer:
+        """Scores models in evaluations of this run."""
+        config = self.config
         batch_size, count = config.data_config.per_device_eval_batch_size, len(self.examples.labels)
         return models.Scorer(count, self.tokenizer, batch_size, context, config.label_smoothing)
 
@@ -189,7 +198,7 @@ class TextClassifier(Task):
         exported = models.load_model(context.exported / "model").to(context.device)
         others: dict[str, nn.Module] = {}
         choice = None
-        if self._config.method == AUTO:
+        if self.config.method == AUTO:
             choice = self._choose(exported, context)
             encoder = self.untouched_encoder()
             others = {
@@ -198,17 +207,13 @@ class TextClassifier(Task):
             }
             others[FINE_TUNE] = exported
             exported = others.pop(choice.chosen)
-        found = finish(
-            self._config, exported, others, choice, self.examples, self._scorer(context),
-            self._weights, self.steps_per_epoch(context.size), context,
-        )  # fmt: skip
-        return metrics(found, "test")
+        return metrics(finish(self, exported, others, choice, context), "test")
 
     def _choose(self, trained: nn.Module, context: FinishContext) -> Choice:
         """The scores of all systems on the validation split, and the best by them."""
-        config, examples, fitted = self._config, self.examples, self.systems
+        config, examples, fitted = self.config, self.examples, self.systems
         chunks = examples.read(examples.chunks("validation"))
-        scored = self._scorer(context).score(trained, chunks)
+        scored = self.scorer(context).score(trained, chunks)
         metric = score_to_choose(config)
         chosen, compared = choose(
             scored.labels, {**fitted.predicted, FINE_TUNE: scored.predicted},
@@ -238,7 +243,7 @@ class TextClassifier(Task):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return (self._config.data_config.text_column,)
+        return (self.config.data_config.text_column,)
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
@@ -248,7 +253,7 @@ class TextClassifier(Task):
         The text is in the text column of the training table, `data_config.text_column`. For a text
         without tokens the prediction is None.
         """
-        data = self._config.data_config
+        data = self.config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
         context = Processes(device=next(model.parameters()).device)
         labels, size = models.labels_of(model), data.per_device_eval_batch_size
@@ -300,34 +305,3 @@ def micro_batch(
         documents=[f"{name}:{chunk.source}" for chunk in chunks],
         counts={"chunks": float(len(chunks)), "weight": sum(own)},
     )
-
-
-def order_of(config: ClassificationConfig, examples: Examples, world_size: int) -> FixedSize:
-    """The steps of every epoch; the last of an epoch has the remaining chunks.
-
-    They depend on the size of a step alone: processes x micro-batch x accumulation.
-    """
-    batch_size = BatchPlan.of(config, world_size).global_batch
-    return FixedSize(len(examples.chunks("train")), batch_size, config.seed)
-
-
-def train_stream(
-    config: ClassificationConfig, examples: Examples, collate: Callable[[list[Chunk]], MicroBatch],
-    *, rank: int, world_size: int, state: dict[str, Any] | None,
-) -> TableStream:  # fmt: skip
-    """This rank's steps, from a saved state or from the beginning (None).
-
-    Args:
-        collate: Builds a micro-batch; called in the loader workers.
-    """
-    chunks = examples.chunks("train")
-
-    def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-        return collate(examples.read(chunks[rows]))
-
-    return TableStream(
-        order_of(config, examples, world_size), read, rank=rank, world_size=world_size,
-        accumulation=config.gradient_accumulation_steps,
-        num_workers=config.data_config.num_workers,
-        fingerprint={**examples.key, "seed": config.seed}, state=state,
-    )  # fmt: skip

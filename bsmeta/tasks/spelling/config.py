@@ -13,9 +13,9 @@ import string
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from bsmeta.config.checks import Row, is_path, missing
+from bsmeta.config.checks import Row, missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.values import unread_keys
@@ -35,117 +35,75 @@ MOST_SHARES = 64  # of a step, unless batch_shares is set
 class NoiseConfig:
     """The errors that clean text gets, drawn again for each sample and epoch."""
 
-    method: str = key(
-        "mixed",
-        "artificial: letters inserted, deleted, swapped or replaced; realistic: known "
-        "misspellings; mixed: either",
-        choices=("artificial", "realistic", "mixed"),
-    )
-    word_probability: float = key(0.2, "probability that a word is edited", at_least=0, at_most=1)
-    artificial_share: float = key(
-        0.2, "mixed: share of the edited words with artificial errors", at_least=0, at_most=1
-    )
-    edit_probability: float = key(
-        0.8,
-        "artificial: p of the geometric distribution of the edits of a word",
-        above=0,
-        at_most=1,
-    )
-    letters: str = key(
-        string.ascii_letters, "artificial: the letters that are inserted, or replace others"
-    )
-    clean_share: float = key(0.0, "share of the samples without errors", at_least=0, below=1)
-    misspellings: str = key(
-        CODESPELL,
-        "what words are misspelled as: codespell (the dictionary of that package), or a JSON file "
-        "{word: [misspelling, …]}",
-        is_path=True,
-    )
-    lost_case: float = key(
-        0.0,
-        "realistic: probability that a misspelled word is in lower case, as lists of misspellings "
-        "are",
-        at_least=0,
-        at_most=1,
-    )
-    accent_share: float = key(
-        0.0,
-        "realistic: share of the errors in which a letter gets an accent",
-        at_least=0,
-        at_most=1,
-    )
-    slip_share: float = key(
-        0.0,
-        "realistic: share of the errors that are slips: random edits with lower-case letters",
-        at_least=0,
-        at_most=1,
-    )
-    slip_probability: float = key(
-        0.55, "slips: p of the geometric distribution of the edits of a word", above=0, at_most=1
-    )
-    learned_characters: bool = key(
-        True,
-        "edit the letters of a word that has no known misspelling as those of words that have",
-    )
+    method: str = key("mixed", choices=("artificial", "realistic", "mixed"))
+    """artificial: letters inserted, deleted, swapped or replaced; realistic: known misspellings;
+    mixed: either"""
+    word_probability: float = key(0.2, at_least=0, at_most=1)
+    """probability that a word is edited"""
+    artificial_share: float = key(0.2, at_least=0, at_most=1)
+    """mixed: share of the edited words with artificial errors"""
+    edit_probability: float = key(0.8, above=0, at_most=1)
+    """artificial: p of the geometric distribution of the edits of a word"""
+    letters: str = key(string.ascii_letters)
+    """artificial: the letters that are inserted, or replace others"""
+    clean_share: float = key(0.0, at_least=0, below=1)
+    """share of the samples without errors"""
+    misspellings: str = key(CODESPELL, is_path=True)
+    """what words are misspelled as: codespell (the dictionary of that package), or a JSON file
+    {word: [misspelling, …]}"""
+    lost_case: float = key(0.0, at_least=0, at_most=1)
+    """realistic: probability that a misspelled word is in lower case, as lists of misspellings
+    are"""
+    accent_share: float = key(0.0, at_least=0, at_most=1)
+    """realistic: share of the errors in which a letter gets an accent"""
+    slip_share: float = key(0.0, at_least=0, at_most=1)
+    """realistic: share of the errors that are slips: random edits with lower-case letters"""
+    slip_probability: float = key(0.55, above=0, at_most=1)
+    """slips: p of the geometric distribution of the edits of a word"""
+    learned_characters: bool = key(True)
+    """edit the letters of a word that has no known misspelling as those of words that have"""
 
 
 @dataclass(kw_only=True)
 class SmallModelConfig:
     """The small model, which scores the candidates of each word, where no model is named."""
 
-    width: int = key(64, "width of every layer", at_least=8)
-    layers: int = key(1, "layers of the transformer over the words of a text", at_least=0)
-    heads: int = key(4, "attention heads; they must divide width", at_least=1)
-    dropout: float = key(0.1, "dropout", at_least=0, below=1)
+    width: int = key(64, at_least=8)
+    """width of every layer"""
+    layers: int = key(1, at_least=0)
+    """layers of the transformer over the words of a text"""
+    heads: int = key(4, at_least=1)
+    """attention heads; they must divide width"""
+    dropout: float = key(0.1, at_least=0, below=1)
+    """dropout"""
 
 
 @dataclass(kw_only=True)
 class SpellingConfig(RunConfig):
     """What all spelling tasks share."""
 
-    document: dict[str, Any] = key(
-        {},
-        "a configuration file of the published system, for ${document.KEY} in the keys below",
-        heading="Data",
-    )
-    datasets: list[str] = key(
-        [],
-        "texts to train on: files, folders or globs of .txt (one text a line), .jsonl (also .gz)",
-        is_path=True,
-    )
-    dataset_limits: list[int] = key(
-        [], "number of samples to use of each of the datasets; []: all", at_least=1
-    )
-    val_splits: list[float] = key(
-        [0.05],
-        "samples of each data set to validate on: a number from 1, or a share below 1 (and the "
-        "other samples of the last text of them); one value for all, or one for each",
-        at_least=0,
-        finite=True,
-    )
-    text_column: str = key(
-        "auto",
-        "key of the text in JSON lines; auto: the first of sequence, text and sentence (in "
-        "predict.py, text; another: +overrides.text_column=NAME)",
-    )
-    target_column: str = key(
-        "target_sequence", "key of the correct text; where it is missing, the text gets noise"
-    )
-    max_characters: int = key(
-        512, "longer texts are cut at sentences, and longer sentences between words", at_least=16
-    )
-    min_prose_share: float = key(
-        0.0,
-        "leave out samples with a smaller share of words of letters only: code and tables",
-        at_least=0,
-        at_most=1,
-    )
-    store_dir: str = key(
-        "runs/spelling_store",
-        "folder for the prepared samples of these settings, which later runs read",
-        is_path=True,
-    )
-    noise: NoiseConfig = key(NoiseConfig, "the errors that clean text gets")
+    document: dict[str, Any] = key({}, heading="Data")
+    """a configuration file of the published system, for ${document.KEY} in the keys below"""
+    datasets: list[str] = key([], is_path=True)
+    """texts to train on: files, folders or globs of .txt (one text a line), .jsonl (also .gz)"""
+    dataset_limits: list[int] = key([], at_least=1)
+    """number of samples to use of each of the datasets; []: all"""
+    val_splits: list[float] = key([0.05], at_least=0, finite=True)
+    """samples of each data set to validate on: a number from 1, or a share below 1 (and the other
+    samples of the last text of them); one value for all, or one for each"""
+    text_column: str = key("auto")
+    """key of the text in JSON lines; auto: the first of sequence, text and sentence (in predict.py,
+    text; another: +overrides.text_column=NAME)"""
+    target_column: str = key("target_sequence")
+    """key of the correct text; where it is missing, the text gets noise"""
+    max_characters: int = key(512, at_least=16)
+    """longer texts are cut at sentences, and longer sentences between words"""
+    min_prose_share: float = key(0.0, at_least=0, at_most=1)
+    """leave out samples with a smaller share of words of letters only: code and tables"""
+    store_dir: str = key("runs/spelling_store", is_path=True)
+    """folder for the prepared samples of these settings, which later runs read"""
+    noise: NoiseConfig = key(NoiseConfig)
+    """the errors that clean text gets"""
 
     batch_max_length: int = key(
         4096,
@@ -153,9 +111,8 @@ class SpellingConfig(RunConfig):
         at_least=LEAST_TOKENS,
         heading="Batches",
     )
-    bucket_span: int = key(
-        4, "samples are ordered by length // bucket_span, and cut into steps", at_least=1
-    )
+    bucket_span: int = key(4, at_least=1)
+    """samples are ordered by length // bucket_span, and cut into steps"""
     batch_shares: int | None = key(
         None,
         "parts into which every step can be divided: processes x gradient_accumulation_steps must "
@@ -163,61 +120,35 @@ class SpellingConfig(RunConfig):
         f"{LEAST_TOKENS} tokens, at most 64",
         at_least=1,
     )
-    num_workers: int = key(
-        0, "loader processes of each rank (0: in the training process)", at_least=0
-    )
+    num_workers: int = key(0, at_least=0)
+    """loader processes of each rank (0: in the training process)"""
 
-    model_name: str | None = key(
-        None,
-        "a folder or Hub name to start from; null: the small model, unless model_config_file",
-        is_path=True,
-        heading="Model",
-    )
-    model_config_file: str | None = key(
-        None,
-        "JSON of a transformers config: random weights of this shape, with tokenizer_name",
-        is_path=True,
-    )
-    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
-    small_model: SmallModelConfig = key(SmallModelConfig, "the model without the keys above")
-    word_lists: list[str] = key(
-        [],
-        "words with counts that the small model knows beside those of the texts: symspellpy or "
-        "wordfreq (wordfreq:LANGUAGE), the lists of those packages, or files of lines `word count`",
-        is_path=True,
-    )
-    counted_share: float = key(
-        0.5,
-        "small model: share of the training texts whose words and sequences of words are counted; "
-        "it is trained on the others, because in what is counted every correct word is known",
-        at_least=0,
-        below=1,
-    )
-    hidden_misspellings: float = key(
-        0.8,
-        "small model: share of the known misspellings (noise.misspellings) that are not known as "
-        "such in training: other texts have errors that no list has",
-        at_least=0,
-        at_most=1,
-    )
-    dictionary: str | None = key(
-        None,
-        "words of the dictionary baseline, a file of lines `word count`; null: symspellpy",
-        is_path=True,
-    )
+    model_name: str | None = key(None, is_path=True, heading="Model")
+    """a folder or Hub name to start from; null: the small model, unless model_config_file"""
+    model_config_file: str | None = key(None, is_path=True)
+    """JSON of a transformers config: random weights of this shape, with tokenizer_name"""
+    tokenizer_name: str | None = key(None, is_path=True)
+    """a folder or Hub name; null: model_name"""
+    small_model: SmallModelConfig = key(SmallModelConfig)
+    """the model without the keys above"""
+    word_lists: list[str] = key([], is_path=True)
+    """words with counts that the small model knows beside those of the texts: symspellpy or
+    wordfreq (wordfreq:LANGUAGE), the lists of those packages, or files of lines `word count`"""
+    counted_share: float = key(0.5, at_least=0, below=1)
+    """small model: share of the training texts whose words and sequences of words are counted; it
+    is trained on the others, because in what is counted every correct word is known"""
+    hidden_misspellings: float = key(0.8, at_least=0, at_most=1)
+    """small model: share of the known misspellings (noise.misspellings) that are not known as such
+    in training: other texts have errors that no list has"""
+    dictionary: str | None = key(None, is_path=True)
+    """words of the dictionary baseline, a file of lines `word count`; null: symspellpy"""
 
-    benchmarks: str | None = key(
-        None,
-        "folder of test sets TASK/GROUP/SPLIT/{corrupt,correct}.txt, scored after the last step",
-        is_path=True,
-        heading="Results",
-    )
-    benchmark_lines: int | None = key(
-        None, "number of lines to score of each test set; null: all", at_least=1
-    )
-    bootstrap_resamples: int = key(
-        2000, "resamples of the lines of a test set for each interval", at_least=1
-    )
+    benchmarks: str | None = key(None, is_path=True, heading="Results")
+    """folder of test sets TASK/GROUP/SPLIT/{corrupt,correct}.txt, scored after the last step"""
+    benchmark_lines: int | None = key(None, at_least=1)
+    """number of lines to score of each test set; null: all"""
+    bootstrap_resamples: int = key(2000, at_least=1)
+    """resamples of the lines of a test set for each interval"""
 
 
 @dataclass(kw_only=True)
@@ -233,18 +164,11 @@ class DetectionConfig(SpellingConfig):
         "false_alarms",
     )
 
-    wanted_precision: float = key(
-        0.95,
-        "a second threshold is chosen on the validation samples for this precision, and saved",
-        above=0,
-        at_most=1,
-        heading="Detection",
-    )
-    abstains: bool = key(
-        False,
-        "flag only what reaches the saved threshold for wanted_precision, not all that is more "
-        "likely wrong than right (predict.py, evaluate.py: +overrides.abstains=true)",
-    )
+    wanted_precision: float = key(0.95, above=0, at_most=1, heading="Detection")
+    """a second threshold is chosen on the validation samples for this precision, and saved"""
+    abstains: bool = key(False)
+    """flag only what reaches the saved threshold for wanted_precision, not all that is more likely
+    wrong than right (predict.py, evaluate.py: +overrides.abstains=true)"""
 
 
 @dataclass(kw_only=True)
@@ -274,35 +198,33 @@ class SecConfig(SpellingConfig):
 
     task: str = inherited(RunConfig, "task", "sec")
 
-    detector: str | None = key(
-        None,
-        "model/ of a run of sed_words: only words that it flags are changed; null: all may be",
-        is_path=True,
-        heading="Correction",
-    )
-    most_false_alarms: float = key(
-        0.005,
-        "candidates: corrections are made from the probability with the best F1 at which at most "
-        "this share of the words of correct text is changed, on the validation samples",
-        at_least=0,
-        at_most=1,
-    )
-    num_beams: int = key(1, "seq2seq: beams of the search in `generate`; 1: greedy", at_least=1)
-    val_corrections: int = key(
-        100, "validation samples to correct at each evaluation (the loss is over all)", at_least=1
-    )
+    detector: str | None = key(None, is_path=True, heading="Correction")
+    """model/ of a run of sed_words: only words that it flags are changed; null: all may be"""
+    most_false_alarms: float = key(0.005, at_least=0, at_most=1)
+    """candidates: corrections are made from the probability with the best F1 at which at most this
+    share of the words of correct text is changed, on the validation samples"""
+    num_beams: int = key(1, at_least=1)
+    """seq2seq: beams of the search in `generate`; 1: greedy"""
+    val_corrections: int = key(100, at_least=1)
+    """validation samples to correct at each evaluation (the loss is over all)"""
 
 
 def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     yield from _data(config)
-    yield from _model(config)
-    yield from _batches(config)
-    yield from _packages(config)
-    noise = config.noise
-    if noise.misspellings != CODESPELL and not os.path.isfile(noise.misspellings):
-        fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
-        yield missing("noise.misspellings", noise.misspellings, "codespell, or a file", fix)
+    yield from model_problems(cast(Any, config))  # which has the keys that it reads
+    yield from _files(config)
+    small, noise, shares = config.small_model, config.noise, config.batch_shares
+    if config.model_config_file and not (config.tokenizer_name or config.model_name):
+        expected = "the tokenizer of the model of model_config_file"
+        yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
+    if small.heads >= 1 and small.width % small.heads:
+        name, expected = "small_model.heads", f"a divisor of small_model.width={small.width}"
+        yield Problem(name, HYDRA, show(small.heads), expected, f"{name}=4")
+    if shares is not None and config.batch_max_length < LEAST_TOKENS * shares:
+        expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
+        fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
+        yield Problem("batch_max_length", HYDRA, show(config.batch_max_length), expected, fix)
     if not noise.letters.isalpha():
         fix = "noise.letters=abcdefghijklmnopqrstuvwxyz"
         yield Problem("noise.letters", HYDRA, show(noise.letters), "letters, without spaces", fix)
@@ -310,19 +232,34 @@ def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[
         found = show(noise.accent_share + noise.slip_share)
         expected = "at most 1, with noise.accent_share"
         yield Problem("noise.slip_share", HYDRA, found, expected, "noise.slip_share=0.5")
-    if config.benchmarks is not None and not os.path.isdir(config.benchmarks):
-        expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
-        yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
 
 
-def _packages(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields what is not installed but will be needed, perhaps only after the last step."""
-    noise = config.noise
-    if noise.method != "artificial" and noise.misspellings == CODESPELL:
+def _files(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields files, folders and packages that are missing, some needed only after the last step."""
+    noise, lines = config.noise, "a file of lines `word count`"
+    if noise.misspellings != CODESPELL and not os.path.isfile(noise.misspellings):
+        fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
+        yield missing("noise.misspellings", noise.misspellings, "codespell, or a file", fix)
+    elif noise.misspellings == CODESPELL and noise.method != "artificial":
         fix = "noise.misspellings=FILE.json"
-        yield from _uninstalled("noise.misspellings", noise.misspellings, "codespell_lib", fix)
+        yield from _uninstalled("noise.misspellings", CODESPELL, "codespell_lib", fix)
     if config.benchmarks is not None:
+        if not os.path.isdir(config.benchmarks):
+            expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
+            yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
         yield from _uninstalled("benchmarks", config.benchmarks, "symspellpy", "benchmarks=null")
+    if isinstance(config, SecConfig) and not os.path.isdir(config.detector or "."):
+        expected = "model/ of a run of sed_words"
+        yield missing("detector", str(config.detector), expected, "correct detector")
+    for name in config.word_lists:
+        if name.partition(":")[0] in (SYMSPELLPY, WORDFREQ):
+            yield from _uninstalled("word_lists", name, name.partition(":")[0], "word_lists=[]")
+        elif not os.path.isfile(name):
+            yield missing(
+                "word_lists", name, f"symspellpy, wordfreq, or {lines}", "correct word_lists"
+            )
+    if config.dictionary is not None and not os.path.isfile(config.dictionary):
+        yield missing("dictionary", config.dictionary, lines, "dictionary=null")
 
 
 def _uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
@@ -354,41 +291,6 @@ def _data(config: SpellingConfig) -> Iterator[Problem]:
         expected = "null, because val_splits leaves nothing to validate on"
         fix = "keep_best_by=null early_stopping_patience=null export_best=false, or val_splits"
         yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
-
-
-def _model(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
-    for field in ("model_config_file", "model_name", "tokenizer_name"):
-        name = getattr(config, field)
-        if name is not None and is_path(name) and not os.path.exists(name):
-            yield missing(field, name, "a folder or file, or a name on the Hub", f"correct {field}")
-    if config.model_config_file and not (config.tokenizer_name or config.model_name):
-        expected = "the tokenizer of the model of model_config_file"
-        yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
-    small = config.small_model
-    if small.heads >= 1 and small.width % small.heads:
-        name, expected = "small_model.heads", f"a divisor of small_model.width={small.width}"
-        yield Problem(name, HYDRA, show(small.heads), expected, f"{name}=4")
-    if isinstance(config, SecConfig) and not os.path.isdir(config.detector or "."):
-        expected = "model/ of a run of sed_words"
-        yield missing("detector", str(config.detector), expected, "correct detector")
-    for name in config.word_lists:
-        if name.partition(":")[0] in (SYMSPELLPY, WORDFREQ):
-            yield from _uninstalled("word_lists", name, name.partition(":")[0], "word_lists=[]")
-        elif not os.path.isfile(name):
-            expected = "symspellpy, wordfreq, or a file of lines `word count`"
-            yield missing("word_lists", name, expected, "correct word_lists")
-    if config.dictionary is not None and not os.path.isfile(config.dictionary):
-        expected = "a file of lines `word count`"
-        yield missing("dictionary", config.dictionary, expected, "dictionary=null")
-
-
-def _batches(config: SpellingConfig) -> Iterator[Problem]:
-    shares = config.batch_shares
-    if shares is not None and config.batch_max_length < LEAST_TOKENS * shares:
-        expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
-        fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
-        yield Problem("batch_max_length", HYDRA, show(config.batch_max_length), expected, fix)
 
 
 def shares_of(config: SpellingConfig) -> int:

@@ -31,7 +31,7 @@ from bsmeta.tasks.spelling.corrections import (
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Rows, Words, row_tensors
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, batches_within, spread
 
 THRESHOLD = "correction.json"
@@ -59,7 +59,6 @@ class Corrector(SpellingTask):
 
     @cached_property
     def _detector(self) -> tuple[nn.Module, Inputs] | None:
-        """The detector and its inputs."""
         folder = self._config.detector
         return None if folder is None else detector.load_detector(Path(folder))
 
@@ -114,23 +113,17 @@ class Corrector(SpellingTask):
 class CandidateCorrection(Corrector):
     """Corrects words by choosing among candidates."""
 
-    def __init__(self, config: SecConfig) -> None:
-        super().__init__(config)
-        self._threshold: float | None = None
+    _measure = "words of the longer text"
 
     @cached_property
     def _inputs(self) -> CandidateInputs:
-        found = detector.build_inputs(self._config, self.table)
+        found = detector.build_inputs(self._config, self.table, self.noise)
         assert isinstance(found, CandidateInputs)
         return found
 
-    def _most_tokens(self) -> np.ndarray:
-        def lengths(samples: Sequence[Sample]) -> np.ndarray:
-            return np.array([
-                max(len(sample.source.split()), len(sample.correct.split())) for sample in samples
-            ], np.int64)  # fmt: skip
-
-        return self.table.lengths("words of the longer text", lengths)
+    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        longer = [max(len(s.source.split()), len(s.correct.split())) for s in samples]
+        return np.array(longer, np.int64)
 
     def build_model(self) -> nn.Module:
         return detector.build_detector(self._config, self._inputs)
@@ -139,9 +132,7 @@ class CandidateCorrection(Corrector):
         return len(words) <= room
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        """Builds a micro-batch; `labels` has the row of the right candidate of each word that has
-        one, int64.
-        """
+        """`labels` has the row of the right candidate of each word that has one, int64."""
         sources = [pair.source for pair in pairs]
         rows = self._inputs.rows(sources, [*map(half_corrected, pairs)], trains=True)
         tensors = row_tensors(sources, rows)
@@ -168,21 +159,19 @@ class CandidateCorrection(Corrector):
         return Loss(-logs.sum(), {"word_accuracy": (likely, likely * 0 + len(logs))})
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
-        """Chooses the threshold on the validation samples, and corrects the first of them with
-        it.
-        """
+        """Chooses the threshold, and corrects the first validation samples with it."""
         pairs = self._validation
         if not pairs:
             return []
         sources, right = [p.source for p in pairs], [p.correct for p in pairs]
         found = self._choices(model, sources, context)
         clean = self._choices(model, right, context)
-        self._threshold = best_threshold(pairs, found, clean, self._config.most_false_alarms)
+        self._chosen = best_threshold(pairs, found, clean, self._config.most_false_alarms)
         first = slice(self._config.val_corrections)
         lines = [[" ".join(own) for own in side[first]] for side in (sources, right)]
         made = [self._corrected(*both) for both in zip(sources[first], found[first], strict=True)]
         counts = correction_counts(lines[0], made, lines[1])
-        changed = [choice.probability > self._threshold for own in clean for choice in own]
+        changed = [choice.probability > self._chosen for own in clean for choice in own]
         return [
             Metric("loss", self._mean_loss(model, pairs, context)),
             Metric("correction_f1", counts.f1, better="max"),
@@ -196,7 +185,6 @@ class CandidateCorrection(Corrector):
     def _losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
     ) -> list[tuple[float, int]]:
-        """Those of the words, beside neighbors as in training."""
         neighbors = [*map(half_corrected, pairs)]
         rows, logs = self.score_beside(model, [pair.source for pair in pairs], neighbors, device)
         parts = np.split(label_rows(pairs, rows), np.cumsum(self._sizes(pairs))[:-1])
@@ -253,7 +241,7 @@ class CandidateCorrection(Corrector):
     @property
     def _least(self) -> float:
         """The probability above which a correction is made."""
-        return 0.5 if self._threshold is None else self._threshold
+        return 0.5 if self._chosen is None else self._chosen
 
     def _line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
@@ -271,18 +259,6 @@ class CandidateCorrection(Corrector):
             )
         ]
 
-    def state(self) -> float | None:
-        return self._threshold
-
-    def restore(self, state: float | None) -> None:
-        self._threshold = state
-
-    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test sets, once, with the exported model; writes the report."""
-        if self._threshold is None:  # no evaluation was due
-            self.evaluate(model, context)
-        return super().finish(model, context)
-
     def load(self, folder: Path) -> nn.Module:
         model, inputs = detector.load_detector(folder)
         if not isinstance(inputs, CandidateInputs):
@@ -292,7 +268,7 @@ class CandidateCorrection(Corrector):
         try:
             threshold = json.loads(file.read_text(encoding="utf-8"))["threshold"]
             if threshold is not None:  # otherwise, `finish` has chosen it after that checkpoint
-                self._threshold = float(threshold)
+                self._chosen = float(threshold)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{file} cannot be read: {error}; expected model/ of a run of task=sec"
@@ -302,7 +278,7 @@ class CandidateCorrection(Corrector):
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._inputs.write(folder)
-        content = json.dumps({"threshold": self._threshold}) + "\n"
+        content = json.dumps({"threshold": self._chosen}) + "\n"
         (folder / THRESHOLD).write_text(content, encoding="utf-8")
 
 

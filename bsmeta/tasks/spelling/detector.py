@@ -31,8 +31,8 @@ from bsmeta.models.pretrained import check_files, explained, load_exported, toke
 from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
-from bsmeta.tasks.spelling.noise import is_editable
-from bsmeta.tasks.spelling.samples import Table, is_small, make_noise
+from bsmeta.tasks.spelling.noise import Noise, is_editable
+from bsmeta.tasks.spelling.samples import Table, is_small
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import batches_within, spread
 
@@ -210,10 +210,9 @@ def spread_words(
     budget: int, context: Processes,
 ) -> list[list[Any]]:  # fmt: skip
     """What a model computes for texts, in the windows that it can read: a list for each text, of
-    the results for its windows.
+    the results for its windows. A text may be empty, or longer than the model can read.
 
     Args:
-        texts: The words of each text; a text may be empty, or longer than the model can read.
         run: Returns the results for some windows.
         budget: Padded tokens of a batch.
     """
@@ -278,7 +277,7 @@ def sequence_losses(
     return -torch.where(labels > 0, torch.log(-torch.expm1(correct)), correct)
 
 
-def build_inputs(config: SpellingConfig, table: Table) -> Inputs:
+def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
     """The inputs of the model to train; the words that a new small one knows are counted once.
 
     Raises:
@@ -289,7 +288,7 @@ def build_inputs(config: SpellingConfig, table: Table) -> Inputs:
         return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
     folder = Path(str(config.model_name))
     if config.model_name is None:
-        lists, noise = list(config.word_lists), make_noise(config)
+        lists = list(config.word_lists)
 
         def count(texts: Iterator[str], folder: Path) -> None:
             build_lexicon(texts, lists, noise.misspellings).write(folder)

@@ -51,6 +51,7 @@ from bsmeta.tasks.spelling.corrections import (
     correction_counts,
     detection_counts,
 )
+from bsmeta.tasks.spelling.lexicon import fold
 from bsmeta.tasks.spelling.noise import is_editable, with_case_of
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
@@ -58,31 +59,21 @@ from bsmeta.training.task import Metric
 if TYPE_CHECKING:
     from symspellpy import SymSpell
 
-CHANGE_NOTHING = "change nothing"
-
-DICTIONARY = "dictionary"
-
+MODEL, DICTIONARY, CHANGE_NOTHING = "model", "dictionary", "change nothing"
 MOST_EDITS = 2
-
-_PARTS = re.compile(r"([-–—/'’.]+)")
-
-_POSSESSIVE = re.compile(r"['’]s?$", re.IGNORECASE)
-
-Judge = Callable[[Sequence[str]], list[Any]]
-"""Lines → per line: the flags of its words, one flag in a list, or the corrected line."""
-
-MODEL = "model"
-
 LOWER_CASE = ("bea322", "bea4660")
 """Published test sets whose texts, with errors and correct, are in lower case."""
-
 NAMES = {
     "sed_words": "Words with errors",
     "sed_sequence": "Sequences with errors",
     "sec": "Corrections",
 }
-
 LOWER = ("edit_distance", "false_alarms")  # metrics of which lower is better
+_PARTS = re.compile(r"([-–—/'’.]+)")
+_POSSESSIVE = re.compile(r"['’]s?$", re.IGNORECASE)
+
+Judge = Callable[[Sequence[str]], list[Any]]
+"""Lines → per line: the flags of its words, one flag in a list, or the corrected line."""
 
 
 class Dictionary:
@@ -114,10 +105,8 @@ class Dictionary:
             return True
         spelled = word[span.start : span.end]
         parts = _PARTS.split(_POSSESSIVE.sub("", spelled))[::2]
-        return self._has(spelled) or all(map(self._has, parts))
-
-    def _has(self, part: str) -> bool:
-        return len(part) < 2 or part.lower().replace("’", "'") in self._speller.words
+        known = self._speller.words
+        return fold(spelled) in known or all(len(part) < 2 or fold(part) in known for part in parts)
 
     def _correct_word(self, word: str) -> str:
         from symspellpy import Verbosity
@@ -142,8 +131,7 @@ def _load_speller(word_list: str | None) -> SymSpell:
             "install symspellpy, or the extra `spelling`)"
         ) from error
     speller = SymSpell(MOST_EDITS)
-    package = resources.files("symspellpy")
-    file = word_list or str(package / "frequency_dictionary_en_82_765.txt")
+    file = word_list or str(resources.files("symspellpy") / "frequency_dictionary_en_82_765.txt")
     if not speller.load_dictionary(file, 0, 1, encoding="utf-8-sig") or not speller.words:
         raise ConfigurationError(
             f"dictionary: {file} is missing, or has no line with a word and its count; expected "
@@ -252,6 +240,24 @@ class SystemResult:
     difference: Estimate | None  # F1 of the model minus that of this system; None for the model
     false_alarms: float | None  # share of the correct text that it flags or changes, if known
 
+    def values(self, task: str) -> dict[str, float]:
+        """The metrics by name."""
+        counts = self.counts
+        found = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
+        if task == "sec":
+            found |= {"sequence_f1": counts.sequence_f1, "edit_distance": counts.mean_distance}
+        else:
+            found["accuracy"] = counts.accuracy
+        return found if self.false_alarms is None else found | {"false_alarms": self.false_alarms}
+
+    def as_dict(self, task: str) -> dict[str, Any]:
+        """Plain values for JSON."""
+        found = {**self.values(task), "f1_interval": astuple(self.f1.interval)}
+        if self.difference is not None:
+            found["model_minus_this"] = self.difference.value
+            found["interval"] = astuple(self.difference.interval)
+        return found
+
 
 Results = dict[str, list[SystemResult]]
 """The results on test sets by their names, the model first."""
@@ -331,7 +337,7 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
     return [
         Metric(name, value, better="min" if name in LOWER else "max", split=test_set)
         for test_set, (model, *_) in results.items()
-        for name, value in values_of(config.task, model).items()
+        for name, value in model.values(config.task).items()
     ]
 
 
@@ -356,33 +362,17 @@ def _score(
 def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) -> None:
     """Writes the report on what was scored (`facts`), and prints it."""
     table, sentences = table_of(task, results), summary(results)
-    test_sets = []
-    for name, own in results.items():
-        systems = {system.system: _as_dict(task, system) for system in own}
-        lines = len(own[0].counts.units)
-        test_sets.append({"test_set": name, "lines": lines, "systems": systems})
+    test_sets = [
+        {
+            "test_set": name,
+            "lines": len(systems[0].counts.units),
+            "systems": {system.system: system.as_dict(task) for system in systems},
+        }
+        for name, systems in results.items()
+    ]
     page = Page(NAMES[task], sentences, facts, [Section(tables=[table])], own_command())
     written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
     print_report([table], sentences, written)
-
-
-def _as_dict(task: str, system: SystemResult) -> dict[str, Any]:
-    found = values_of(task, system) | {"f1_interval": astuple(system.f1.interval)}
-    if system.difference is not None:
-        found["model_minus_this"] = system.difference.value
-        found["interval"] = astuple(system.difference.interval)
-    return found
-
-
-def values_of(task: str, system: SystemResult) -> dict[str, Any]:
-    """The metrics of a system by name."""
-    counts = system.counts
-    values = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
-    if task == "sec":
-        values |= {"sequence_f1": counts.sequence_f1, "edit_distance": counts.mean_distance}
-    else:
-        values["accuracy"] = counts.accuracy
-    return values if system.false_alarms is None else values | {"false_alarms": system.false_alarms}
 
 
 def table_of(task: str, results: Results) -> Table:
@@ -397,11 +387,9 @@ def table_of(task: str, results: Results) -> Table:
     rows: list[list[Cell]] = []
     for name, systems in results.items():
         for number, system in enumerate(systems):
-            _, *values = values_of(task, replace(system, false_alarms=None)).values()
-            rows.append([
-                "" if number else name, system.system, system.f1, *values, system.false_alarms,
-                system.difference,
-            ])  # fmt: skip
+            _, *values = replace(system, false_alarms=None).values(task).values()
+            row = [system.system, system.f1, *values, system.false_alarms, system.difference]
+            rows.append(["" if number else name, *row])
     units = {"sed_words": "words", "sed_sequence": "lines", "sec": "words"}[task]
     done = "changes" if task == "sec" else "flags"
     note = (

@@ -56,7 +56,6 @@ def fold(word: str) -> str:
 
 
 def _read_resource(name: str) -> str:
-    """Reads a file of symspellpy."""
     return (resources.files(SYMSPELLPY) / name).read_text(encoding="utf-8-sig")
 
 
@@ -219,6 +218,20 @@ class Ngrams:
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[places] == keys, self.counts[places], np.float32(0))
 
+    def plus(self, hashes: np.ndarray) -> Ngrams:
+        """The counts with those of some hashes; when there are too many, the rarest are dropped."""
+        own, counts = np.unique(hashes, return_counts=True)
+        keys, places = np.unique(np.concatenate([self.keys, own]), return_inverse=True)
+        values = np.concatenate([self.counts, counts.astype(np.float32)])
+        sums = np.bincount(places, values, len(keys)).astype(np.float32)
+        if len(keys) > MOST_NGRAMS:
+            kept = np.sort(np.argsort(-sums, kind="stable")[:MOST_NGRAMS])
+            keys, sums = keys[kept], sums[kept]
+        return Ngrams(keys, sums)
+
+
+_NO_NGRAMS = Ngrams(np.zeros(0, np.uint64), np.zeros(0, np.float32))
+
 
 def join_hashes(*words: np.ndarray) -> np.ndarray:
     """The hash of sequences of words from the hashes of the words, uint64."""
@@ -309,14 +322,14 @@ def build_lexicon(
     listed = [read_word_list(name) for name in lists]
     numbers: dict[str, int] = {BOUNDARY: 0, NUMBER: 1}
     totals = np.zeros((2, 0), np.int64)
-    singles, pairs, triples = _NgramCounter(), _NgramCounter(), _NgramCounter()
+    singles = pairs = triples = _NO_NGRAMS
     for sequence, has_capital in _blocks(texts, numbers):
         own = [np.bincount(n, minlength=len(numbers)) for n in (sequence, sequence[has_capital])]
         totals = np.pad(totals, ((0, 0), (0, len(numbers) - totals.shape[1]))) + np.stack(own)
         hashes = hash_words([*numbers])[sequence]
-        singles.add(join_hashes(hashes))
-        pairs.add(join_hashes(hashes[:-1], hashes[1:]))
-        triples.add(join_hashes(hashes[:-2], hashes[1:-1], hashes[2:]))
+        singles = singles.plus(join_hashes(hashes))
+        pairs = pairs.plus(join_hashes(hashes[:-1], hashes[1:]))
+        triples = triples.plus(join_hashes(hashes[:-2], hashes[1:-1], hashes[2:]))
     counts, capitals = (dict(zip(numbers, row, strict=True)) for row in totals.tolist())
     known = dict.fromkeys(word for word, count in counts.items() if count >= LEAST_COUNT)
     for words in listed:
@@ -333,7 +346,7 @@ def build_lexicon(
             wrong.setdefault(fold(misspelling), []).append(fold(word))
     return Lexicon(
         [names[number] for number in order], table[order],
-        [singles.result(), pairs.result(), triples.result(), _listed_pairs(lists)], wrong,
+        [singles, pairs, triples, _listed_pairs(lists)], wrong,
     )  # fmt: skip
 
 
@@ -362,30 +375,10 @@ def _blocks(
     yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
 
 
-class _NgramCounter:
-    """Counts hashes in blocks; when there are too many, the rarest are dropped."""
-
-    def __init__(self) -> None:
-        self._keys, self._counts = np.zeros(0, np.uint64), np.zeros(0, np.float32)
-
-    def add(self, keys: np.ndarray) -> None:
-        own, counts = np.unique(keys, return_counts=True)
-        keys, places = np.unique(np.concatenate([self._keys, own]), return_inverse=True)
-        values = np.concatenate([self._counts, counts.astype(np.float32)])
-        sums = np.bincount(places, values, len(keys)).astype(np.float32)
-        if len(keys) > MOST_NGRAMS:
-            kept = np.sort(np.argsort(-sums, kind="stable")[:MOST_NGRAMS])
-            keys, sums = keys[kept], sums[kept]
-        self._keys, self._counts = keys, sums
-
-    def result(self) -> Ngrams:
-        return Ngrams(self._keys, self._counts)
-
-
 def _listed_pairs(lists: Sequence[str]) -> Ngrams:
     """The pairs of words of symspellpy, if its words are used, as shares of its words."""
     if SYMSPELLPY not in lists:
-        return Ngrams(np.zeros(0, np.uint64), np.zeros(0, np.float32))
+        return _NO_NGRAMS
     total = sum(read_word_list(SYMSPELLPY).values())
     lines = _read_resource("frequency_bigramdictionary_en_243_342.txt").splitlines()
     first, second, counts = zip(*(line.split() for line in lines if line), strict=True)

@@ -77,16 +77,16 @@ def invert_dictionary(lines: Iterable[str]) -> Misspellings:
         for correction in (part.strip() for part in corrections.split(",")):
             if correction and not any(map(str.isspace, correction)):
                 found.setdefault(correction, {})[wrong] = None
-    return _tuples(found)
+    return {word: tuple(known) for word, known in found.items()}
 
 
 def single_words(misspellings: Misspellings) -> Misspellings:
     """The map without the misspellings that contain spaces."""
     single = {
-        word: [wrong for wrong in known if not any(map(str.isspace, wrong))]
+        word: tuple(wrong for wrong in known if not any(map(str.isspace, wrong)))
         for word, known in misspellings.items()
     }
-    return _tuples({word: known for word, known in single.items() if known})
+    return {word: known for word, known in single.items() if known}
 
 
 def _read_codespell() -> Misspellings:
@@ -116,11 +116,7 @@ def _read_json(path: Path) -> Misspellings:
     for word, known in content.items():
         if not (isinstance(known, list) and all(isinstance(wrong, str) for wrong in known)):
             raise DataError(f"misspellings: {path}: {word!r} has {known!r}; {expected}")
-    return _tuples({word: filter(None, known) for word, known in content.items()})
-
-
-def _tuples(found: Mapping[str, Iterable[str]]) -> Misspellings:
-    return {word: tuple(known) for word, known in found.items()}
+    return {word: tuple(filter(None, known)) for word, known in content.items()}
 
 
 class Draws:
@@ -448,7 +444,6 @@ def artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> st
 
 
 def _places(characters: list[str], free: list[bool]) -> dict[str, list[int]]:
-    """Where a word can be edited by each operation."""
     last = len(free) - 1
     untouched = [at for at, is_free in enumerate(free) if is_free]
     gaps = [

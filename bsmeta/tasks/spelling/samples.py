@@ -32,13 +32,14 @@ import xxhash
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
-from bsmeta.core.progress import exclusively, report_progress, reporting
+from bsmeta.core.progress import exclusively, report_progress
 from bsmeta.data import derive, permutation
 from bsmeta.data.table.stream import file_hashes, open_store
 from bsmeta.data.text.sentences import cut
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
 from bsmeta.tasks.spelling.noise import Noise, load_misspellings
+from bsmeta.training.task import batched
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -113,7 +114,6 @@ def prose_share(text: str) -> float:
 
 
 def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]]:
-    """The texts of a file, each with its correction if it has one."""
     is_json = file.name.removesuffix(".gz").endswith(".jsonl")
     opened = gzip.open if file.suffix == ".gz" else open
     try:
@@ -170,8 +170,7 @@ class Table:
         """Some samples, in the order of their numbers as given."""
         rows = self._rows[numbers.tolist()]
         report_progress()
-        columns = (rows[name] for name in ("source", "target", "name"))
-        return [Sample(*row) for row in zip(*columns, strict=True)]
+        return [*map(Sample, rows["source"], rows["target"], rows["name"])]
 
     def _batches(self, split: str) -> Iterator[list[Sample]]:
         numbers = self.numbers(split)
@@ -263,7 +262,6 @@ def _per_dataset(values: list[Any], count: int) -> list[Any]:
 def _build(
     config: SpellingConfig, sets: Sequence[Sequence[Path]], key: Mapping[str, Any]
 ) -> Iterator[pa.RecordBatch]:
-    """The samples of the store, in the order of the files."""
     hashes, texts, ends = _scan(config, sets)
     uses = _choose(hashes, texts, ends, key)
     if not (uses == TRAIN).any():
@@ -272,18 +270,17 @@ def _build(
             "leaves none of them to train on (a text is for training or for validation, with all "
             "its samples)"
         )
-    rows: list[dict[str, Any]] = []
     samples = (sample for files in sets for sample in samples_of(config, files))
+    rows = (
+        {**vars(sample), "use": use}
+        for sample, use in zip(samples, uses, strict=True)
+        if use != UNUSED
+    )
     try:
-        for sample, use in zip(samples, uses, strict=True):
-            if use != UNUSED:
-                rows.append({**vars(sample), "use": use})
-            if len(rows) == BATCH:
-                yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
-                rows = []
+        for batch in batched(rows, BATCH):
+            yield pa.RecordBatch.from_pylist(batch, _SCHEMA)
     except ValueError as error:
         raise DataError("datasets: a file has changed while it was read; begin again") from error
-    yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
 
 
 def _scan(
@@ -353,26 +350,6 @@ class Pair:
     source: list[str]  # as they are read
     correct: list[str]  # the same number, unless the data set says otherwise
     name: str  # where it is from, for `log_documents`
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The pairs of a run, by the number of the sample."""
-
-    table: Table
-    noise: Noise  # the errors of samples without a target
-    seed: int
-
-    def read(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
-        """The pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
-        found = []
-        samples = reporting(self.table.read(numbers))
-        for sample, number in zip(samples, numbers.tolist(), strict=True):
-            source = sample.source
-            if sample.target is None:
-                source = self.noise.corrupt(source, seed=self.seed, epoch=epoch, sample=number)
-            found.append(Pair(source.split(), sample.correct.split(), sample.name))
-        return found
 
 
 def make_noise(config: SpellingConfig) -> Noise:

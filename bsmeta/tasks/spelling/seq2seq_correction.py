@@ -41,9 +41,10 @@ IGNORED = -100  # the label of padding
 class Seq2SeqCorrection(Corrector):
     """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
 
+    chooses = False
+
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of a run: that of `tokenizer_name`, or of `model_name`."""
         name = str(self._config.tokenizer_name or self._config.model_name)
         tokenizer = tokenizer_of(name)
         if tokenizer.pad_token_id is None or tokenizer.eos_token_id is None:
@@ -54,17 +55,16 @@ class Seq2SeqCorrection(Corrector):
             )
         return tokenizer
 
-    def _most_tokens(self) -> np.ndarray:
-        """The most tokens that each training sample may have, on either side."""
+    @property
+    def _measure(self) -> Any:
+        return [tokenizer_fingerprint(self._tokenizer), ROOM]
 
-        def lengths(samples: Sequence[Sample]) -> np.ndarray:
-            correct = np.array(self._token_counts([s.correct for s in samples]))
-            source = np.array(self._token_counts([s.source for s in samples]))
-            has_noise = np.array([s.target is None for s in samples])
-            roomy = np.ceil(correct * ROOM).astype(np.int64)
-            return np.where(has_noise, roomy, np.maximum(source, correct))
-
-        return self.table.lengths([tokenizer_fingerprint(self._tokenizer), ROOM], lengths)
+    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        correct = np.array(self._token_counts([s.correct for s in samples]))
+        source = np.array(self._token_counts([s.source for s in samples]))
+        has_noise = np.array([s.target is None for s in samples])
+        roomy = np.ceil(correct * ROOM).astype(np.int64)
+        return np.where(has_noise, roomy, np.maximum(source, correct))
 
     def _token_counts(self, texts: Sequence[str]) -> list[int]:
         """The tokens of each text, with its end."""
@@ -143,7 +143,6 @@ class Seq2SeqCorrection(Corrector):
         ]
 
     def _sizes(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Those of the longer of a text and its correction."""
         return np.maximum(
             self._token_counts([" ".join(pair.source) for pair in pairs]),
             self._token_counts([" ".join(pair.correct) for pair in pairs]),
@@ -152,7 +151,6 @@ class Seq2SeqCorrection(Corrector):
     def _losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
     ) -> list[tuple[float, int]]:
-        """Those of the target tokens."""
         tensors = {name: tensor.to(device) for name, tensor in self.tensors(pairs).items()}
         with torch.no_grad():
             logits = model(**tensors).logits.float()
@@ -165,10 +163,7 @@ class Seq2SeqCorrection(Corrector):
     def _line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
-        """The corrections of each line, of long ones in chunks.
-
-        A word that is longer than a chunk is no prose, and stays; so does white space.
-        """
+        """Long lines in chunks; a word that is longer than one, and white space, stay."""
         limit = self._config.max_characters
         chunks = [[chunk.strip() for chunk in cut(line, limit)] for line in lines]
         texts = [chunk for own in chunks for chunk in own if 0 < len(chunk) <= limit]
@@ -189,7 +184,6 @@ class Seq2SeqCorrection(Corrector):
         return [restricted(*own) for own in zip(lines, changes, flags, strict=True)]
 
     def _generate(self, model: nn.Module, texts: Sequence[str], device: torch.device) -> list[str]:
-        """The correction of each text, by beam search."""
         inputs = {name: tensor.to(device) for name, tensor in self._encode(texts).items()}
         tokens = inputs["input_ids"].shape[1]
         # Engines wrap the model without its `generate`.

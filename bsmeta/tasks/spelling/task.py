@@ -20,6 +20,7 @@ from scipy.special import expit
 from torch import nn
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import reporting
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.data.text.sentences import Span, cut, words
@@ -28,10 +29,10 @@ from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, shares
 from bsmeta.tasks.spelling.corrections import Flag, as_record, detection_counts
 from bsmeta.tasks.spelling.evaluate import finish
 from bsmeta.tasks.spelling.inputs import Inputs
+from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.samples import (
     VALIDATION_EPOCH,
     Pair,
-    Pairs,
     Sample,
     Table,
     fitting,
@@ -55,6 +56,9 @@ class SpellingTask(Task):
     _config: SpellingConfig
     forms: tuple[str, ...]
     """In which forms `predict.py` can show what the model changes."""
+    chooses = True  # whether evaluations choose a threshold
+    _chosen: Any = None
+    """What the last evaluation chose, for the exported model: JSON."""
 
     def __init__(self, config: SpellingConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
@@ -66,16 +70,34 @@ class SpellingTask(Task):
         return open_table(self._config)
 
     @cached_property
-    def _pairs(self) -> Pairs:
-        return Pairs(self.table, make_noise(self._config), self._config.seed)
+    def noise(self) -> Noise:
+        """The errors of samples without a target."""
+        return make_noise(self._config)
+
+    def pairs(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
+        """The pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
+        found = []
+        samples = reporting(self.table.read(numbers))
+        for sample, number in zip(samples, numbers.tolist(), strict=True):
+            source = sample.source
+            if sample.target is None:
+                seed = self._config.seed
+                source = self.noise.corrupt(source, seed=seed, epoch=epoch, sample=number)
+            found.append(Pair(source.split(), sample.correct.split(), sample.name))
+        return found
 
     @cached_property
     def _validation(self) -> list[Pair]:
-        return self._pairs.read(self.table.numbers("validation"), VALIDATION_EPOCH)
+        return self.pairs(self.table.numbers("validation"), VALIDATION_EPOCH)
+
+    @property
+    @abstractmethod
+    def _measure(self) -> Any:
+        """What determines the lengths of samples: JSON."""
 
     @abstractmethod
-    def _most_tokens(self) -> np.ndarray:
-        """The most tokens that each training sample may have, int64 [samples]."""
+    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        """The most tokens that each sample may have, int64 [samples]."""
 
     @abstractmethod
     def _fits(self, words: Sequence[str], room: int) -> bool:
@@ -86,7 +108,7 @@ class SpellingTask(Task):
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        return self._most_tokens()
+        return self.table.lengths(self._measure, self._most_tokens)
 
     @cached_property
     def _order(self) -> TokenBudget:
@@ -116,7 +138,7 @@ class SpellingTask(Task):
         config, numbers = self._config, self.table.numbers("train")
 
         def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-            pairs, rooms = self._pairs.read(numbers[rows], epoch), self._lengths[rows].tolist()
+            pairs, rooms = self.pairs(numbers[rows], epoch), self._lengths[rows].tolist()
             return self._micro_batch([
                 fitting(pair, self._fits, room) for pair, room in zip(pairs, rooms, strict=True)
             ])  # fmt: skip
@@ -125,7 +147,7 @@ class SpellingTask(Task):
             **self.table.key,
             "task": config.task,
             "noise": vars(config.noise),
-            "misspellings": self._pairs.noise.misspellings_hash,
+            "misspellings": self.noise.misspellings_hash,
             "batch_max_length": config.batch_max_length,
             "bucket_span": config.bucket_span,
             "batch_shares": shares_of(config),
@@ -136,6 +158,12 @@ class SpellingTask(Task):
             fingerprint=fingerprint, state=state,
         )  # fmt: skip
 
+    def state(self) -> Any:
+        return self._chosen
+
+    def restore(self, state: Any) -> None:
+        self._chosen = state
+
     @abstractmethod
     def load(self, folder: Path) -> nn.Module: ...
 
@@ -145,6 +173,8 @@ class SpellingTask(Task):
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""
+        if self.chooses and self._chosen is None:  # no evaluation was due
+            self.evaluate(model, context)
         if self._config.benchmarks is None:
             return []
         exported = self.load(context.exported / "model").to(context.device)
@@ -175,21 +205,18 @@ class WordDetection(SpellingTask):
 
     _config: DetectionConfig
     forms = ("color", "json")
-
-    def __init__(self, config: DetectionConfig) -> None:
-        super().__init__(config)
-        self._calibration: Calibration | None = None
-        self._least = np.float64(0)  # the logit above which a unit is flagged
+    _least = np.float64(0)  # the logit above which a unit is flagged
 
     @cached_property
     def _inputs(self) -> Inputs:
-        return detector.build_inputs(self._config, self.table)
+        return detector.build_inputs(self._config, self.table, self.noise)
 
-    def _most_tokens(self) -> np.ndarray:
-        def lengths(samples: Sequence[Sample]) -> np.ndarray:
-            return self._inputs.lengths([sample.correct.split() for sample in samples])
+    @property
+    def _measure(self) -> Any:
+        return self._inputs.measure
 
-        return self.table.lengths(self._inputs.measure, lengths)
+    def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
+        return self._inputs.lengths([sample.correct.split() for sample in samples])
 
     def build_model(self) -> nn.Module:
         return detector.build_detector(self._config, self._inputs)
@@ -198,9 +225,7 @@ class WordDetection(SpellingTask):
         return self._inputs.fits(words, room)
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        """Builds a micro-batch; `labels`, float [texts, words], are 1 for words with an error, -1
-        for padding.
-        """
+        """`labels`, float [texts, words], are 1 for words with an error, -1 for padding."""
         tensors = self._inputs.tensors([pair.source for pair in pairs], trains=True)
         labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
         for row, pair in enumerate(pairs):
@@ -253,7 +278,8 @@ class WordDetection(SpellingTask):
         clean = self._logits(model, [pair.correct for pair in pairs], context)
         labels = [self._labels(pair) for pair in pairs]
         flat, truth = np.concatenate(logits), np.concatenate(labels)
-        self._calibration = calibrate(flat.astype(np.float64), truth, self._config.wanted_precision)
+        wanted = self._config.wanted_precision
+        self._chosen = asdict(calibrate(flat.astype(np.float64), truth, wanted))
         flags = [(row > 0).astype(int).tolist() for row in logits]
         counts = detection_counts(flags, [row.tolist() for row in labels])
         losses = np.logaddexp(0, np.where(truth > 0, -flat, flat))
@@ -269,7 +295,7 @@ class WordDetection(SpellingTask):
     def _logits(
         self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes
     ) -> list[np.ndarray]:
-        """The logits of the units of each text: of its words, or one of the whole text."""
+        """The logits of the units of each text."""
         budget = self._config.batch_max_length
         rows = detector.logits_of_words(model, self._inputs, texts, budget, context)
         return [self._units(row) for row in rows]
@@ -278,18 +304,6 @@ class WordDetection(SpellingTask):
         """The flags of the units of each line."""
         logits = self._logits(model, [line.split() for line in lines], context)
         return [(row > self._least).astype(int).tolist() for row in logits]
-
-    def state(self) -> dict[str, Any] | None:
-        return None if self._calibration is None else asdict(self._calibration)
-
-    def restore(self, state: dict[str, Any] | None) -> None:
-        self._calibration = None if state is None else Calibration(**state)
-
-    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test sets, once, with the exported model; writes the report."""
-        if self._calibration is None:  # no evaluation was due
-            self.evaluate(model, context)
-        return super().finish(model, context)
 
     def load(self, folder: Path) -> nn.Module:
         model, self._inputs = detector.load_detector(folder)
@@ -323,8 +337,8 @@ class WordDetection(SpellingTask):
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._inputs.write(folder)
-        if self._calibration is not None:
-            text = json.dumps(asdict(self._calibration), indent=1) + "\n"
+        if self._chosen is not None:
+            text = json.dumps(self._chosen, indent=1) + "\n"
             (folder / CALIBRATION).write_text(text, encoding="utf-8")
 
 
@@ -389,12 +403,8 @@ class Calibration:
 
 
 def calibrate(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:
-    """Chooses the threshold with the highest recall among those that have the wanted precision.
-
-    Args:
-        scores: Scores of held-out units, higher for likelier errors: float [units].
-        labels: 1 for an error, otherwise 0: [units].
-    """
+    """The threshold with the highest recall among those that have the wanted precision, from
+    scores (higher for likelier errors) and labels (1: an error) of held-out units."""
     order = np.argsort(-scores, kind="stable")
     ordered, errors = scores[order], np.asarray(labels)[order].astype(bool)
     if not errors.any():

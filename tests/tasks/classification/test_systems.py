@@ -273,7 +273,7 @@ def test_each_layer_has_its_learning_rate(tmp_path: Path, encoder: Path) -> None
         learning_rate=0.1,
     )  # fmt: skip
     model = task.build_model()
-    optimizer = build_optimizer(model, task._config, task.rate_scale)
+    optimizer = build_optimizer(model, task.config, task.rate_scale)
     set_learning_rate(optimizer.param_groups, 0.01)
     names = {id(value): name for name, value in model.named_parameters()}
     rates = {

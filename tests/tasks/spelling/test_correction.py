@@ -37,7 +37,7 @@ def corrector(threshold: float) -> tuple[CandidateCorrection, Ranker]:
     """A task with a model of random weights that changes words from a probability on."""
     task = CandidateCorrection(SecConfig())
     task._inputs = CandidateInputs(lexicon())
-    task._threshold = threshold
+    task.restore(threshold)
     torch.manual_seed(0)
     config = RankerConfig(features=task._inputs.features, width=8, layers=1, heads=1)
     return task, Ranker(config).eval()
@@ -167,13 +167,13 @@ def test_a_model_is_reloaded_with_its_threshold(tmp_path: Path) -> None:
     TASK.export(MODEL, weights, tmp_path)
     again = CandidateCorrection(SecConfig())
     model = again.load(tmp_path)
-    assert again._threshold == 0.02
+    assert again.state() == 0.02
     texts = ["teh villiage"]
     assert again.changes(model, texts) == TASK.changes(MODEL, texts)
     (tmp_path / "correction.json").unlink()
     with pytest.raises(DataError, match="expected model/ of a run of task=sec"):
         CandidateCorrection(SecConfig()).load(tmp_path)
-    assert np.isfinite(again._threshold)
+    assert again.state() == 0.02
 
 
 def test_a_model_exported_before_any_evaluation_leaves_the_threshold(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_an_encoder_of_transformers_is_built_from_a_folder(tmp_path: Path) -> No
     BertModel(shape).save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     config = SedWordsConfig(model_name=str(tmp_path / "bert"))
-    inputs = build_inputs(config, None)  # type: ignore[arg-type]
+    inputs = build_inputs(config, None, None)  # type: ignore[arg-type]
     model = build_detector(config, inputs).eval()
     assert inputs.lengths([["she"] * 4]).tolist() == [9]  # 6 tokens, and half as many for errors
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]

@@ -23,11 +23,9 @@ from bsmeta.tasks.spelling.config import (
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.samples import (
     Pair,
-    Pairs,
     Sample,
     fitting,
     held_out_samples,
-    make_noise,
     open_table,
     prose_share,
     samples_of,
@@ -239,13 +237,12 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 
 
 def test_noise_follows_from_seed_epoch_and_sample(tmp_path: Path) -> None:
-    config = config_of(SedWordsConfig, tmp_path)
-    pairs = Pairs(open_table(config), make_noise(config), seed=1)
-    numbers = pairs.table.numbers("train")
-    first, again = pairs.read(numbers, 0), pairs.read(numbers[::-1], 0)[::-1]
+    task = WordDetection(config_of(SedWordsConfig, tmp_path, seed=1))
+    numbers = task.table.numbers("train")
+    first, again = task.pairs(numbers, 0), task.pairs(numbers[::-1], 0)[::-1]
     assert first == again
     assert all(len(pair.source) == len(pair.correct) for pair in first)
-    changed = [a.source != b.source for a, b in zip(first, pairs.read(numbers, 1), strict=True)]
+    changed = [a.source != b.source for a, b in zip(first, task.pairs(numbers, 1), strict=True)]
     assert sum(changed) > 60  # of 100
 
 
