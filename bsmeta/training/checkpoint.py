@@ -48,7 +48,7 @@ FORMAT = 4
 STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
-_LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
+LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
 Result = TypeVar("Result")
 
 
@@ -72,12 +72,6 @@ def name(step: int) -> str:
 def temporary_folder(out_dir: Path, step: int) -> Path:
     """Where the checkpoint of a step is written before it is committed."""
     return out_dir / f"tmp-{name(step)}"
-
-
-def has_folders(out_dir: Path, step: int) -> bool:
-    """Whether the folders exist into which the checkpoint of a step is being written."""
-    folder = temporary_folder(out_dir, step)
-    return all((folder / part).is_dir() for part in _LOADED)
 
 
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
@@ -130,7 +124,7 @@ class Writer:
 
     def _seal(self, entries: dict[str, FileEntry]) -> None:
         parts = {file.split("/")[0] for file in entries}
-        missing = sorted({*_LOADED, STATE, DATA, CONFIG} - parts)
+        missing = sorted({*LOADED, STATE, DATA, CONFIG} - parts)
         if missing:
             raise FileNotFoundError(
                 f"{self.folder}: {', '.join(missing)} was deleted while the checkpoint was written"
@@ -190,7 +184,7 @@ def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
     except CheckpointError as error:
         return {}, [str(error)]
     folder = checkpoint.folder
-    present = [path for part in _LOADED for path in (folder / part).rglob("*")]
+    present = [path for part in LOADED for path in (folder / part).rglob("*")]
     faults = [
         f"{path}: is not listed in {MANIFEST}; remove it if you do not know where it is from"
         for path in sorted(present)

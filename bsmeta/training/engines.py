@@ -7,9 +7,9 @@ in `training.fsdp`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,14 @@ class Engine(ABC):
         name: Identifies the engine that a checkpoint belongs to.
         scaled: Whether the loss is scaled (fp16): such an engine skips gradients that are not
             finite.
-        can_copy: Whether it has a `snapshot`.
         plain: The model without what the engine wraps it in.
     """
 
-    name: str
     scaled: bool
-    can_copy = True
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         self.accelerator = accelerator
+        self.name = engine_name(accelerator)
         self.model: Any
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         # Its first call imports DeepSpeed, which a save, perhaps in a hurry, need not wait for.
@@ -97,7 +95,8 @@ class Engine(ABC):
     def snapshot(self) -> Snapshot | None:
         """Copies the state to main memory; None: this rank writes nothing.
 
-        The copy is valid until the next call.
+        The copy is valid until the next call. DeepSpeed has none: its ranks write their partitions
+        together, and the checks refuse `async_save`.
         """
         raise NotImplementedError
 
@@ -126,12 +125,9 @@ def engine_name(accelerator: Accelerator) -> str:
 class PlainEngine(Engine):
     """Torch's own optimizer; data parallel if there are several processes."""
 
-    name = PLAIN
-
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         self.scaled = accelerator.scaler is not None
-        self._copies = HostCopies()
         if isinstance(self.model, DistributedDataParallel):
             _fix_buckets(self.model)
 
@@ -171,10 +167,26 @@ class PlainEngine(Engine):
         if self.accelerator.is_main_process:
             write_state(self.state(), folder)
 
+    @cached_property
+    def _stager(self) -> Any:
+        """Keeps the memory of a copy for the next.
+
+        To write to memory for the first time takes several times as long as to copy, because the
+        system has to find and clear each page.
+        """
+        from torch.distributed.checkpoint import staging  # slow; only needed if it copies
+
+        return staging.DefaultStager(staging.StagingOptions(False, False, False, False))
+
+    def copy(self) -> dict[str, Any]:
+        """The state in main memory, which each call overwrites; shared tensors stay shared."""
+        copied: dict[str, Any] = self._stager.stage(self.state())
+        return copied
+
     def snapshot(self) -> Snapshot | None:
         if not self.accelerator.is_main_process:
             return None
-        copy = self._copies.nested(self.state())
+        copy = self.copy()
         return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
 
     def load(self, folder: Path) -> None:
@@ -212,55 +224,15 @@ def write_state(state: dict[str, Any], folder: Path) -> None:
         torch.save(state, folder / _PLAIN_FILE)
 
 
-class HostCopies:
-    """Copies of tensors in main memory, which each call overwrites: it is kept for the next.
-
-    To write to memory for the first time takes several times as long as to copy: the system has to
-    find and clear each page.
-    """
-
-    def __init__(self) -> None:
-        self._memory: dict[Hashable, torch.Tensor] = {}
-
-    def tensor(self, name: Hashable, value: torch.Tensor) -> torch.Tensor:
-        """Copies a tensor; `name` is that of its memory."""
-        memory = self._memory.get(name)
-        if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
-            memory = self._memory[name] = torch.empty_like(value, device="cpu", requires_grad=False)
-        return memory.copy_(value.detach())
-
-    def nested(
-        self,
-        value: Any,
-        path: tuple[Hashable, ...] = (),
-        copied: dict[Any, torch.Tensor] | None = None,
-    ) -> Any:
-        """Copies the tensors in nested dicts and lists; shared tensors stay shared."""
-        copied = {} if copied is None else copied
-        if isinstance(value, torch.Tensor):
-            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-            if value.numel() == 0 or key not in copied:
-                copied[key] = self.tensor(path, value)
-            return copied[key]
-        if isinstance(value, dict):
-            return {key: self.nested(own, (*path, key), copied) for key, own in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.nested(own, (*path, n), copied) for n, own in enumerate(value))
-        return value
-
-
 class DeepSpeedEngine(Engine):
     """DeepSpeed, which clips, steps and skips steps within the backward pass.
 
-    The model is DeepSpeed's own engine. Its ranks write their partitions together.
+    The model is DeepSpeed's own engine.
     """
-
-    can_copy = False
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         self.scaled = accelerator.mixed_precision == "fp16"
-        self.name = engine_name(accelerator)
         # Each file that this rank writes or reads is progress; not the barriers around them.
         files = self.model.checkpoint_engine
         files.save, files.load = (opaque_work()(call) for call in (files.save, files.load))

@@ -30,7 +30,7 @@ from torch.futures import Future
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import opaque_work, report_progress
 from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engines import FSDP, PlainEngine, Snapshot
+from bsmeta.training.engines import PlainEngine, Snapshot
 from bsmeta.training.processes import Processes
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -52,8 +52,6 @@ _GLOBALS = {
 
 class FSDPEngine(PlainEngine):
     """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
-
-    name = FSDP
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
@@ -107,20 +105,12 @@ class FSDPEngine(PlainEngine):
         write_shards(self.state(), folder, self._aside)
 
     def snapshot(self) -> Snapshot:
-        copy = {key: self._copy(key, tensor) for key, tensor in self.state().items()}
+        copy = self.copy()
 
         def weights(folder: Path) -> dict[str, torch.Tensor]:
             return self._by_all_names(read_whole(folder, _MODEL)) if self._aside.is_main else {}
 
         return Snapshot(self._aside, partial(write_shards, copy, processes=self._aside), weights)
-
-    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a tensor, or this rank's shard of one, to main memory."""
-        if not isinstance(tensor, DTensor):
-            return self._copies.tensor(key, tensor)
-        own = self._copies.tensor(key, tensor.to_local())
-        # `DTensor.from_local` would move the copy back to the device of the mesh.
-        return DTensor(own, tensor._spec, requires_grad=False)
 
     def load(self, folder: Path) -> None:
         state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}

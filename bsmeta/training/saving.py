@@ -17,9 +17,9 @@ import math
 import queue
 import random
 import shutil
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -93,9 +93,10 @@ class Saver:
         self._run = run
         self._processes = processes
         self.retention = Retention(run.path, config)
-        self._thread: threading.Thread | None = None
+        # Its thread is no daemon: a run that fails for another reason completes the checkpoint.
+        self._writer = ThreadPoolExecutor(1, "checkpoint writer")
+        self._saving: Future[None] | None = None  # the last asynchronous save
         self._finished: queue.SimpleQueue[Saved] = queue.SimpleQueue()
-        self._failure: Exception | None = None
 
     def save(self, step: int, state: dict[str, Any], data: dict[str, Any]) -> None:
         """Saves the state of engine and generators, and these states of trainer and data.
@@ -113,24 +114,14 @@ class Saver:
         self._processes.on_main(prepare)
         generators = self._processes.gather(capture_rng())
         write = partial(self._write, step, generators, state, data, began)
-        if not (self._config.async_save and self._engine.can_copy):
+        if not self._config.async_save:
             now = Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
             self._attempt(step, now, write)
             return
         copy = self._engine.snapshot()
-        if copy is None:
-            return
-        waited = time.perf_counter() - began
-
-        def work() -> None:
-            try:
-                self._attempt(step, copy, partial(write, loop_seconds=waited))
-            except Exception as error:  # the loop checks for it and raises it
-                self._failure = error
-
-        # Not a daemon, so that a run that fails for another reason still completes the checkpoint.
-        self._thread = threading.Thread(target=work, name="checkpoint writer")
-        self._thread.start()
+        if copy is not None:
+            write_copy = partial(write, loop_seconds=time.perf_counter() - began)
+            self._saving = self._writer.submit(self._attempt, step, copy, write_copy)
 
     def _exports(self, step: int) -> bool:
         return isinstance(self._task, Exports) and exports_model(self._config, step)
@@ -141,18 +132,18 @@ class Saver:
         Several ranks cannot begin again: they do not notice the deletion at the same point.
         """
         final = self._run.path / checkpoint.name(step)
+        folder = checkpoint.temporary_folder(self._run.path, step)
         for pause in (*(_PAUSES if source.processes.size == 1 else ()), None):
             try:
                 write(source)
                 return
             except Exception as error:
                 # Torch's and safetensors' writers have their own errors for a missing folder.
-                is_deleted = isinstance(error, FileNotFoundError) or not checkpoint.has_folders(
-                    self._run.path, step
+                is_deleted = isinstance(error, FileNotFoundError) or not all(
+                    (folder / part).is_dir() for part in checkpoint.LOADED
                 )
                 if pause is None or not is_deleted or final.is_dir():
                     if not self._run.is_replaced():
-                        folder = checkpoint.temporary_folder(self._run.path, step)
                         shutil.rmtree(folder, ignore_errors=True)
                     explanation = explain_full_disk(error, self._run.path)
                     if explanation is error:
@@ -192,23 +183,19 @@ class Saver:
     @property
     def failed(self) -> bool:
         """Whether an asynchronous save has failed on this rank; `finish` raises rank 0's error."""
-        return self._failure is not None
+        saving = self._saving
+        return saving is not None and saving.done() and saving.exception() is not None
 
     def finish(self) -> None:
         """Waits for the save in progress; raises its error, if any, on every rank."""
         self.settle()
-
-        def check() -> None:
-            if self._failure is not None:
-                raise self._failure
-
-        self._processes.on_main(check)
+        saving = self._saving
+        self._processes.on_main(lambda: None if saving is None else saving.result())
 
     def settle(self) -> None:
         """Waits for the save in progress, whether or not it succeeds (this rank only)."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._saving is not None:
+            wait([self._saving])
 
     def finished(self) -> list[Saved]:
         """Returns the saves that were committed since the last call (rank 0)."""
@@ -269,6 +256,10 @@ def write_rng(states: dict[str, Any], folder: Path, rank: int) -> None:
     torch.save(states, _rng_file(folder, rank))
 
 
+def _rng_file(folder: Path, rank: int) -> Path:
+    return folder / "rng" / f"rank{rank}.pt"
+
+
 def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
     """Restores the generators from a checkpoint.
 
@@ -295,17 +286,13 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
         torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
 
 
-def _rng_file(folder: Path, rank: int) -> Path:
-    return folder / "rng" / f"rank{rank}.pt"
-
-
 def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
     """Refuses a save, perhaps `with_model`, that would not fit.
 
     Its size is estimated from that of the checkpoint `like`, by default the last one in `out_dir`.
     """
     size = _last_size([like] if like else list_checkpoints(out_dir), with_model=with_model)
-    needed, free = int((size or 0) * MARGIN), free_bytes(out_dir)
+    needed, free = int(size * MARGIN), free_bytes(out_dir)
     if free < needed:
         raise DataError(
             f"no checkpoint was written: {out_dir} has {gigabytes(free)} free, and one needs "
@@ -313,8 +300,8 @@ def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: boo
         )
 
 
-def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int | None:
-    """Size in bytes of the newest readable checkpoint, with or without `model/`.
+def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
+    """Size in bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
 
     If it has no `model/`, that is estimated as float32 weights.
     """
@@ -326,7 +313,7 @@ def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int | None
         model = sum(own.bytes for file, own in files.items() if file.startswith("model/"))
         rest = sum(own.bytes for own in files.values()) - model
         return rest + (model or 4 * _weights(saved)) if with_model else rest
-    return None
+    return 0
 
 
 def _weights(saved: Checkpoint) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.engines import HostCopies, PlainEngine, make_engine
+from bsmeta.training.engines import PlainEngine, make_engine
 from bsmeta.training.optimization import build_optimizer, learning_rate, matrices_in_layers
 from tests.conftest import REPOSITORY
 
@@ -126,7 +127,7 @@ class Trained:
 
     def state(self) -> dict[str, Any]:
         """A copy of the weights and of all optimizer state."""
-        state = HostCopies().nested(self.engine.state())
+        state = copy.deepcopy(self.engine.state())
         return {"weights": state["model"], "optimizer": state["optimizer"]["state"]}
 
     def settings(self) -> list[dict[str, Any]]:

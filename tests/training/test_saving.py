@@ -4,31 +4,50 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from torch import nn
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.engines import HostCopies
+from bsmeta.training.engines import PlainEngine
 from bsmeta.training.saving import capture_rng, restore_rng, write_rng
 
 
 def test_copies_are_made_in_the_same_memory() -> None:
-    tied, state = torch.arange(6.0), torch.arange(4)
-    value = {"model": {"in": tied, "out": tied}, "optimizer": [{"step": 3, "state": state}, ()]}
-    copies = HostCopies()
-    first = copies.nested(value)
-    assert first["model"]["in"] is first["model"]["out"]
-    torch.testing.assert_close(first, value, rtol=0, atol=0)
-    tied += 1
-    assert first["model"]["in"].tolist() == [0, 1, 2, 3, 4, 5]
-    second = copies.nested(value)
-    assert second["model"]["in"] is first["model"]["in"]
-    assert second["model"]["in"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert second["optimizer"][0]["state"] is first["optimizer"][0]["state"] is not state
-    grown = copies.nested({"model": {"in": torch.arange(8.0)}})
-    assert grown["model"]["in"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    model = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("in", "out")})
+    model["out"].weight = model["in"].weight
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    engine = PlainEngine(Accelerator(cpu=True), model, optimizer)
+    weight = model["in"].weight
+
+    def step() -> None:
+        weight.sum().backward()
+        engine.step(torch.tensor(True))
+
+    step()
+    state, before = engine.state(), weight.detach().clone()
+    first = engine.copy()
+    assert first["model"]["in.weight"].data_ptr() == first["model"]["out.weight"].data_ptr()
+    torch.testing.assert_close(first, state, rtol=0, atol=0)
+    step()
+    assert torch.equal(first["model"]["in.weight"], before)
+    assert not torch.equal(weight, before)
+    places = addresses(first)
+    second = engine.copy()
+    torch.testing.assert_close(second, engine.state(), rtol=0, atol=0)
+    assert addresses(second) == places
+    assert not set(places) & set(addresses(state))
+    optimizer.load_state_dict(optimizer.state_dict())  # into other memory
+    torch.testing.assert_close(engine.copy(), engine.state(), rtol=0, atol=0)
+
+
+def addresses(state: dict[str, Any]) -> list[int]:
+    moments = state["optimizer"]["state"][0]
+    return [tensor.data_ptr() for tensor in (state["model"]["in.weight"], *moments.values())]
 
 
 def draw() -> list[float]:
