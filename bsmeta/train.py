@@ -10,8 +10,7 @@ if __name__ == "__main__":
 
     hold_signals()  # until the folder of the run is known
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.sources import reading, shown_path
 from bsmeta.config.steps import launch_notes, print_summary, set_branch_length, summary
-from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.process import StopRequest, rank, release_signals
 from bsmeta.tasks import TASKS
-from bsmeta.training.run_folder import note_early_stop, write_refusal
+from bsmeta.training.run_folder import note_early_stop, refusal_in_status
 
 
 def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
@@ -34,7 +32,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     """
     is_main = rank() == 0
     set_branch_length(config)
-    with _refusal_in_status(config):
+    with refusal_in_status(config):
         checked = check_run(config, os.environ, TASKS, mistakes, reading.overridden)
     entry = TASKS[config.task]
     if is_main:
@@ -54,7 +52,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
         stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT)
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
-    with _refusal_in_status(config):
+    with refusal_in_status(config):
         task = entry.make(config)
     if config.estimate:
         from bsmeta.training.estimate import estimate
@@ -65,19 +63,6 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     from bsmeta.training.run import run
 
     return run(config, task, checked.deepspeed_config, stop, checked.launch.reshards)
-
-
-@contextmanager
-def _refusal_in_status(config: RunConfig) -> Iterator[None]:
-    """Records a user error in the status of the run, if the run writes one."""
-    try:
-        yield
-    except UserError as error:
-        keys = error.keys if isinstance(error, ConfigurationError) else ()
-        is_run = not config.check_only and not config.estimate
-        if rank() == 0 and is_run and "out_dir" not in keys:
-            write_refusal(Path(config.out_dir), str(error))
-        raise
 
 
 if __name__ == "__main__":

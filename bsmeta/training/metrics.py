@@ -40,7 +40,7 @@ from bsmeta.core.files import redact, redact_values, write_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
 from bsmeta.training.optimization import NonFiniteGuard
 from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
+from bsmeta.training.run_folder import METRICS, Log, RunFolder
 from bsmeta.training.step import DataStats, StepResult, StepStats
 
 RUNS = "trackers.json"
@@ -98,7 +98,7 @@ class StepLog:
         self._tracker = tracker
         self._throughput = throughput
         self._nonfinite = nonfinite
-        self._documents: LineLog | None = None
+        self._documents: Log | None = None
         if config.log_documents:
             self._documents = run.open_log(f"documents-rank{processes.rank}.jsonl")
 

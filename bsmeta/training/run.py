@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +12,16 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.files import redact
-from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest, rank
+from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest
 from bsmeta.training.distributed import Accelerator, start
 from bsmeta.training.processes import Processes
 from bsmeta.training.resuming import resume_point, resumes
 from bsmeta.training.run_folder import (
     METRICS,
-    LineLog,
+    Log,
     ProcessLog,
     RunFolder,
-    write_refusal,
+    refusal_in_status,
     write_stopped_start,
 )
 from bsmeta.training.saving import explain_full_disk
@@ -65,14 +63,13 @@ def run(
         UserError: If the folder, the data or the launch does not match the configuration.
         TrainingError: If the run diverged, or one of its processes died.
     """
-    out_dir = Path(config.out_dir)
-    with _refusal_in_status(out_dir):
+    with refusal_in_status(config):
         accelerator = start(config, deepspeed_config, reshards)
     processes = Processes.of_group(accelerator.device)
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
-        with _refusal_in_status(out_dir):
+        with refusal_in_status(config):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
-        folder = RunFolder(out_dir.resolve())
+        folder = RunFolder(Path(config.out_dir).resolve())
         resume = resumes(config, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
@@ -92,16 +89,6 @@ def run(
     if config.push_to_hub and code == 0 and processes.is_main:
         push(folder.path, config.push_to_hub, watchdog.step)
     return code
-
-
-@contextmanager
-def _refusal_in_status(out_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        if rank() == 0:
-            write_refusal(out_dir, str(error))
-        raise
 
 
 def _train(
@@ -176,7 +163,7 @@ def push(run_folder: Path, repository: str, step: int, timeout_s: float = UPLOAD
         logger.info("push_to_hub: uploaded to %s", repository)
     event = {"event": "push", "step": step, "repository": repository, "pushed": not problem}
     try:
-        log = LineLog(run_folder / METRICS)
+        log = Log(run_folder / METRICS)
         log.write({**event, "problem": problem} if problem else event)
         log.close()
     except OSError as error:

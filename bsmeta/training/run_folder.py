@@ -12,15 +12,16 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from bsmeta.config.schema import RunConfig
 from bsmeta.config.values import to_yaml
-from bsmeta.core.errors import ConfigurationError, TrainingError
+from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.files import redact, replacing, write_text
 from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
 from bsmeta.training import checkpoint
@@ -90,6 +91,19 @@ def write_refusal(out_dir: Path, message: str) -> None:
     _write_of_start(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
 
 
+@contextmanager
+def refusal_in_status(config: RunConfig) -> Iterator[None]:
+    """Records a user error in the status of the run, if the run writes one."""
+    try:
+        yield
+    except UserError as error:
+        keys = error.keys if isinstance(error, ConfigurationError) else ()
+        is_run = not config.check_only and not config.estimate
+        if rank() == 0 and is_run and "out_dir" not in keys:
+            write_refusal(Path(config.out_dir), str(error))
+        raise
+
+
 def _write_of_start(out_dir: Path, write: Callable[[], object]) -> None:
     try:
         if _foreign(out_dir) or _is_done(out_dir):
@@ -132,12 +146,12 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.log: ProcessLog | None = None  # of this process
+        self.log: ProcessLog | None = None  # of this process; restored with the folder
         self._lock = FileLock(path / _LOCK)
         self._lock_file: tuple[int, int] | None = None  # its identity, in the process that holds it
         self._directory = -1  # kept open, so that no other folder gets its inode
         self._texts: dict[str, str] = {}  # the small files, by name
-        self._line_logs: list[LineLog] = []
+        self._logs: list[Log] = []
         self._rebuilt = False  # since the last call of `share`
         self._access = threading.RLock()  # the thread of an asynchronous save writes, too
 
@@ -205,10 +219,10 @@ class RunFolder:
         write_text(self.path / CONFIG, to_yaml(config))
         self.remember(CONFIG)
 
-    def open_log(self, name: str) -> LineLog:
+    def open_log(self, name: str) -> Log:
         """Opens a log of this process; it is restored with the folder."""
-        log = LineLog(self.path / name, self.keep)
-        self._line_logs.append(log)
+        log = Log(self.path / name, self.keep)
+        self._logs.append(log)
         return log
 
     def remember(self, name: str) -> None:
@@ -281,8 +295,9 @@ class RunFolder:
         return False
 
     def _restore_logs(self) -> bool:
-        restored = [log.restore() for log in self._line_logs]
-        return any([*restored, self.log is not None and self.log.restore()])
+        own = [] if self.log is None or self.log.file is None else [self.log.file]
+        restored = [log.restore() for log in (*self._logs, *own)]
+        return any(restored)
 
     def _lock_again(self) -> None:
         held = os.fstat(self._directory)
@@ -368,15 +383,25 @@ def _is_before(line: str, step: int) -> bool:
         return False  # the last line of a killed process may be truncated
 
 
-class AppendedFile:
-    """A text file, flushed after every line, so that a killed process loses no line."""
+class Log:
+    """A text file, flushed after every line, so that a killed process loses no line.
 
-    def __init__(self, path: Path) -> None:
+    `keep_folder` first rebuilds its folder if that was deleted.
+    """
+
+    def __init__(self, path: Path, keep_folder: Callable[[], object] = lambda: None) -> None:
         self._path = path
+        self._keep_folder = keep_folder
         self._stream = path.open("a+b")
         self._access = threading.RLock()  # the thread of an asynchronous save may restore it
 
+    def write(self, value: dict[str, Any]) -> None:
+        """Writes a line of JSON, which has null in place of NaN and infinity."""
+        plain = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        self.append(redact(json.dumps(plain)))
+
     def append(self, line: str) -> None:
+        self._keep_folder()
         with self._access:
             self._stream.write(line.encode() + b"\n")
             self._stream.flush()
@@ -402,28 +427,11 @@ class AppendedFile:
             return True
 
     def close(self) -> None:
-        with self._access:
-            self._stream.close()
-
-
-class LineLog(AppendedFile):
-    """A JSON-lines file; `keep_folder` first rebuilds its folder if that was deleted."""
-
-    def __init__(self, path: Path, keep_folder: Callable[[], object] = lambda: None) -> None:
-        super().__init__(path)
-        self._keep_folder = keep_folder
-
-    def write(self, value: dict[str, Any]) -> None:
-        """Writes a line, with null in place of NaN and infinity, which JSON does not have."""
-        self._keep_folder()
-        plain = json.loads(json.dumps(value), parse_constant=lambda _: None)
-        self.append(redact(json.dumps(plain)))
-
-    def close(self) -> None:
         try:
             self._keep_folder()
         finally:
-            super().close()
+            with self._access:
+                self._stream.close()
 
 
 class ProcessLog(logging.Handler):
@@ -440,37 +448,34 @@ class ProcessLog(logging.Handler):
         self._rank = rank
         self._world_size = world_size
         self._held_back: list[str] = []
-        self._file: AppendedFile | None = None
+        self.file: Log | None = None
 
     def open(self, folder: Path) -> None:
         """Begins to write, with the lines so far."""
         name = f"log-rank{self._rank}.txt"
         try:
-            self._file = AppendedFile(folder / name)
+            self.file = Log(folder / name)
         except OSError as error:
             logger.warning("%s cannot be written: %s", name, error)
             return
         host, process = socket.gethostname(), os.getpid()
-        self._write(f"rank {self._rank} of {self._world_size} on {host}, process {process}")
-        for line in self._held_back:
+        first = f"rank {self._rank} of {self._world_size} on {host}, process {process}"
+        for line in (first, *self._held_back):
             self._write(line)
         self._held_back.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
         line = redact(self.format(record))
-        if self._file is None:
+        if self.file is None:
             self._held_back.append(line)
         else:
             self._write(line)
 
     def _write(self, line: str) -> None:
         """Writes a line; on a full disk it is lost, and the run ends where it needs the space."""
-        if self._file is not None:
+        if self.file is not None:
             with suppress(OSError):
-                self._file.append(line)
-
-    def restore(self) -> bool:
-        return self._file is not None and self._file.restore()
+                self.file.append(line)
 
     def __enter__(self) -> ProcessLog:
         logging.getLogger().addHandler(self)
@@ -482,6 +487,6 @@ class ProcessLog(logging.Handler):
             values = (logger.name, logging.ERROR, __file__, 0, "the run ends:", (), trace)
             self.handle(logging.LogRecord(*values))
         logging.getLogger().removeHandler(self)
-        if self._file is not None:
+        if self.file is not None:
             with suppress(OSError):
-                self._file.close()
+                self.file.close()

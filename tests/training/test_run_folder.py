@@ -17,7 +17,7 @@ from bsmeta.training.processes import ALONE
 from bsmeta.training.run_folder import (
     MARK,
     METRICS,
-    LineLog,
+    Log,
     RunFolder,
     last_events,
     write_refusal,
@@ -155,7 +155,7 @@ def test_the_configuration_of_an_earlier_run_stays_until_the_new_one_begins(tmp_
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    log = LineLog(tmp_path / "log")
+    log = Log(tmp_path / "log")
     log.write({"step": 1})
     assert (tmp_path / "log").read_text() == '{"step": 1}\n'
     log.close()
