@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+import numpy as np
+from scipy.optimize import isotonic_regression
+
 from bsmeta.report.inference import Bounded, value_of
 
 if TYPE_CHECKING:
@@ -206,19 +209,9 @@ def spread(values: Sequence[float], step: float, low: float, high: float) -> lis
 
     They stay between both limits if there is room for all of them.
     """
-    groups: list[tuple[float, int]] = []  # middle and size of neighbors that touch
-    for value in values:
-        middle, size = value, 1
-        while groups and middle - groups[-1][0] < step * (size + groups[-1][1]) / 2:
-            other, count = groups.pop()
-            middle = (middle * size + other * count) / (size + count)
-            size += count
-        half = step * (size - 1) / 2
-        middle = min(max(middle, low + half), max(high - half, low + half))
-        groups.append((middle, size))
-    return [
-        middle + step * (place - (size - 1) / 2) for middle, size in groups for place in range(size)
-    ]
+    offsets = step * np.arange(len(values))
+    places = isotonic_regression(values - offsets).x
+    return list(places.clip(low, max(high - step * (len(values) - 1), low)) + offsets)
 
 
 def legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], columns: int = 4) -> None:

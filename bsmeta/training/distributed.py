@@ -174,17 +174,16 @@ def start(
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
-    plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None
-    if reshards is not None:
-        plugin = _fsdp_plugin(config, reshards)
-    elif deepspeed_config is not None:
-        plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
+    fsdp = None if reshards is None else _fsdp_plugin(config, reshards)
+    deepspeed = None
+    if deepspeed_config is not None:
+        deepspeed = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
     meet(config.distributed_timeout_s)
     try:
         with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING):
-            accelerator = _accelerator(config, plugin)
+            accelerator = _accelerator(config, deepspeed, fsdp)
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
@@ -206,10 +205,10 @@ def start(
 
 
 def _accelerator(
-    config: RunConfig, plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None
+    config: RunConfig,
+    deepspeed: DeepSpeedPlugin | None,
+    fsdp: FullyShardedDataParallelPlugin | None,
 ) -> Accelerator:
-    deepspeed = plugin if isinstance(plugin, DeepSpeedPlugin) else None
-    fsdp = plugin if isinstance(plugin, FullyShardedDataParallelPlugin) else None
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     group = InitProcessGroupKwargs(backend=backend, timeout=GROUP_TIMEOUT)
     accelerator = Accelerator(

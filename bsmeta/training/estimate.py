@@ -120,20 +120,14 @@ def state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bo
             all of them.
         half: Under DeepSpeed: bf16 or fp16, so that weights and gradients take 2 bytes.
     """
-    if stage is None:
-        return State(4.0 * counts.total, 4.0 * counts.trainable, float(optimizer))
-    if stage == "FSDP2":
-        whole = state(counts, optimizer, None, processes, half)
-        parts = (whole.weights, whole.gradients, whole.optimizer)
-        return State(*(part / processes for part in parts))
-    size = 2 if half else 4
-    master = MASTER if half or stage > 0 else 0  # ZeRO always keeps its partition in float32
-    weights, gradients = float(size * counts.total), float(size * counts.trainable)
-    updated = float(optimizer + master * counts.trainable)
+    size, master, partitioned = 4, 0, 3 if stage == "FSDP2" else 0
+    if isinstance(stage, int):
+        size, partitioned = 2 if half else 4, stage
+        master = MASTER if half or stage > 0 else 0  # ZeRO always keeps its partition in float32
     return State(
-        weights=weights / (processes if stage >= 3 else 1),
-        gradients=gradients / (processes if stage >= 2 else 1),
-        optimizer=updated / (processes if stage >= 1 else 1),
+        weights=size * counts.total / (processes if partitioned >= 3 else 1),
+        gradients=size * counts.trainable / (processes if partitioned >= 2 else 1),
+        optimizer=(optimizer + master * counts.trainable) / (processes if partitioned >= 1 else 1),
     )
 
 
