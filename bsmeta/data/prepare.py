@@ -9,13 +9,14 @@ prepared epochs. The folder appears only when it is complete. Called again for a
 it checks the content. `data_config.num_workers` streams are prepared at a time (0: one, in this
 process).
 
-A folder contains a manifest and, for each logical stream, one memory-mapped file per array
-(`columns_of`). They store the output of `LogicalStream`: each sequence with the position after it.
-So a run may switch between prepared and live data at any sequence.
+A folder contains a manifest and a memory-mapped Arrow file for each logical stream (`schema_of`).
+It stores the output of `LogicalStream`: each sequence with the position after it. So a run may
+switch between prepared and live data at any sequence.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
+import pyarrow as pa
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -49,12 +50,12 @@ from bsmeta.data.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT = 7
 MANIFEST = "manifest.json"
 TARGET = 0x80
 """Set in `marks` for tokens that are targets; the other bits are the token type."""
 
-BUFFER = 1 << 20
+ROWS = 256  # sequences that are written at a time
 
 
 class PreparedStreams:
@@ -137,57 +138,49 @@ class PreparedStream:
     def __init__(self, folder: Path, manifest: dict[str, Any], stream: int) -> None:
         self._stream = stream
         self._shards: list[str] = manifest["shards"]
-        files = manifest["streams"][stream]["files"]
-        self._arrays = {name: _mapped(folder, manifest, stream, name) for name in files}
+        path = _intact_file(folder, manifest, stream)
+        self._rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
     def __len__(self) -> int:
         """Number of sequences."""
-        return len(self._arrays["rows"])
+        return int(self._rows.num_rows)
 
     def position_after(self, index: int) -> Position:
         """The position after a sequence; the beginning for -1."""
-        positions = self._arrays["positions"]
-        return Position(*positions[index].tolist()) if index >= 0 else Position()
+        return Position(*self._rows["position"][index].as_py()) if index >= 0 else Position()
 
     def sequence(self, index: int) -> PackedSequence:
         """A sequence, as `LogicalStream` yielded it."""
-        arrays = self._arrays
-        begins = arrays["rows"][index - 1].tolist() if index else [0, 0, 0]
-        tokens, chunks, documents = map(slice, begins, arrays["rows"][index].tolist())
-        marks = arrays["marks"][tokens]
+        columns = zip(self._rows.column_names, self._rows.columns, strict=True)
+        row = {name: column[index].values.to_numpy() for name, column in columns}
+        documents = zip(row["shards"].tolist(), row["numbers"].tolist(), strict=True)
         return PackedSequence(
-            ids=arrays["tokens"][tokens].astype(np.int32),
-            token_types=marks & ~np.uint8(TARGET),
-            loss_mask=marks >= TARGET,
-            lengths=arrays["lengths"][chunks].astype(np.int64),
-            types=arrays["types"][chunks].astype(np.int32),
-            documents=tuple(
-                f"{self._shards[shard]}:{number}"
-                for shard, number in arrays["documents"][documents].tolist()
-            ),
-            counts=arrays["counts"][index].astype(np.float64),
+            ids=row["tokens"].astype(np.int32),
+            token_types=row["marks"] & ~np.uint8(TARGET),
+            loss_mask=row["marks"] >= TARGET,
+            lengths=row["lengths"].astype(np.int64),
+            types=row["types"].astype(np.int32),
+            documents=tuple(f"{self._shards[shard]}:{number}" for shard, number in documents),
+            counts=row["counts"].astype(np.float64),
             stream=self._stream,
             position_after=self.position_after(index),
         )
 
 
-def _file_name(stream: int, column: str) -> str:
-    return f"stream-{stream:05}.{column}"
+def _file_name(stream: int) -> str:
+    return f"stream-{stream:05}.arrow"
 
 
-def _mapped(folder: Path, manifest: dict[str, Any], stream: int, column: str) -> np.ndarray:
-    """An array of a stream, mapped into memory."""
-    path = folder / _file_name(stream, column)
-    expected = manifest["streams"][stream]["files"][column]["bytes"]
+def _intact_file(folder: Path, manifest: dict[str, Any], stream: int) -> Path:
+    """The file of a stream, which has the size that was written."""
+    path, expected = folder / _file_name(stream), manifest["streams"][stream]["bytes"]
     found = path.stat().st_size if path.exists() else None
     if found != expected:
         raise DataError(
             f"data_config.prepared: {path} has {found} bytes, expected {expected}; it is damaged, "
             "prepare it again"
         )
-    kind, width = manifest["columns"][column]["dtype"], manifest["columns"][column]["width"]
-    array = np.memmap(path, kind, "r") if expected else np.zeros(0, kind)
-    return array.reshape(-1, width) if width > 1 else array
+    return path
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -215,61 +208,25 @@ def _as_saved(value: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(value))
 
 
-def columns_of(config: DataConfig, vocabulary: int) -> dict[str, dict[str, Any]]:
-    """The arrays of a stream: the smallest dtype of each, and its number of values per row."""
+def schema_of(config: DataConfig, vocabulary: int) -> pa.Schema:
+    """The columns of a stream, with a row for each sequence: lists of the smallest type."""
     metadata = config.metadata_config
-    kinds: dict[str, tuple[Any, int]] = {
-        "tokens": (np.min_scalar_type(vocabulary - 1), 1),
-        "marks": (np.uint8, 1),  # the token type, and TARGET
-        "lengths": (np.min_scalar_type(row_length(config)), 1),  # of chunks, in tokens
-        "types": (np.min_scalar_type((1 << len(metadata.metadata_list)) - 1), 1),  # of chunks
-        "documents": (np.uint32, 2),  # the shard (its place in the manifest), and the number in it
-        "rows": (np.int64, 3),  # where the tokens, chunks and documents of each sequence end
-        "positions": (np.int64, len(Position._fields)),  # after each sequence
-        "counts": (np.int32, len(count_names(metadata.metadata_list))),  # of each sequence
-    }
-    return {
-        name: {"dtype": np.dtype(kind).newbyteorder("<").str, "width": width}
-        for name, (kind, width) in kinds.items()
-    }
 
+    def integers(largest: int) -> pa.DataType:
+        return pa.list_(pa.from_numpy_dtype(np.min_scalar_type(largest)))
 
-class ColumnFiles:
-    """The files of one stream, written row by row."""
-
-    def __init__(self, folder: Path, stream: int, columns: dict[str, dict[str, Any]]) -> None:
-        self._dtypes = {name: np.dtype(column["dtype"]) for name, column in columns.items()}
-        self._hashes = {name: xxhash.xxh3_64() for name in columns}
-        self._sizes = dict.fromkeys(columns, 0)
-        self._files = {
-            name: open(folder / _file_name(stream, name), "xb", BUFFER)  # noqa: SIM115 (see __exit__)
-            for name in columns
+    return pa.schema(
+        {
+            "tokens": integers(vocabulary - 1),
+            "marks": integers(TARGET),  # the token type, and TARGET
+            "lengths": integers(row_length(config)),  # of chunks, in tokens
+            "types": integers((1 << len(metadata.metadata_list)) - 1),  # of chunks
+            "shards": pa.list_(pa.uint32()),  # of documents: the place in the manifest
+            "numbers": pa.list_(pa.uint32()),  # of documents, in their shards
+            "position": pa.list_(pa.int64(), len(Position._fields)),  # after the sequence
+            "counts": pa.list_(pa.int32(), len(count_names(metadata.metadata_list))),
         }
-
-    def __enter__(self) -> ColumnFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def add(self, **values: Any) -> None:
-        """Appends to each array."""
-        for name, value in values.items():
-            array = np.asarray(value)
-            kept = array.astype(self._dtypes[name])
-            assert np.array_equal(kept, array), f"{name} does not fit {self._dtypes[name]}"
-            data = kept.tobytes()
-            self._files[name].write(data)
-            self._hashes[name].update(data)
-            self._sizes[name] += len(data)
-
-    def facts(self) -> dict[str, dict[str, Any]]:
-        """Size and hash of each file, for the manifest."""
-        return {
-            name: {"bytes": size, "xxh3": self._hashes[name].hexdigest()}
-            for name, size in self._sizes.items()
-        }
+    )
 
 
 class StreamWriter(Dataset):
@@ -279,11 +236,9 @@ class StreamWriter(Dataset):
     also returned as an item and raised by the receiver, without a loader process's stack trace.
     """
 
-    def __init__(
-        self, live: LiveStreams, columns: dict[str, dict[str, Any]], epochs: int, folder: Path
-    ) -> None:
+    def __init__(self, live: LiveStreams, schema: pa.Schema, epochs: int, folder: Path) -> None:
         self._live = live
-        self._columns = columns
+        self._schema = schema
         self._epochs = epochs
         self._folder = folder
         self._shards = {shard.name: place for place, shard in enumerate(live.shards)}
@@ -301,31 +256,36 @@ class StreamWriter(Dataset):
             return error
 
     def _write(self, stream: int) -> dict[str, Any]:
-        ends = np.zeros(3, np.int64)
+        path = self._folder / _file_name(stream)
         facts = {"sequences": 0, "tokens": 0, "documents": 0}
-        with ColumnFiles(self._folder, stream, self._columns) as files:
-            for sequence in self._live.sequences(stream, Position(), self._epochs):
-                ends += (len(sequence.ids), len(sequence.lengths), len(sequence.documents))
-                targets = np.where(sequence.loss_mask, TARGET, 0).astype(np.uint8)
-                files.add(
-                    tokens=sequence.ids,
-                    marks=sequence.token_types | targets,
-                    lengths=sequence.lengths,
-                    types=sequence.types,
-                    documents=self._numbers(sequence.documents),
-                    rows=ends,
-                    positions=sequence.position_after,
-                    counts=sequence.counts,
-                )
-                facts["sequences"] += 1
-                facts["documents"] += int(sequence.counts[0])
-            facts["tokens"] = int(ends[0])
-        return {**facts, "files": files.facts()}
+        sequences = self._live.sequences(stream, Position(), self._epochs)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
+            while part := list(itertools.islice(sequences, ROWS)):
+                writer.write(pa.RecordBatch.from_pylist([*map(self._row, part)], self._schema))
+                facts["sequences"] += len(part)
+                facts["tokens"] += sum(len(sequence.ids) for sequence in part)
+                facts["documents"] += int(sum(sequence.counts[0] for sequence in part))
+        return {**facts, "bytes": path.stat().st_size, "xxh3": file_hash(path)}
 
-    def _numbers(self, documents: Sequence[str]) -> list[tuple[int, int]]:
-        """Names of documents as pairs of numbers: of the shard, and of the document in it."""
-        parts = [name.rpartition(":") for name in documents]
-        return [(self._shards[shard], int(number)) for shard, _, number in parts]
+    def _row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:
+        """The values of a sequence in each column."""
+        names = [name.rpartition(":") for name in sequence.documents]
+        row: dict[str, Any] = {
+            "tokens": sequence.ids,
+            "marks": sequence.token_types | np.where(sequence.loss_mask, TARGET, 0),
+            "lengths": sequence.lengths,
+            "types": sequence.types,
+            "shards": [self._shards[shard] for shard, _, _ in names],
+            "numbers": [int(number) for _, _, number in names],
+            "position": sequence.position_after,
+            "counts": sequence.counts,
+        }
+        kept = {}
+        for name, values in row.items():
+            kind = self._schema.field(name).type.value_type
+            kept[name] = np.asarray(values, kind.to_pandas_dtype())
+            assert np.array_equal(kept[name], values), f"{name} does not fit {kind}"
+        return kept
 
 
 def main(config: PrepareConfig) -> None:
@@ -352,12 +312,10 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     steps = config.max_train_steps
     phases = phases_of(data, steps, plan.global_batch, decay_start(config, steps))
     live = LiveStreams(data, tokenizer, config.seed, phases, survey_data(data))
-    columns = columns_of(data, len(tokenizer))
     manifest = {
         "format": FORMAT,
         "epochs": config.epochs,
         "fingerprint": live.fingerprint,
-        "columns": columns,
         "shards": [shard.name for shard in live.shards],
     }
     if out.exists():
@@ -365,7 +323,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
-        writer = StreamWriter(live, columns, config.epochs, partial)
+        writer = StreamWriter(live, schema_of(data, len(tokenizer)), config.epochs, partial)
         manifest["streams"] = _write_streams(writer, data.num_workers)
         (partial / "config.yaml").write_text(to_yaml(config))
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -401,14 +359,12 @@ def _check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
             f"{differences}"
         )
     for stream, entry in enumerate(manifest["streams"]):
-        for column, facts in entry["files"].items():
-            _mapped(out, manifest, stream, column)  # raises if missing or of the wrong size
-            path = out / _file_name(stream, column)
-            if file_hash(path) != facts["xxh3"]:
-                raise DataError(
-                    f"{path} is damaged: its content has another "
-                    "hash than when it was prepared; delete the folder and prepare it again"
-                )
+        path = _intact_file(out, manifest, stream)
+        if file_hash(path) != entry["xxh3"]:
+            raise DataError(
+                f"{path} is damaged: its content has another hash than when it was prepared; "
+                "delete the folder and prepare it again"
+            )
     print(f"{out} is there already; all its hashes are right", file=sys.stderr)
     return manifest
 
@@ -419,7 +375,7 @@ def summary(config: PrepareConfig, manifest: dict[str, Any]) -> str:
     sequences, tokens, documents = (
         sum(stream[name] for stream in streams) for name in ("sequences", "tokens", "documents")
     )
-    size = sum(file["bytes"] for stream in streams for file in stream["files"].values())
+    size = sum(stream["bytes"] for stream in streams)
     places = sequences * row_length(config.data_config)
     return (
         f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "
