@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 import logging
+import operator
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -95,57 +96,45 @@ def find_format(
     if declared:  # a first line for Excel
         separator = declared[1] if separator == AUTO else separator
     separators = list(SEPARATORS) if separator == AUTO else [_one_character(separator)]
-    found = max(
-        (_Trial.of(sample[skipped:], separator, escape, wanted)
-        for separator in separators
+    _, found = max(
+        (_trial(CSVFormat(encoding, one, escape, (), skipped, ()), sample[skipped:], wanted)
+        for one in separators
         for escape in (None, "\\")),
-        key=lambda trial: trial.score,
+        key=operator.itemgetter(0),
     )  # fmt: skip
     if separator == AUTO and found.separator != ",":
         notes.append(f"columns are separated by a {SEPARATORS[found.separator]}")
     if found.escape:
         notes.append("quotes are escaped by a backslash")
     header = next(line for line in sample[skipped:] if line.strip("\ufeff \r\n"))
-    _check_columns(path, found, wanted, skipped + found.line, header)
-    return CSVFormat(
-        encoding, found.separator, found.escape, found.columns, skipped + found.line, tuple(notes)
-    )
+    _check_columns(path, found, wanted, header)
+    return replace(found, notes=tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """The first rows of a file, read with one separator."""
-
-    separator: str
-    escape: str | None
-    columns: tuple[str, ...]
-    line: int
-    score: tuple[int, float, int, int]
-
-    @classmethod
-    def of(
-        cls, lines: Sequence[str], separator: str, escape: str | None, wanted: Sequence[str]
-    ) -> _Trial:
-        reader = _reader(lines, separator, escape)
-        records: list[list[str]] = []
-        line = failures = 0
-        while len(records) < _SAMPLE_RECORDS:
-            try:
-                cells = next(reader)
-            except StopIteration:
-                break
-            except csv.Error:  # of the last row, it may only be that the sample ends in it
-                failures += reader.line_num < len(lines)  # type: ignore[attr-defined]
-                continue
-            if any(cell.strip() for cell in cells):
-                line = line or reader.line_num  # type: ignore[attr-defined]
-                records.append(cells)
-        columns = tuple(cell.strip("\ufeff \t") for cell in records[0]) if records else ()
-        fitting = sum(len(record) == len(columns) for record in records[1:])
-        share = (fitting + 1) / (len(records) + failures + 1)
-        named = len({*wanted} & {*columns})
-        score = (named, share, len(columns), 0 if escape else 1)
-        return cls(separator, escape, columns, line, score)
+def _trial(
+    form: CSVFormat, lines: Sequence[str], wanted: Sequence[str]
+) -> tuple[tuple[int, float, int, int], CSVFormat]:
+    """How well a format suits the first lines of a file, and the format with what they show."""
+    reader = _reader(lines, form.separator, form.escape)
+    records: list[list[str]] = []
+    line = failures = 0
+    while len(records) < _SAMPLE_RECORDS:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error:  # of the last row, it may only be that the sample ends in it
+            failures += reader.line_num < len(lines)  # type: ignore[attr-defined]
+            continue
+        if any(cell.strip() for cell in cells):
+            line = line or reader.line_num  # type: ignore[attr-defined]
+            records.append(cells)
+    columns = tuple(cell.strip("\ufeff \t") for cell in records[0]) if records else ()
+    fitting = sum(len(record) == len(columns) for record in records[1:])
+    share = (fitting + 1) / (len(records) + failures + 1)
+    named = len({*wanted} & {*columns})
+    score = (named, share, len(columns), 0 if form.escape else 1)
+    return score, replace(form, columns=columns, header_line=form.header_line + line)
 
 
 def _reader(lines: Iterable[str], separator: str, escape: str | None) -> Iterator[list[str]]:
@@ -183,9 +172,7 @@ def _sample(path: Path, encoding: str) -> Iterator[str]:
             return  # reported with the number of the row, when the rows are read
 
 
-def _check_columns(
-    path: Path, found: _Trial, wanted: Sequence[str], line: int, header: str
-) -> None:
+def _check_columns(path: Path, found: CSVFormat, wanted: Sequence[str], header: str) -> None:
     problems = []
     for name in wanted:
         count = found.columns.count(name)
@@ -197,7 +184,7 @@ def _check_columns(
         hint = _other_separator(header, wanted) if len(found.columns) < 2 else ""
         shown = ", ".join(found.columns[:_LISTED_COLUMNS])[:500]
         raise ConfigurationError(
-            f"{path}: {'; '.join(problems)}. The header, line {line}, separated by a "
+            f"{path}: {'; '.join(problems)}. The header, line {found.header_line}, separated by a "
             f"{SEPARATORS.get(found.separator, found.separator)}, has: {shown}{hint}"
         )
 

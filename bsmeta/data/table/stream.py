@@ -19,11 +19,12 @@ import itertools
 import json
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -185,44 +186,28 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     return found
 
 
-@dataclass(frozen=True)
-class EpochOrder:
-    """The steps of one epoch.
+class StepOrder(ABC):
+    """Cuts every epoch into steps.
 
     Attributes:
-        rows: int64[number of rows], the rows in their order.
-        bounds: int64[steps + 1]; step i of the epoch is `rows[bounds[i]:bounds[i + 1]]`.
+        steps_per_epoch: Number of steps, the same for every epoch.
+        shares: The number that processes x accumulation must divide; None: no constraint.
     """
 
-    rows: np.ndarray
-    bounds: np.ndarray
-
-    def step(self, index: int) -> np.ndarray:
-        """The rows of one step of the epoch."""
-        return self.rows[self.bounds[index] : self.bounds[index + 1]]
-
-
-class StepOrder(Protocol):
-    """Cuts every epoch into steps."""
-
     steps_per_epoch: int
-    """Number of steps, the same for every epoch."""
+    shares: int | None = None
 
-    shares: int | None
-    """The number that processes x accumulation must divide; None: no constraint."""
-
-    def epoch(self, epoch: int) -> EpochOrder:
-        """The steps of an epoch (counted from 0)."""
+    @abstractmethod
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        """The rows of each step of an epoch (counted from 0)."""
 
 
-class FixedSize:
+class FixedSize(StepOrder):
     """Steps of `batch_size` rows; the last step of an epoch has the remaining rows.
 
     Raises:
         ConfigurationError: If there are no rows, or the batch size is not positive.
     """
-
-    shares: int | None = None
 
     def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
         if num_rows < 1 or batch_size < 1:
@@ -232,12 +217,14 @@ class FixedSize:
         self._num_rows = num_rows
         self._batch_size = batch_size
         self._seed = seed
+        self._bounds = np.arange(batch_size, num_rows, batch_size)
         self.steps_per_epoch = -(-num_rows // batch_size)
 
-    def epoch(self, epoch: int) -> EpochOrder:
-        rows = permutation(self._num_rows, derive(self._seed, "rows", epoch))
-        bounds = np.arange(self.steps_per_epoch + 1) * self._batch_size
-        return EpochOrder(rows, np.minimum(bounds, self._num_rows))
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        return np.split(self._shuffled(epoch), self._bounds)
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return permutation(self._num_rows, derive(self._seed, "rows", epoch))
 
 
 class SimilarLengths(FixedSize):
@@ -256,18 +243,16 @@ class SimilarLengths(FixedSize):
         super().__init__(len(lengths), batch_size, seed)
         self._lengths = np.asarray(lengths)
 
-    def epoch(self, epoch: int) -> EpochOrder:
-        shuffled = super().epoch(epoch).rows
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        shuffled = self._shuffled(epoch)
         part = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
         rows = shuffled[np.lexsort((self._lengths[shuffled], part))]
         turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
-        steps = np.array_split(rows, np.arange(self._batch_size, len(rows), self._batch_size))
-        chosen = [steps[number] for number in turn]
-        bounds = np.cumsum([0, *map(len, chosen)])
-        return EpochOrder(np.concatenate(chosen), bounds)
+        steps = np.split(rows, self._bounds)
+        return [steps[number] for number in turn]
 
 
-class TokenBudget:
+class TokenBudget(StepOrder):
     """Steps of rows of similar length whose padded tokens fill a budget over all processes.
 
     An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut
@@ -290,7 +275,7 @@ class TokenBudget:
     def __init__(self, lengths: np.ndarray, budget: int, span: int, shares: int, seed: int) -> None:
         if len(lengths) == 0:
             raise ConfigurationError("a token budget for no rows: the table is empty")
-        self.shares: int | None = shares
+        self.shares = shares
         self._seed = seed
         buckets = -(np.asarray(lengths) // span)
         numbers, place, counts = np.unique(buckets, return_inverse=True, return_counts=True)
@@ -308,14 +293,12 @@ class TokenBudget:
         self._bounds = np.minimum(_bounds(counts.tolist(), sizes.tolist()), len(lengths))
         self.steps_per_epoch = len(self._bounds) - 1
 
-    def epoch(self, epoch: int) -> EpochOrder:
+    def epoch(self, epoch: int) -> list[np.ndarray]:
         shuffled = permutation(len(self._place), derive(self._seed, "rows", epoch))
         rows = shuffled[np.argsort(self._place[shuffled], kind="stable")]
         turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
-        sizes = np.diff(self._bounds)[turn]
-        bounds = np.concatenate([[0], np.cumsum(sizes)])
-        shift = np.repeat(self._bounds[turn] - bounds[:-1], sizes)
-        return EpochOrder(rows[np.arange(len(rows)) + shift], bounds)
+        steps = np.split(rows, self._bounds[1:-1])
+        return [steps[number] for number in turn]
 
 
 def _bounds(counts: list[int], sizes: list[int]) -> np.ndarray:
@@ -421,11 +404,13 @@ class _Steps(Dataset):
         self._collate = collate
         self._parts = world_size * accumulation
         self._own = range(rank, self._parts, world_size)
-        self._epoch: tuple[int, EpochOrder] | None = None
+        self._epoch: tuple[int, list[np.ndarray]] | None = None
 
     def __getitem__(self, step: int) -> list[MicroBatch] | UserError:
         epoch, index = divmod(step, self._order.steps_per_epoch)
-        rows = self._rows(epoch).step(index)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = (epoch, self._order.epoch(epoch))
+        rows = self._epoch[1][index]
         dealt = np.array_split(rows, self._parts)
         try:
             return [self._micro_batch(dealt[part], rows, epoch) for part in self._own]
@@ -440,8 +425,3 @@ class _Steps(Dataset):
         size = filler.tokens + filler.padding
         counts = dict.fromkeys(filler.counts, 0.0)
         return replace(filler, weight=0.0, tokens=0, padding=size, documents=[], counts=counts)
-
-    def _rows(self, epoch: int) -> EpochOrder:
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._order.epoch(epoch))
-        return self._epoch[1]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import (
-    EpochOrder,
     FixedSize,
     SimilarLengths,
     StepOrder,
@@ -152,8 +151,8 @@ def test_what_a_worker_cannot_read_is_raised_in_the_training_process(workers: in
         next(iter(failing))
 
 
-def steps(order: EpochOrder) -> list[list[int]]:
-    return [order.step(index).tolist() for index in range(len(order.bounds) - 1)]
+def steps(epoch: list[np.ndarray]) -> list[list[int]]:
+    return [step.tolist() for step in epoch]
 
 
 def test_fixed_steps_hold_every_row_once_and_the_last_one_the_rest() -> None:
