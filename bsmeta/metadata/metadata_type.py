@@ -8,6 +8,7 @@ convert a value before a type puts it into its string.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import re
 import string
@@ -135,8 +136,11 @@ class Bucketing:
         scale = config.value_bucket_scale.get(key)
         self._scale = None if scale is None else Decimal(str(scale))
         self._bounds = config.value_bucket_bounds.get(key)
-        # `:g` would write a million as 1e+06.
-        self._labels = [f"{Decimal(str(bound)).normalize():f}" for bound in self._bounds or ()]
+        if self._bounds:
+            # `:g` would write a million as 1e+06.
+            shown = [f"{Decimal(str(bound)).normalize():f}" for bound in self._bounds]
+            between = [f"{low}-{high}" for low, high in itertools.pairwise(shown)]
+            self._labels = [f"<{shown[0]}", *between, f">={shown[-1]}"]
 
     def __call__(self, value: str | int | float) -> str:
         """The rendered value.
@@ -147,17 +151,9 @@ class Bucketing:
         if self._scale is not None:
             # In decimal, where 100 * 0.29 is 29.
             return str(math.floor(self._scale * _number(value)))
-        if self._bounds is not None:
-            return self._interval(bisect.bisect_right(self._bounds, _number(value)))
+        if self._bounds:
+            return self._labels[bisect.bisect_right(self._bounds, _number(value))]
         return str(value)
-
-    def _interval(self, bounds_passed: int) -> str:
-        labels = self._labels
-        if bounds_passed == 0:
-            return f"<{labels[0]}"
-        if bounds_passed == len(labels):
-            return f">={labels[-1]}"
-        return f"{labels[bounds_passed - 1]}-{labels[bounds_passed]}"
 
 
 def _number(value: str | int | float) -> Decimal:
