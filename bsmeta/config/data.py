@@ -98,7 +98,7 @@ class DataConfig:
     per_device_eval_batch_size: int = key(8, at_least=1)
     """sequences of max_seq_len in an evaluation batch of one process"""
     reader: str = key("native", choices=("native", "tf"))
-    """tf: read lines with TensorFlow's tf.data, from any file system that it knows"""
+    """tf: TensorFlow reads addresses (SCHEME://…), from any file system that it knows"""
     prepared: str | None = key(None, is_path=True)
     """folder of python -m bsmeta.data.prepare: the same batches without making them again"""
     packing: str = key("best_fit", choices=("best_fit", "pad"))

@@ -27,7 +27,7 @@ from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.files import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shards import Shard, list_shards
-from bsmeta.data.stream import live
+from bsmeta.data.stream import survey
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from tests.data.helpers import Run, page, run, same, small_config
 from tests.data.hub_server import TOKEN, Hub, shards_in
@@ -107,9 +107,9 @@ def without_format(config: DataConfig) -> list[Shard]:
 @contextlib.contextmanager
 def same_names() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "list_shards", without_format)
+        patch.setattr(survey, "list_shards", without_format)
         # The files do not have these sizes, so they are not recognized as those that were listed.
-        patch.setattr(live, "with_samples", lambda shards, cache: list(shards))
+        patch.setattr(survey, "with_samples", lambda shards, cache: list(shards))
         patch.setattr(index_module, "SPACING", 40_000)
         yield
 

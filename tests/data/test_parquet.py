@@ -26,7 +26,7 @@ from bsmeta.data.io.files import Cache, size_of
 from bsmeta.data.io.lines import IndexCache, first_lines, has_line, open_shard
 from bsmeta.data.io.parquet import ParquetReader, json_lines, without_views
 from bsmeta.data.io.shards import Shard, list_shards
-from bsmeta.data.stream import live
+from bsmeta.data.stream import survey
 from bsmeta.metadata.records import PartialLine
 from tests.conftest import REPOSITORY
 from tests.data.helpers import batches, pages, small_config
@@ -276,8 +276,8 @@ def test_lists_are_converted_only_if_they_are_drawn(
         return element(array, row)
 
     monkeypatch.setattr(parquet, "element", noted)
-    monkeypatch.setattr(live, "list_shards", renamed)
-    monkeypatch.setattr(live, "with_samples", lambda shards, cache: list(shards))
+    monkeypatch.setattr(survey, "list_shards", renamed)
+    monkeypatch.setattr(survey, "with_samples", lambda shards, cache: list(shards))
     changes: dict[str, Any] = {"columns": columns, "metadata_list": [*LISTED, "title"]}
     changes |= {"metadata_probability": 0.5, "random_sample_metadata": True}
     ids = [

@@ -15,6 +15,7 @@ import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.io import shards as shards_module
 from bsmeta.data.io.files import Cache, open_file, read_arrays, write_arrays
 from bsmeta.data.io.shards import (
     Shard,
@@ -218,7 +219,9 @@ def sampled(copies: Path, cache: Path) -> tuple[list[Shard], list[str]]:
         opened.append(os.path.basename(path))
         return open_file(path)
 
-    return with_samples(listed(copies), noted, Cache(str(cache))), sorted(opened)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards_module, "open_file", noted)
+        return with_samples(listed(copies), Cache(str(cache))), sorted(opened)
 
 
 def test_a_restart_reads_only_the_shards_that_changed(copies: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -143,31 +144,22 @@ def _collisions(names: list[str]) -> Iterator[str]:
                 yield f"{name} is in {parent}, which is a file or an archive's folder"
 
 
+@dataclass(frozen=True)
 class FileSet:
     """The files of a manifest in a folder.
 
-    Args:
+    Attributes:
         retries: Consecutive failures after which a download is given up.
         timeout: Seconds without data that are a failure.
         advance: Called with what is done, the bytes that are done, and all bytes.
     """
 
-    def __init__(
-        self,
-        entries: list[Entry],
-        folder: Path,
-        *,
-        keep_archives: bool,
-        retries: int,
-        timeout: float,
-        advance: Callable[[str, int, int], None] = lambda *_: None,
-    ) -> None:
-        self._entries = entries
-        self._folder = folder
-        self._keep_archives = keep_archives
-        self._retries = retries
-        self._timeout = timeout
-        self._advance = advance
+    entries: list[Entry]
+    folder: Path
+    keep_archives: bool
+    retries: int
+    timeout: float
+    advance: Callable[[str, int, int], None] = lambda *_: None
 
     def fetch(self) -> int:
         """Downloads, verifies and unpacks whatever is not complete yet.
@@ -180,36 +172,36 @@ class FileSet:
             DataError: If a file cannot be had, or is another one.
         """
         try:
-            (self._folder / STATE).mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self._folder / STATE / "lock")
+            (self.folder / STATE).mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / STATE / "lock")
             with lock.acquire(timeout=0):
-                left = [entry for entry in self._entries if not self._is_complete(entry)]
+                left = [entry for entry in self.entries if not self._is_complete(entry)]
                 self._check(left)
                 for entry in left:
                     self._fetch(entry)
                 return len(left)
         except Timeout as error:
             raise ConfigurationError(
-                f"folder={self._folder}: another process downloads to it; wait for its end"
+                f"folder={self.folder}: another process downloads to it; wait for its end"
             ) from error
         except OSError as error:
-            raise ConfigurationError(f"folder={self._folder} cannot be written: {error}") from error
+            raise ConfigurationError(f"folder={self.folder} cannot be written: {error}") from error
 
     def _check(self, left: list[Entry]) -> None:
         """Refuses what is in the way, and a disk that is too small for what is left."""
         problems = [
-            f"{self._folder / entry.target} is there, but not from this manifest; move it away"
+            f"{self.folder / entry.target} is there, but not from this manifest; move it away"
             for entry in left
-            if (self._folder / entry.target).exists()
+            if (self.folder / entry.target).exists()
         ]
         if problems:
             raise ConfigurationError("\n".join(problems))
         compressed = sum(entry.bytes - self._bytes_of(entry) for entry in left)
         unpacked = sum(entry.unpacked_bytes or 0 for entry in left)
-        free = free_bytes(self._folder)
+        free = free_bytes(self.folder)
         if free < compressed + unpacked:
             raise ConfigurationError(
-                f"folder={self._folder}: {gigabytes(free)} are free, and "
+                f"folder={self.folder}: {gigabytes(free)} are free, and "
                 f"{gigabytes(compressed + unpacked)} are needed ({gigabytes(compressed)} to "
                 f"download, {gigabytes(unpacked)} unpacked); nothing was downloaded",
                 ["folder"],
@@ -217,18 +209,18 @@ class FileSet:
 
     def _bytes_of(self, entry: Entry) -> int:
         """The bytes of a file that are there already."""
-        paths = self._folder / entry.path, self._folder / f"{entry.path}.part"
+        paths = self.folder / entry.path, self.folder / f"{entry.path}.part"
         return min(entry.bytes, max((p.stat().st_size for p in paths if p.is_file()), default=0))
 
     def _fetch(self, entry: Entry) -> None:
-        path = self._folder / entry.path
+        path = self.folder / entry.path
         if not self._is_there(entry):
             advance = self._shown("downloading", entry, entry.bytes)
-            download(entry, path, retries=self._retries, timeout=self._timeout, advance=advance)
+            download(entry, path, retries=self.retries, timeout=self.timeout, advance=advance)
         if entry.unpack is not None and entry.unpacked_bytes is not None:
             advance = self._shown("unpacking", entry, entry.unpacked_bytes)
-            unpack(path, self._folder / entry.unpack, entry.unpacked_bytes, advance)
-            if not self._keep_archives:
+            unpack(path, self.folder / entry.unpack, entry.unpacked_bytes, advance)
+            if not self.keep_archives:
                 path.unlink()
         record = self._record(entry)
         record.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +235,7 @@ class FileSet:
 
     def _is_there(self, entry: Entry) -> bool:
         """Whether the file of an entry is in the folder, by its content."""
-        path = self._folder / entry.path
+        path = self.folder / entry.path
         if not path.is_file() or path.stat().st_size != entry.bytes:
             return False
         with open(path, "rb") as file:
@@ -251,14 +243,14 @@ class FileSet:
             return _sha256(blocks, self._shown("verifying", entry, entry.bytes)) == entry.sha256
 
     def _shown(self, what: str, entry: Entry, total: int) -> Advance:
-        return lambda done: self._advance(f"{what} {entry.path}", done, total)
+        return lambda done: self.advance(f"{what} {entry.path}", done, total)
 
     def _record(self, entry: Entry) -> Path:
-        return self._folder / STATE / f"{entry.target}.json"
+        return self.folder / STATE / f"{entry.target}.json"
 
     def _found(self, entry: Entry) -> dict[str, Any]:
         """What identifies a complete file or folder; in a folder, files may be added later."""
-        status = os.stat(self._folder / entry.target)
+        status = os.stat(self.folder / entry.target)
         changed = status.st_mtime_ns if entry.unpack is None else None
         return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": changed}
 

@@ -13,6 +13,7 @@ other content.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Generator, Iterator
@@ -79,11 +80,13 @@ class RemoteSettings:
         folder: Where listings and blocks of files are kept.
         cache_bytes: Maximum bytes of blocks to keep.
         retries: Number of consecutive failures after which reading is abandoned.
+        by_tensorflow: Whether TensorFlow reads them, whatever their scheme.
     """
 
     folder: str
     cache_bytes: int
     retries: int
+    by_tensorflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,9 @@ class FileRef:
     Attributes:
         size: In bytes.
         etag: Identifies its content. On the Hub it is the SHA-256 of a large file and the Git hash
-            (SHA-1) of others, on S3 the ETag, on Cloud Storage the MD5 or the CRC32C.
-        scheme: The store: `hf`, `s3` or `gs`.
+            (SHA-1) of others, on S3 the ETag, on Cloud Storage the MD5 or the CRC32C, by TensorFlow
+            the hash of samples.
+        scheme: The store: `hf`, `s3`, `gs`, or a file system of TensorFlow.
         container: The data set (`owner/name`), or the bucket.
         path: Its path in the data set, or its name in the bucket.
         version: The commit of the data set; the generation on Cloud Storage; "" on S3.
@@ -117,7 +121,7 @@ class FileRef:
         """Reads it."""
         from bsmeta.data.io.remote import store_of
 
-        return store_of(self.scheme)
+        return store_of("tf" if self.settings.by_tensorflow else self.scheme)
 
     @property
     def place(self) -> str:
@@ -388,8 +392,18 @@ def read_arrays(path: Path) -> Arrays | None:
         return None
 
 
+@contextlib.contextmanager
+def kept_if_possible(what: str) -> Iterator[None]:
+    """Logs that something is not kept if it cannot be written, which only costs time."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s not kept: %s", what, error)
+
+
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Writes arrays to a file atomically, even if the machine crashes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         np.savez(part, **arrays)  # type: ignore[arg-type]
         sync(part)

@@ -30,7 +30,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, get_token_to_se
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
-from bsmeta.data.io.files import EVERYWHERE, HUB, FileRef, RemoteSettings
+from bsmeta.data.io.files import EVERYWHERE, HUB, FileRef, RemoteSettings, kept_if_possible
 from bsmeta.data.io.remote import (
     Pattern,
     Retries,
@@ -289,9 +289,7 @@ def _load(path: Path) -> Listing | None:
 
 
 def _save(path: Path, listing: Listing) -> None:
-    try:
+    with kept_if_possible("the listing of a data set is"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_bytes(msgspec.json.encode(listing))
-    except OSError as error:
-        log.warning("the listing of a data set is not kept: %s", error)

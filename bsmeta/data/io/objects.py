@@ -91,7 +91,7 @@ class Bucket(Store):
         url, headers = self._content_request(ref)
         headers |= {"Range": f"bytes={start}-{stop - 1}"}
         what = f"{ref}, bytes {start} to {stop}"
-        with self._request("GET", url, ref.container, what, headers, ref) as response:
+        with self._request("GET", url, ref, what, headers) as response:
             self._check_version(response, ref)
             check_range(response, ref, start)  # as stored, whatever its Content-Encoding
             yield steady(response.iter_raw(), TIMEOUT)
@@ -119,43 +119,36 @@ class Bucket(Store):
 
     @contextlib.contextmanager
     def _request(
-        self,
-        method: str,
-        url: str,
-        bucket: str,
-        what: str,
-        headers: Headers,
-        ref: FileRef | None = None,
+        self, method: str, url: str, of: FileRef | Pattern, what: str, headers: Headers
     ) -> Iterator[httpx2.Response]:
-        """A successful response, to be read inside the context (`ref`: if it is of an object)."""
+        """A successful response about an object, or a listing, to be read inside the context."""
         with transport_errors(what, self.server):
             client = client_of(os.getpid())
             with client.stream(method, url, headers=headers) as response:
                 if response.status_code >= 300:
-                    self._check_status(response, bucket, what, ref)
+                    self._check_status(response, of, what)
                 yield response
 
-    def _body(self, url: str, bucket: str, what: str, headers: Headers) -> bytes:
-        with self._request("GET", url, bucket, what, headers) as response:
+    def _body(self, url: str, pattern: Pattern, what: str, headers: Headers) -> bytes:
+        with self._request("GET", url, pattern, what, headers) as response:
             return b"".join(steady(response.iter_bytes(), TIMEOUT))
 
-    def _check_status(
-        self, response: httpx2.Response, bucket: str, what: str, ref: FileRef | None
-    ) -> None:
+    def _check_status(self, response: httpx2.Response, of: FileRef | Pattern, what: str) -> None:
         """Raises the error for a bad status: either a transient one, or one that names the fix."""
         status, code = response.status_code, self._error_code(response.read())
         check_transient(response, code)
         shown = f"HTTP {status} ({code})" if code else f"HTTP {status}"
         if code == "RequestTimeout":
             raise TransientError(shown)
-        if ref is not None and (status in (412, 416) or (status == 404 and code != "NoSuchBucket")):
-            raise self.changed(ref, shown, f"the object of ETag {ref.etag}")
+        is_gone = status in (412, 416) or (status == 404 and code != "NoSuchBucket")
+        if is_gone and isinstance(of, FileRef):
+            raise self.changed(of, shown, f"the object of ETag {of.etag}")
         region = response.headers.get("x-amz-bucket-region")
-        if region and status in (301, 307, 400) and region != self.regions.get(bucket):
-            self.regions[bucket] = region
+        if region and status in (301, 307, 400) and region != self.regions.get(of.container):
+            self.regions[of.container] = region
             raise TransientError(f"{shown}: the bucket is in the region {region}")
         if status == 404:
-            reason = f"there is no such bucket: {bucket}; correct its name, or the endpoint"
+            reason = f"there is no such bucket: {of.container}; correct its name, or the endpoint"
         elif code == "InvalidObjectState":
             reason = "the object is archived; restore it first"
         elif status in (401, 403) or "Token" in code:
@@ -220,7 +213,7 @@ class S3(Bucket):
         parameters |= {"ContinuationToken": page} if page else {}
         url = self._sign("list_objects_v2", bucket, parameters)
         try:
-            root = ElementTree.fromstring(self._body(url, bucket, what, {}))
+            root = ElementTree.fromstring(self._body(url, pattern, what, {}))
         except ElementTree.ParseError as error:
             raise TransientError(f"the answer is not a listing: {error}") from None
         if not root.tag.endswith("ListBucketResult"):
@@ -257,7 +250,7 @@ class S3(Bucket):
 
         def request() -> httpx2.Headers:
             url = self._sign("head_object", ref.container, parameters)
-            with self._request("HEAD", url, ref.container, str(ref), {}, ref) as response:
+            with self._request("HEAD", url, ref, str(ref), {}) as response:
                 return response.headers
 
         return Retries(ref.settings.retries, self.advice()).call(str(ref), request)
@@ -445,7 +438,7 @@ class CloudStorage(Bucket):
         parameters |= {} if pattern.is_deep else {"delimiter": "/"}
         parameters |= {"pageToken": page} if page else {}
         url = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
-        body = self._body(f"{url}?{httpx2.QueryParams(parameters)}", bucket, what, self._token())
+        body = self._body(f"{url}?{httpx2.QueryParams(parameters)}", pattern, what, self._token())
         try:
             found = msgspec.json.decode(body, type=_Objects)
         except (msgspec.MsgspecError, RecursionError) as error:

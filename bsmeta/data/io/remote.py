@@ -1,8 +1,9 @@
 """What the stores of remote files (`hf://`, `s3://`, `gs://`) have in common.
 
-A `Store` lists the files that a `Pattern` matches, and opens ranges of them over HTTP (`hub.Hub`,
-`objects.S3`, `objects.CloudStorage`). Everything else is here or in `remote_file`: retries, the
-checks of a response, reading a range, and comparing a file with its hash.
+A `Store` lists the files that a `Pattern` matches, and opens ranges of them: over HTTP (`hub.Hub`,
+`objects.S3`, `objects.CloudStorage`) or with TensorFlow (`tensorflow_files`). Everything else is
+here or in `remote_file`: retries, the checks of a response, reading a range, and comparing a file
+with its hash.
 
 Messages contain neither credentials nor the address of a request, which may grant access like a
 password.
@@ -106,13 +107,13 @@ class Store(ABC):
 
     Attributes:
         form: The form of its URLs, where PATH is a pattern.
-        variable: The environment variable that names its server.
+        variable: The environment variable that names its server, if there is one.
         fixed_version: How a new run avoids that a file changes while it is read.
         hint: What else a user should know if nothing matches.
     """
 
     form: ClassVar[str]
-    variable: ClassVar[str]
+    variable: ClassVar[str] = ""
     fixed_version: ClassVar[str]
     hint: ClassVar[str] = ""
 
@@ -171,7 +172,7 @@ class Store(ABC):
 
 @cache
 def store_of(scheme: str) -> Store:
-    """The store of a scheme.
+    """The store of a scheme; `tf` is that of all schemes that TensorFlow reads.
 
     Raises:
         ConfigurationError: If its library is missing, or its configuration is wrong.
@@ -181,6 +182,10 @@ def store_of(scheme: str) -> Store:
             from bsmeta.data.io.hub import Hub
 
             return Hub()
+        if scheme == "tf":
+            from bsmeta.data.io.tensorflow_files import TensorFlowFiles
+
+            return TensorFlowFiles()
         from bsmeta.data.io.objects import S3, CloudStorage
 
         return S3() if scheme == "s3" else CloudStorage()
@@ -205,7 +210,7 @@ def remote_files(
         ConfigurationError: If the URL is malformed.
         DataError: If the server refuses or cannot be reached, or nothing matches.
     """
-    store = store_of(url.partition("://")[0])
+    store = store_of("tf" if settings.by_tensorflow else url.partition("://")[0])
     try:
         pattern = store.parse(url, revision)
         glob_translate(pattern.pattern)

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -25,7 +26,14 @@ from fsspec.spec import AbstractBufferedFile
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.files import AccessPoint, DamagedFileError, FileRef, content, open_file
+from bsmeta.data.io.files import (
+    AccessPoint,
+    DamagedFileError,
+    FileRef,
+    content,
+    kept_if_possible,
+    open_file,
+)
 from bsmeta.data.io.remote import CancelledError, range_parts
 
 log = logging.getLogger(__name__)
@@ -58,29 +66,27 @@ class Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
+@dataclass(frozen=True)
 class Verifier:
     """Compares the content of a file with its hash.
 
-    Args:
+    Attributes:
         is_doubtful: Whether a hash that differs may not be one of the content.
     """
 
-    def __init__(
-        self, found: Hash, expected: str, is_doubtful: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._found = found
-        self._expected = expected
-        self._is_doubtful = is_doubtful
+    found: Hash
+    expected: str
+    is_doubtful: Callable[[], bool] = lambda: False
 
     def update(self, data: bytes) -> None:
         """Adds the next bytes of the file."""
-        self._found.update(data)
+        self.found.update(data)
 
     def is_right(self) -> bool | None:
         """Whether all bytes have the hash; None if the hash is not one of the content."""
-        if self._found.hexdigest() == self._expected:
+        if self.found.hexdigest() == self.expected:
             return True
-        return None if self._is_doubtful() else False
+        return None if self.is_doubtful() else False
 
 
 def remote_content(
@@ -213,12 +219,10 @@ class BlockCache:
         return self._folder / "blocks" / name[:2] / name
 
     def _keep(self, path: Path, block: bytes) -> None:
-        try:
+        with kept_if_possible("a block of a remote file is"):  # the disk may be full
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as part:
                 part.write_bytes(block + xxhash.xxh3_64_digest(block))
-        except OSError as error:  # the disk may be full
-            log.warning("a block of a remote file is not kept: %s", error)
         self._unseen += len(block) + CHECKSUM
         if self._unseen >= self._limit * SHARE:
             self._unseen = 0

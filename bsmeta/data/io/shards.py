@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import glob
 import itertools
-import logging
 import os
 import socket
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -37,6 +35,7 @@ from bsmeta.data.io.files import (
     Cache,
     FileRef,
     RemoteSettings,
+    kept_if_possible,
     open_file,
     read_arrays,
     write_arrays,
@@ -52,10 +51,6 @@ SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_Opened = Callable[[str], AbstractContextManager[BinaryIO]]
-"""Opens a shard that is not remote."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +191,7 @@ def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
         ConfigurationError: If it is a malformed URL.
         DataError: If there is none, or a server refuses or cannot be reached.
     """
-    if entry.startswith(REMOTE):
+    if "://" in entry:
         return [*_remote(entry, config, "data_config.train_file")]
     return [os.path.abspath(path) for path in _expand_local(entry)]
 
@@ -248,7 +243,10 @@ def remote_settings(config: DataConfig) -> RemoteSettings:
     check_data(config)
     folder = Cache(config.cache_dir).folder / "hub"  # of all servers
     return RemoteSettings(
-        str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries
+        str(folder.absolute()),
+        int(config.hub_cache_gb * 1e9),
+        config.hub_retries,
+        by_tensorflow=config.reader == "tf",
     )
 
 
@@ -268,7 +266,8 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
     entry = in_dataset(config.validation_file, config)
     if not entry.startswith(REMOTE):
         return entry
-    found = _remote(entry, config, "data_config.validation_file")
+    native = replace(config, reader="native")
+    found = _remote(entry, native, "data_config.validation_file")
     if len(found) > 1:
         raise DataError(
             f"data_config.validation_file={config.validation_file}: expected one file, found "
@@ -318,9 +317,7 @@ def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
     return [Path(place).relative_to(common).as_posix() for place in places]
 
 
-def with_samples(
-    shards: Sequence[Shard], opened: _Opened = open_file, cache: Cache | None = None
-) -> list[Shard]:
+def with_samples(shards: Sequence[Shard], cache: Cache | None = None) -> list[Shard]:
     """The shards, those that are not remote with the hash of their samples.
 
     The hash is equal for a copy of the file, wherever and whenever it was made, and almost surely
@@ -344,10 +341,11 @@ def with_samples(
         is_known = (stated == kept["stated"]).all(axis=1) & (stated[:, 1] > 0)
         hashes[is_known] = kept["hashes"][is_known]
     others = np.flatnonzero(hashes == b"").tolist()
-    found = _in_threads(lambda place: _sampled_hash(local[place], opened), others)
+    found = _in_threads(lambda place: _sampled_hash(local[place]), others)
     hashes[others] = [one.encode() for one in found]
     if file is not None and others:
-        _keep(file, {"stated": stated, "hashes": hashes})
+        with kept_if_possible("the hashes of the shards are"):
+            write_arrays(file, {"stated": stated, "hashes": hashes})
     by_name = {shard.name: one.decode() for shard, one in zip(local, hashes.tolist(), strict=True)}
     return [replace(shard, samples=by_name.get(shard.name, "")) for shard in shards]
 
@@ -370,36 +368,37 @@ def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, Any]:
     return facts
 
 
-def check_is_listed(shard: Shard, opened: _Opened = open_file) -> None:
+def check_is_listed(shard: Shard) -> None:
     """Refuses a file that is not the one that was listed, or no longer.
 
     Raises:
         DataError: If it is another one, or cannot be read.
     """
-    if shard.samples and _sampled_hash(shard, opened) != shard.samples:
+    if shard.samples and _sampled_hash(shard) != shard.samples:
         raise _other_file(shard)
 
 
-def _sampled_hash(shard: Shard, opened: _Opened = open_file) -> str:
-    """The xxh3 (hexadecimal) of the beginning and end of a shard and a few places in between.
-
-    Raises:
-        DataError: If the file has another size than the shard, or cannot be read.
-    """
-    found = xxhash.xxh3_64()
-    last = max(shard.size - _SAMPLE_BYTES, 0)
+def _sampled_hash(shard: Shard) -> str:
+    """The hash of samples of a shard that is not remote; raises as `check_is_listed`."""
     try:
-        with opened(str(shard.path)) as file:
-            for place in range(SAMPLES):
-                file.seek(last * place // (SAMPLES - 1))
-                found.update(file.read(_SAMPLE_BYTES))
-                report_progress()
-            file.seek(0, os.SEEK_END)
-            size = file.tell()
+        with open_file(shard.path) as file:
+            found = hash_of_samples(file, shard.size)
+            size = file.seek(0, os.SEEK_END)
     except OSError as error:
         raise DataError(f"data_config.train_file: {shard.path} cannot be read: {error}") from error
     if size != shard.size:
         raise _other_file(shard)
+    return found
+
+
+def hash_of_samples(file: BinaryIO, size: int) -> str:
+    """The xxh3 (hexadecimal) of the beginning and end of a file and a few places in between."""
+    found = xxhash.xxh3_64()
+    last = max(size - _SAMPLE_BYTES, 0)
+    for place in range(SAMPLES):
+        file.seek(last * place // (SAMPLES - 1))
+        found.update(file.read(_SAMPLE_BYTES))
+        report_progress()
     return found.hexdigest()
 
 
@@ -409,11 +408,3 @@ def _other_file(shard: Shard) -> DataError:
         f"listed at the start (of {shard.size:,} bytes); expected the same files on all machines, "
         "unchanged during a run: copy it there again, or start the run again"
     )
-
-
-def _keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_arrays(path, arrays)
-    except OSError as error:  # a read-only home folder only costs time
-        log.warning("the hashes of the shards are not kept: %s", error)

@@ -8,7 +8,6 @@ URLs are compared in the form of `normalized_url`.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -23,14 +22,12 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash
-from bsmeta.data.io.files import Arrays, Cache, FileRef
+from bsmeta.data.io.files import Arrays, Cache, FileRef, kept_if_possible
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import numbered, validation_path, what_it_is
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import NO_COLUMN, UNREADABLE, BadDocument, Document, Line
-
-log = logging.getLogger(__name__)
 
 KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could not be read
 BATCH = 256
@@ -104,10 +101,8 @@ class HeldOutFingerprints:
         kept = cache.load(path, kind)
         if kept is None:
             found: Arrays = {"fingerprints": _fingerprints(path, columns)}
-            try:
+            with kept_if_possible("the hashes of held-out documents are"):
                 cache.make(path, kind, lambda: found)
-            except OSError as error:  # a read-only home folder only costs time
-                log.warning("the hashes of held-out documents are not kept: %s", error)
             kept = found
         return cls(kept["fingerprints"])
 

@@ -4,8 +4,6 @@ A logical stream yields the packed sequences of its windows, epoch after epoch, 
 position after it. The position after the last trained sequence is all that a resumed run needs: it
 rebuilds that window and continues in it. `train_stream` divides the sequences among ranks;
 `prepare` has the role of this module for sequences prepared in advance.
-
-The lines of windows come from a `Source`; all sources return the same lines in the same windows.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ from bsmeta.data.io.lines import (
     IndexCache,
     ShardReader,
     begins_with_long_frame,
-    first_lines,
-    has_line,
     open_shard,
 )
 from bsmeta.data.io.shards import (
@@ -39,7 +35,6 @@ from bsmeta.data.io.shards import (
     list_shards,
     shards_fingerprint,
     some_of,
-    with_samples,
 )
 from bsmeta.data.stream.plan import Phases, Position, Share, deal, order_of, sequence_order
 from bsmeta.data.stream.windows import (
@@ -63,40 +58,27 @@ Sequences = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as a packed window and its index in it."""
 
 
-class Source:
-    """The shards of a corpus, and windows of their lines.
+class Corpus:
+    """The documents of one source of a mixture, or of a run without one.
 
-    It reads with `open_shard`, whose readers can start anywhere in a shard at the same cost.
+    Attributes:
+        name: Name of the source; "" without a mixture.
+        shards: The shards, sorted; in a mixture, their names begin with that of the source.
     """
 
-    def __init__(self, config: DataConfig) -> None:
-        self._config = config
-        self._cache = Cache(config.cache_dir)
-        self._indexes = IndexCache(self._cache)
+    def __init__(self, name: str, config: DataConfig, shards: Sequence[Shard]) -> None:
+        self.name = name
+        self.config = config
+        self.shards = [replace(one, name=f"{name}/{one.name}") if name else one for one in shards]
+        self.indexes = IndexCache(Cache(config.cache_dir))
         self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
-
-    def shards(self) -> list[Shard]:
-        """The training shards, sorted by name; see `list_shards`."""
-        return list_shards(self._config)
-
-    def with_samples(self, shards: Sequence[Shard]) -> list[Shard]:
-        """The shards with the hashes of their samples; see `shards.with_samples`."""
-        return with_samples(shards, cache=self._cache)
-
-    def first_lines(self, shard: Shard, count: int) -> list[bytes]:
-        """The first lines of a shard."""
-        return first_lines(shard.path, count)
-
-    def has_line(self, shard: Shard, line: int) -> bool:
-        """Whether a shard has a line of this number."""
-        return has_line(shard.path, line, self._indexes)
 
     def windows(
         self, epoch: int, order: Sequence[Share], place: int, number: int
     ) -> Iterator[PlacedWindow]:
         """The windows of an epoch from a place on.
 
-        The source drops a window's lines when the next window is requested.
+        A window's lines are dropped when the next window is requested.
 
         Args:
             order: The shares in the order of the epoch.
@@ -108,39 +90,24 @@ class Source:
             reader = self._reader(share.shard)
             window = number if at == place else 0
             while not reader.ended:
-                yield at, window, self._window(epoch, share, window, reader)
+                documents = share.documents(window, self.config.window_documents)
+                # Nothing here may keep the lines while the window is processed.
+                yield (
+                    at,
+                    window,
+                    Window(epoch, share.shard, documents, reader.take(documents), reader.damage),
+                )
                 window += 1
             reader.close()
 
     def _reader(self, shard: Shard) -> ShardReader:
         try:
             check_is_listed(shard)
-            self._indexes.request(shard.path)
+            self.indexes.request(shard.path)
             decoder = self._decoder
-            return open_shard(shard.path, self._indexes, decoder.columns, decoder.late)
+            return open_shard(shard.path, self.indexes, decoder.columns, decoder.late)
         except OSError as error:
             raise DataError(f"{shard.path} cannot be read: {error}") from error
-
-    def _window(self, epoch: int, share: Share, number: int, reader: ShardReader) -> Window:
-        documents = share.documents(number, self._config.window_documents)
-        lines = reader.take(documents)
-        return Window(epoch, share.shard, documents, lines, reader.damage)
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """The documents of one source of a mixture, or of a run without one.
-
-    Attributes:
-        name: Name of the source; "" without a mixture.
-        source: Reads its shards.
-        shards: The shards, sorted; in a mixture, their names begin with that of the source.
-    """
-
-    name: str
-    config: DataConfig
-    source: Source
-    shards: list[Shard]
 
 
 def open_corpora(
@@ -151,23 +118,10 @@ def open_corpora(
     Args:
         shards: The shards of each source, by its name; None lists them.
     """
-    corpora = []
-    for name, data in source_configs(config).items():
-        source = source_of(data)
-        own = source.shards() if shards is None else shards[name]
-        if name:
-            own = [replace(shard, name=f"{name}/{shard.name}") for shard in own]
-        corpora.append(Corpus(name, data, source, [*own]))
-    return corpora
-
-
-def source_of(config: DataConfig) -> Source:
-    """The source that `reader` names; TensorFlow is imported only for `tf`."""
-    if config.reader == "tf":
-        from bsmeta.data.stream.tf_source import TensorFlowSource
-
-        return TensorFlowSource(config)
-    return Source(config)
+    return [
+        Corpus(name, data, list_shards(data) if shards is None else shards[name])
+        for name, data in source_configs(config).items()
+    ]
 
 
 def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
@@ -178,11 +132,11 @@ def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[lis
 
 @dataclass(frozen=True, slots=True)
 class LogicalStream:
-    """The endless sequences of one stream, from its shares of the shards of a source."""
+    """The endless sequences of one stream, from its shares of the shards of a corpus."""
 
     stream: int
     shares: Sequence[Share]
-    source: Source
+    corpus: Corpus
     maker: WindowMaker
     config: DataConfig
     seed: int
@@ -239,7 +193,7 @@ class LogicalStream:
         """
         emitted = begin.emitted - begin.sequence
         order = order_of(self.shares, self.seed, begin.epoch, self.stream)
-        windows = self.source.windows(begin.epoch, order, begin.share, begin.window)
+        windows = self.corpus.windows(begin.epoch, order, begin.share, begin.window)
         for place, number, window in windows:
             packed, bad = self._made(window, emitted)
             del window
@@ -257,37 +211,25 @@ class LogicalStream:
         Args:
             emitted: Number of sequences that the stream yielded before the window.
         """
+        by_text = self.config.row_budget == BY_TEXT
         made: Sequences = []
         documents, skipped = self.maker.documents(window, self.phases.of(self.stream, emitted))
         used: set[int] = set()
         while True:
             packed = self.maker.pack(window, documents)
+            first = len(made) if by_text else 0
             left = self.phases.left(self.stream, emitted)
-            count = len(packed) if left is None else min(left, len(packed))
-            made += [(packed, place) for place in range(count)]
-            if count == len(packed):
+            last = len(packed) if left is None else min(first + left, len(packed))
+            made += [(packed, place) for place in range(first, last)]
+            if last == len(packed):
                 return made, skipped
-            if self.config.row_budget == BY_TEXT:
-                return made + self._in_later_phases(window, emitted, count, len(packed)), skipped
-            opened = packed.documents(0, count)
-            skipped[HALF_USED] += len(opened & packed.documents(count, len(packed)))
-            used |= opened
-            emitted += count
+            if not by_text:
+                opened = packed.documents(0, last)
+                skipped[HALF_USED] += len(opened & packed.documents(last, len(packed)))
+                used |= opened
+            emitted += last - first
             phase = self.phases.of(self.stream, emitted)
             documents, _ = self.maker.documents(window, phase, leave_out=used)
-
-    def _in_later_phases(self, window: Window, emitted: int, done: int, size: int) -> Sequences:
-        """The sequences from `done` on of a window of `size`, each in the form of its phase."""
-        made: Sequences = []
-        while done < size:
-            phase = self.phases.of(self.stream, emitted + done)
-            left = self.phases.left(self.stream, emitted + done)
-            documents, _ = self.maker.documents(window, phase)
-            packed = self.maker.pack(window, documents)
-            last = size if left is None else min(done + left, size)
-            made += [(packed, place) for place in range(done, last)]
-            done = last
-        return made
 
     def _checked(self, bad: int) -> int:
         most = self.config.max_bad_documents
@@ -336,7 +278,7 @@ class LiveStreams:
             for shares in dealt:
                 number = len(self._streams)
                 self._streams.append(
-                    LogicalStream(number, shares, corpus.source, maker, config, seed, phases)
+                    LogicalStream(number, shares, corpus, maker, config, seed, phases)
                 )
         facts = shards_fingerprint(self.shards)
         self.fingerprint = fingerprint(config, tokenizer, seed, phases, facts, survey.held_out)

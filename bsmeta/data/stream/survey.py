@@ -17,7 +17,7 @@ import contextlib
 import difflib
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +36,8 @@ from bsmeta.core.errors import (
     refuse,
     show,
 )
-from bsmeta.data.io.files import FileRef
-from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.files import Cache, FileRef
+from bsmeta.data.io.lines import first_lines, has_line
 from bsmeta.data.io.shards import (
     Shard,
     entries_of,
@@ -45,9 +45,10 @@ from bsmeta.data.io.shards import (
     remote_settings,
     some_of,
     validation_path,
+    with_samples,
 )
 from bsmeta.data.stream.held_out import HeldOutFingerprints, held_out, held_out_fingerprint
-from bsmeta.data.stream.live import Corpus, Source, deal_corpora, open_corpora, source_of
+from bsmeta.data.stream.live import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.plan import Share
 from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY
@@ -60,9 +61,6 @@ MANY_DOCUMENTS = 2048  # looked at before a type is refused that is in none of t
 MISSPELLED = 0.75  # smallest difflib ratio of a misspelling: titel, urls; not language_score
 SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds
 SHOWN = 40  # columns in a message
-
-SampledShards = tuple[Sequence[Shard], Callable[[Shard, int], list[bytes]]]
-"""The shards of a source, and the function that reads their first lines."""
 
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
@@ -125,14 +123,12 @@ def survey_data(config: DataConfig) -> Survey:
     kept_out, lines, failure = None, dict[str, list[bytes]](), None
     try:
         for name, data in source_configs(config).items():
-            source = source_of(data)
-            shards[name] = source.with_samples(source.shards())
+            shards[name] = with_samples(list_shards(data), Cache(data.cache_dir))
         corpora = open_corpora(config, shards)
-        sampled = {one.name: (one.shards, one.source.first_lines) for one in corpora}
-        refuse(_unknown_types(config, sampled))
+        refuse(_unknown_types(config, {corpus.name: corpus.shards for corpus in corpora}))
         kept_out = held_out(config)
         for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
-            _check_streams_have_documents(corpus.source, dealt, config)
+            _check_streams_have_documents(corpus, dealt, config)
             lines[corpus.name] = checked_lines(config, corpus)
     except UserError as error:
         if config.prepared is None:
@@ -159,7 +155,7 @@ def _absolute_entries(config: DataConfig) -> dict[str, list[str]]:
 
 def _with_own_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
     """The shards; the local ones with the paths that they have on this machine."""
-    paths = {shard.name: shard.path for shard in source_of(config).shards()}
+    paths = {shard.name: shard.path for shard in list_shards(config)}
     missing = [shard.name for shard in shards if shard.name not in paths]
     if missing or len(paths) > len(shards):
         named = missing or sorted(paths.keys() - {shard.name for shard in shards})
@@ -182,24 +178,20 @@ def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
     Raises:
         ConfigurationError: If no document has a path of the columns.
     """
-    sampled = corpus.shards, corpus.source.first_lines
-    refuse(_absent_paths(config, corpus.name, sampled))
-    return [
-        line
-        for shard in some_of(corpus.shards)
-        for line in corpus.source.first_lines(shard, SAMPLE_LINES)
-    ]
+    refuse(_absent_paths(config, corpus.name, corpus.shards))
+    shards = some_of(corpus.shards)
+    return [line for shard in shards for line in first_lines(shard.path, SAMPLE_LINES)]
 
 
 def _check_streams_have_documents(
-    source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
+    corpus: Corpus, dealt: Sequence[Sequence[Share]], config: DataConfig
 ) -> None:
     """Checks that streams that do not own the beginning of a shard have at least one document."""
     for stream, shares in enumerate(dealt):
         firsts = [(share, share.documents(0, 1)[0]) for share in shares]
         if not shares or any(first == 0 for _, first in firsts):
             continue
-        if not any(source.has_line(share.shard, first) for share, first in firsts):
+        if not any(has_line(one.shard.path, first, corpus.indexes) for one, first in firsts):
             where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
             raise ConfigurationError(
                 f"data_config.num_streams={config.num_streams} is too many: no document is left "
@@ -215,7 +207,7 @@ def column_problems(config: DataConfig) -> Iterator[Problem]:
     """
     for name, data in source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
-            yield from _absent_paths(config, name, _local_sample(data))
+            yield from _absent_paths(config, name, _local_shards(data))
 
 
 def type_problems(config: DataConfig) -> list[Problem]:
@@ -223,8 +215,8 @@ def type_problems(config: DataConfig) -> list[Problem]:
 
     None if not all shards are on a local disk; the run itself then checks them.
     """
-    sources = {name: _local_sample(data) for name, data in source_configs(config).items()}
-    return _unknown_types(config, sources) if all(own for own, _ in sources.values()) else []
+    shards = {name: _local_shards(data) for name, data in source_configs(config).items()}
+    return _unknown_types(config, shards) if all(shards.values()) else []
 
 
 def missing_types(config: DataConfig) -> list[str]:
@@ -238,30 +230,28 @@ def missing_types(config: DataConfig) -> list[str]:
     return [message for message in found if message]
 
 
-def _local_sample(config: DataConfig) -> SampledShards:
+def _local_shards(config: DataConfig) -> list[Shard]:
     """The training shards, if they are to be read from a local disk and can be listed."""
-    shards: list[Shard] = []
     with contextlib.suppress(UserError, OSError):
         # Only the run itself requests files from the Hub.
         if not config.prepared and not any("://" in entry for entry in entries_of(config)):
-            shards = list_shards(config)
-    return shards, lambda shard, count: first_lines(shard.path, count)
+            return list_shards(config)
+    return []
 
 
-def _first_lines(sampled: SampledShards, most: int, count: int) -> list[bytes]:
+def _first_lines(shards: Sequence[Shard], most: int, count: int) -> list[bytes]:
     """The first lines of up to `most` shards, `count` of each; none of those that are unreadable.
 
     The run itself reports these.
     """
     lines: list[bytes] = []
-    shards, read = sampled
     for shard in some_of(shards, most):
         with contextlib.suppress(UserError, OSError, EOFError):
-            lines += read(shard, count)
+            lines += first_lines(shard.path, count)
     return lines
 
 
-def _unknown_types(config: DataConfig, sources: Mapping[str, SampledShards]) -> list[Problem]:
+def _unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]]) -> list[Problem]:
     own, wanted = source_configs(config), _wanted(config.metadata_config)
     mapped = {kind for data in own.values() for kind in data.columns if kind != TEXT}
     unknown = wanted - {*PROCESSORS, *mapped, SOURCE_KEY}
@@ -276,9 +266,9 @@ def _unknown_types(config: DataConfig, sources: Mapping[str, SampledShards]) -> 
         if not unknown:
             return []
         lines = []
-        for shards, read in unmapped:
+        for shards in unmapped:
             few = min(len(shards), SHARDS[-1])
-            lines += _first_lines((shards, read), SHARDS[-1], -(-count // max(few, 1)))
+            lines += _first_lines(shards, SHARDS[-1], -(-count // max(few, 1)))
         found = {*_columns(lines)}
         unknown -= found
         if unmapped and not lines:  # the run itself reports why
@@ -305,7 +295,7 @@ def _unknown_problem(
     return Problem(key, HYDRA, f"{', '.join(missing)}, which {where}", expected, fix)
 
 
-def _absent_paths(config: DataConfig, name: str, sampled: SampledShards) -> list[Problem]:
+def _absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
     """The paths that are in no document of a few shards, nor in any of some more.
 
     Args:
@@ -318,7 +308,7 @@ def _absent_paths(config: DataConfig, name: str, sampled: SampledShards) -> list
     columns = {TEXT: TEXT, **source_configs(config)[name].columns}
     problems: list[Problem] = []
     for most in SHARDS:
-        rows = map(_object, _first_lines(sampled, most, DOCUMENTS))
+        rows = map(_object, _first_lines(shards, most, DOCUMENTS))
         problems = [*_path_problems(key, columns, (row for row in rows if row is not None))]
         if not problems:
             break
@@ -389,11 +379,11 @@ def _wanted(config: MetadataConfig) -> set[str]:
 
 def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
     metadata = config.metadata_config
-    shards, read = _local_sample(config)
+    shards = _local_shards(config)
     if not wanted or not shards:
         return ""
     try:
-        lines = read(shards[0], DOCUMENTS)
+        lines = first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):
         return ""
     decoder = make_decoder(metadata, config.columns, source, config.content)

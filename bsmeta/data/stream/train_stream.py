@@ -240,10 +240,11 @@ class Block:
     notes: list[Notes]
 
 
+@dataclass(eq=False)
 class SequenceBlocks(IterableDataset):
     """Blocks of sequences of one loader process; endless.
 
-    Args:
+    Attributes:
         sequences: Yields the sequences of loader process w.
         size: Sequences of a block.
         length: Tokens of a padded sequence.
@@ -252,22 +253,12 @@ class SequenceBlocks(IterableDataset):
         num_streams: Streams of each source, in a mixture; None without one.
     """
 
-    def __init__(
-        self,
-        sequences: Callable[[int], Iterator[PackedSequence]],
-        *,
-        size: int,
-        length: int,
-        pad: int,
-        joined: bool = False,
-        num_streams: int | None = None,
-    ) -> None:
-        self.size = size
-        self._num_streams = num_streams
-        self._sequences = sequences
-        self._joined = joined
-        self._length = length
-        self._pad = pad
+    sequences: Callable[[int], Iterator[PackedSequence]]
+    size: int
+    length: int
+    pad: int
+    joined: bool = False
+    num_streams: int | None = None
 
     def __iter__(self) -> Iterator[Block | UserError]:
         worker = get_worker_info()
@@ -278,16 +269,16 @@ class SequenceBlocks(IterableDataset):
             gc.freeze()
             # Nothing here leaves cycles, but a window's documents would set off many collections.
             gc.set_threshold(CONTAINERS)
-        sequences = self._sequences(worker.id if worker else 0)
+        sequences = self.sequences(worker.id if worker else 0)
         while True:
             try:
                 block = list(itertools.islice(sequences, self.size))
             except UserError as error:
                 yield error  # raised in the trainer's process, without a worker's stack trace
                 return
-            stack = stacked(block, self._length, self._pad, joined=self._joined)
-            if self._num_streams is not None:
-                sources = [place.stream // self._num_streams for place in block]
+            stack = stacked(block, self.length, self.pad, joined=self.joined)
+            if self.num_streams is not None:
+                sources = [place.stream // self.num_streams for place in block]
                 stack.tensors["sources"] = torch.tensor(sources)
             yield stack
 

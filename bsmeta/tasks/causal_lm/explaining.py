@@ -195,8 +195,7 @@ class Selection:
         steps = config.max_train_steps
         starts = phase_starts(self._data.metadata_config, steps, decay_start(config, steps))
         self._phase = bisect.bisect_left(starts, config.step) - 1
-        # Lines are read here by number, which TensorFlow's reader does not offer.
-        corpora = open_corpora(dataclasses.replace(self._data, reader="native"))
+        corpora = open_corpora(self._data)
         self._shards = [shard for corpus in corpora for shard in corpus.shards]
         self._place, self._number = 0, 0
         if config.document is not None:
