@@ -191,7 +191,7 @@ def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
         ConfigurationError: If it is a malformed URL.
         DataError: If there is none, or a server refuses or cannot be reached.
     """
-    if "://" in entry:
+    if entry.startswith(REMOTE) or (config.reader == "tf" and "://" in entry):
         return [*_remote(entry, config, "data_config.train_file")]
     return [os.path.abspath(path) for path in _expand_local(entry)]
 

@@ -22,7 +22,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash
-from bsmeta.data.io.files import Arrays, Cache, FileRef, kept_if_possible
+from bsmeta.data.io.files import Cache, FileRef, kept_if_possible
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import numbered, validation_path, what_it_is
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
@@ -100,10 +100,9 @@ class HeldOutFingerprints:
             kind = f"{KIND}-{xxhash.xxh3_64_hexdigest(repr(places).encode())}"
         kept = cache.load(path, kind)
         if kept is None:
-            found: Arrays = {"fingerprints": _fingerprints(path, columns)}
+            found = kept = {"fingerprints": _fingerprints(path, columns)}
             with kept_if_possible("the hashes of held-out documents are"):
                 cache.make(path, kind, lambda: found)
-            kept = found
         return cls(kept["fingerprints"])
 
     def overlap(self, document: Document) -> str:

@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import (
-    REMOTE,
     DataConfig,
     metadata_room,
     row_length,
@@ -232,7 +231,7 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
 
 def _on_this_machine(data: DataConfig) -> list[Shard]:
     """The training shards of the configuration, if all of them are local files."""
-    if any(entry.startswith(REMOTE) for _, entry in train_entries(data)):
+    if any("://" in entry for _, entry in train_entries(data)):
         return []
     sources = [own for own in source_configs(data).values() if own.train_file]
     try:
