@@ -112,7 +112,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["bsmeta", "bsmeta.*"]),
-    package_data={"bsmeta": ["py.typed", "annotate/*.j2", "report/*.j2"]},
+    package_data={"bsmeta": ["py.typed", "**/*.j2"]},
     entry_points={"console_scripts": ["bsmeta = bsmeta.cli:main"]},
     install_requires=BASE,
     extras_require={

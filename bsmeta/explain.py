@@ -41,7 +41,8 @@ def show(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.tasks.causal_lm.explaining import Selection
-    from bsmeta.tasks.causal_lm.explaining_views import TerminalView, TokenTexts, json_line, page
+    from bsmeta.tasks.causal_lm.explaining_views import TokenTexts, json_line, page, show_legend
+    from bsmeta.tasks.causal_lm.explaining_views import show as show_window
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     metadata = config.data_config.metadata_config
@@ -56,10 +57,10 @@ def show(config: ExplainConfig) -> None:
             for document in window.documents:
                 print(json_line(document, metadata))
     elif config.html is None:
-        view = TerminalView(Console(), config, texts)
+        console = Console()
         for window in windows:
-            view.show(window)
-        view.show_legend()
+            show_window(window, console, config, texts)
+        show_legend(console, config)
 
 
 def write(path: str, text: str) -> None:

@@ -15,8 +15,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from html import escape
+from functools import partial
+from pathlib import Path
 
+import jinja2
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
@@ -26,7 +28,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.data import BY_TEXT, train_files
+from bsmeta.config.data import train_files
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.data.text.tokenizer import byte_alphabet, byte_lengths
@@ -38,49 +40,6 @@ _CONTROLS = {
     0x7F: 0x2421,
     **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
 }
-
-STYLE = """
-:root { color-scheme: light dark; --text: #1d2025; --faint: #666b72; --ground: #fff;
-        --panel: #f5f6f7; --line: #c9ccd1; --chunk: #dfe2e6; --own: #8fc7a8;
-        --cut: #2f7fd0; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e4e6e9; --faint: #8d939b; --ground: #16181c; --panel: #202329; --line: #454a52;
-          --chunk: #343941; --own: #2f6b4b; --cut: #7db4ec; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--ground);
-       max-width: 66rem; margin: 0 auto; padding: 1rem 1.5rem 5rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 2.5rem 0 .3rem; word-break: break-all; }
-h3 { font-size: .85rem; font-weight: normal; color: var(--faint); margin: 1.2rem 0 .3rem; }
-p { margin: .2rem 0; } .facts { color: var(--faint); font-size: .9rem; }
-.legend { position: sticky; top: 0; background: var(--ground); padding: .6rem 0; z-index: 1;
-          border-bottom: 1px solid var(--line); font-size: .85rem; }
-.legend span { margin-right: .4rem; padding: .1rem .35rem; border-radius: .2rem; }
-.legend label { margin-right: 1.2rem; white-space: nowrap; }
-.chunk { font: 13.5px/1.75 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
-         white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel);
-         padding: .7rem .9rem; border-radius: .4rem; }
-.out { font-style: italic; } .in, .end { font-weight: bold; }
-.newline { color: var(--line); font-weight: normal; user-select: none; }
-body:has(#loss:checked) .no { color: var(--faint);
-  text-decoration: underline dotted var(--faint) 1px; text-underline-offset: .25em; }
-body:has(#tokens:checked) .chunk i { border-left: 1px solid var(--cut);
-  margin-left: 1px; padding-left: 1px; }
-.chunk i { font-style: inherit; } .chunk i.out { font-style: italic; }
-[data-t]:hover { outline: 1px solid var(--text); }
-[data-t]:hover::after { content: attr(data-t); position: fixed; left: 0; right: 0; bottom: 0;
-  font: 14px/1.4 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--ground);
-  background: var(--text); padding: .6rem 1.5rem; white-space: pre-wrap; z-index: 2; }
-table { border-collapse: collapse; width: 100%; font-size: .8rem; margin-top: .5rem;
-        font-variant-numeric: tabular-nums; }
-th { font-weight: normal; color: var(--faint); text-align: right; }
-td { padding: .12rem 0 .12rem .6rem; text-align: right; } td:nth-child(2) { width: 85%; }
-.bar { display: flex; height: 1.5rem; gap: 1px; }
-.bar span { background: var(--chunk); overflow: hidden; white-space: nowrap; text-align: left;
-            padding: .1rem 0 0 .3rem; min-width: 0; box-sizing: border-box; }
-.bar .own { font-weight: bold; background: var(--own); }
-.bar .padding { background:
-  repeating-linear-gradient(45deg, var(--line) 0 1px, transparent 1px 6px); }
-"""
 
 # The terminal's palette colors, which its theme makes readable on its background.
 COLORS = (
@@ -108,8 +67,8 @@ class ShownToken:
     """A token to show.
 
     Attributes:
-        text: Its text; "" if it ends inside a character, which is then part of the text of the
-            character's last token.
+        text: Its text, `harmless`; "" if it ends inside a character, which is then part of the text
+            of the character's last token.
         part: The part of the document that it belongs to.
         token_type: Its token type: 0 for text, 1 + i for metadata of type metadata_list[i].
         target: Whether it contributes to the loss.
@@ -156,7 +115,8 @@ def shown_tokens(chunk: Chunk, texts: TokenTexts) -> list[ShownToken]:
     """The tokens of a chunk, including its prefix."""
     ids = chunk.ids.tolist()
     types, targets = chunk.token_types.tolist(), chunk.loss_mask.tolist()
-    return list(map(ShownToken, ids, texts(ids), _parts(chunk), types, targets))
+    shown = map(harmless, texts(ids))
+    return list(map(ShownToken, ids, shown, _parts(chunk), types, targets))
 
 
 def metadata_mask(chunk: Chunk, config: MetadataConfig) -> np.ndarray:
@@ -189,10 +149,11 @@ def harmless(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def document_facts(
-    document: ExplainedDocument, chunks: Sequence[Sequence[ShownToken]]
-) -> tuple[str, str]:
-    """Describes a document's metadata, and its lengths."""
+def described(
+    document: ExplainedDocument, window: ExplainedWindow, texts: TokenTexts
+) -> tuple[list[str], list[tuple[str, list[ShownToken]]]]:
+    """Two lines about a document, and each of its chunks: what it consists of, and its tokens."""
+    chunks = [shown_tokens(chunk, texts) for chunk in document.chunks]
     given = document.rendered.types
     others = [name for name in document.present if name not in given]
     metadata = f"metadata: {', '.join(given) or 'none'}"
@@ -200,26 +161,23 @@ def document_facts(
         metadata += f"; it also has {', '.join(others)}"
     if document.lacking:
         metadata += f"; no record of {', '.join(document.lacking)}"
-    tokens = sum(map(len, chunks))
-    targets = sum(token.target for chunk in chunks for token in chunk)
+    losses = [sum(token.target for token in tokens) for tokens in chunks]
     lengths = (
-        f"{count(len(document.rendered.text), 'character')} of text, {count(tokens, 'token')} in "
-        f"{count(len(chunks), 'chunk')}, loss on {targets:,}"
+        f"{count(len(document.rendered.text), 'character')} of text, "
+        f"{count(sum(map(len, chunks)), 'token')} in {count(len(chunks), 'chunk')}, "
+        f"loss on {sum(losses):,}"
     )
-    return metadata, lengths
-
-
-def chunk_facts(
-    document: ExplainedDocument, place: int, tokens: Sequence[ShownToken], sequences: int
-) -> str:
-    """Describes the lengths of a chunk, by its index, and the sequence that it is packed into."""
-    lengths = Counter(token.part for token in tokens)
-    parts = ", ".join(f"{part.value} {lengths[part]:,}" for part in Part if lengths[part])
-    return (
-        f"chunk {place + 1} of {len(document.chunks)}: {count(len(tokens), 'token')} ({parts}), "
-        f"loss on {sum(token.target for token in tokens):,}; "
-        f"sequence {document.sequences[place] + 1:,} of {sequences:,}"
-    )
+    shown = []
+    for place, (tokens, loss) in enumerate(zip(chunks, losses, strict=True)):
+        numbers = Counter(token.part for token in tokens)
+        parts = ", ".join(f"{part.value} {numbers[part]:,}" for part in Part if numbers[part])
+        caption = (
+            f"chunk {place + 1} of {len(chunks)}: {count(len(tokens), 'token')} ({parts}), "
+            f"loss on {loss:,}; "
+            f"sequence {document.sequences[place] + 1:,} of {len(window.sequences):,}"
+        )
+        shown.append((caption, tokens))
+    return [metadata, lengths], shown
 
 
 def packing_facts(window: ExplainedWindow) -> str:
@@ -268,152 +226,55 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     return json.dumps({"document": document.name, "text": text, "prefix": prefix, "pieces": chunks})
 
 
-PART_CLASSES = {
-    Part.PREFIX: "out", Part.SUFFIX: "out", Part.LOCAL: "in", Part.END: "end", Part.TEXT: ""
-}  # fmt: skip
-
-
 def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
     """The page as HTML source."""
-    data = config.data_config
-    keys = data.metadata_config.metadata_list
-    # Backgrounds that work in light and dark mode; the golden angle spreads the hues.
-    colors = [
-        f".k{number} {{ background: hsl({(number * 137.5 + 70) % 360:g} 75% 50% / .25); }}"
-        for number in range(1, len(keys) + 1)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    return environment.get_template("explained.html.j2").render(
+        windows=windows,
+        config=config,
+        data=config.data_config,
+        files=train_files(config.data_config),
+        keys=config.data_config.metadata_config.metadata_list,
+        described=partial(described, texts=texts),
+        packing_facts=packing_facts,
+        shown_sequences=shown_sequences,
+    )
+
+
+def show(
+    window: ExplainedWindow, console: Console, config: ExplainConfig, texts: TokenTexts
+) -> None:
+    """Print the documents to show of a window, then its packing."""
+    parts: list[RenderableType] = []
+    for document in window.documents:
+        lines, chunks = described(document, window, texts)
+        parts += [heading(document.name), *(Text(line, FAINT) for line in lines)]
+        for caption, tokens in chunks:
+            parts += [Text(f"\n{caption}", FAINT), colored(tokens, boundaries=config.tokens)]
+        parts.append(Text())
+    if config.sequences:
+        parts += packing(window, config.sequences)
+    console.print(Group(*parts), highlight=False)
+
+
+def show_legend(console: Console, config: ExplainConfig) -> None:
+    """Print the meaning of the colors and styles."""
+    types = [
+        Text(key, style_of(Part.TEXT, token_type, target=True))
+        for token_type, key in enumerate(config.data_config.metadata_config.metadata_list, 1)
     ]
-    choice = "drawn as in training" if config.types is None else f"types={config.types}"
-    introduction = (
-        f'<p class="facts">{escape(train_files(data))}; tokenizer '
-        f"{escape(config.tokenizer_name or config.model_name)}; sequences of "
-        f"{data.metadata_config.max_seq_len:,} tokens"
-        f"{' of text' if data.row_budget == BY_TEXT else ''}; "
-        f"seed {config.seed}, epoch {config.epoch}; "
-        f"metadata {escape(choice)}</p>"
-    )
-    types = "".join(f'<span class="k{i}">{escape(key)}</span>' for i, key in enumerate(keys, 1))
-    legend = (
-        '<div class="legend">'
-        '<label><input type="checkbox" id="tokens"> token boundaries</label>'
-        '<label><input type="checkbox" id="loss" checked> mark tokens without loss '
-        '<span class="no">like this</span></label>'
-        '<label><span class="out">prefix, suffix</span><span class="in">metadata in the text'
-        f"</span><span>text</span></label><br>metadata: {types}</div>"
-    )
-    body = ["<h1>Documents as the model sees them</h1>", introduction, legend]
-    for window in windows:
-        for document in window.documents:
-            body += document_parts(document, len(window.sequences), keys, texts)
-        if config.sequences:
-            body += html_packing(window, config.sequences)
-    inside = "\n".join(body)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        "<title>Documents as the model sees them</title>"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}{' '.join(colors)}</style></head>\n<body>\n{inside}\n</body></html>\n"
-    )
-
-
-def document_parts(
-    document: ExplainedDocument, sequences: int, keys: Sequence[str], texts: TokenTexts
-) -> Iterator[str]:
-    """Yield the HTML of a document: its description, and each of its chunks token by token."""
-    yield f"<h2>{escape(document.name)}</h2>"
-    chunks = [shown_tokens(chunk, texts) for chunk in document.chunks]
-    for line in document_facts(document, chunks):
-        yield f'<p class="facts">{escape(line)}</p>'
-    for place, tokens in enumerate(chunks):
-        yield f"<h3>{escape(chunk_facts(document, place, tokens, sequences))}</h3>"
-        inside = "".join(token_part(i, token, keys) for i, token in enumerate(tokens))
-        yield f'<div class="chunk">{inside}</div>'
-
-
-def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
-    """The HTML of a token, with the details that are shown on hover."""
-    what, token_type = token.part.value, ""
-    if token.token_type:
-        what = f"{keys[token.token_type - 1]} ({what})"
-        token_type = f"k{token.token_type}"
-    possible = (PART_CLASSES[token.part], token_type, "" if token.target else "no")
-    classes = [name for name in possible if name]
-    named = f' class="{" ".join(classes)}"' if classes else ""
-    plain = harmless(token.text)
-    loss = "loss" if token.target else "no loss"
-    about = escape(f"token {place}: id {token.id}, {what}, {loss}  {plain!r}")
-    text = (escape(plain) or "·").replace("\n", '<span class="newline">↵</span>\n')
-    return f'<i{named} data-t="{about}">{text}</i>'
-
-
-def html_packing(window: ExplainedWindow, most: int) -> Iterator[str]:
-    """Yield the HTML of the packing: the documents in each sequence, to scale."""
-    yield f'<h2>Packing</h2><p class="facts">{escape(packing_facts(window))}; the first sequences, '
-    yield "and those with documents from above (bold)</p>"
-    yield "<table><tr><th>sequence<th><th>padding"
-    for place in shown_sequences(window, most):
-        parts = []
-        for chunk in window.sequences[place]:
-            own = ' class="own"' if chunk.number in window.shown else ""
-            name = chunk.label
-            parts.append(
-                f'<span{own} style="flex:{chunk.counted} 0 0" '
-                f'data-t="document {name} tokens">{name}</span>'
-            )
-        left = window.padding(place)
-        if left:
-            parts.append(
-                f'<span class="padding" style="flex:{left} 0 0" data-t="padding: {left}"></span>'
-            )
-        yield f'<tr><td>{place + 1}<td><div class="bar">{"".join(parts)}</div><td>{left}'
-    yield "</table>"
-
-
-class TerminalView:
-    """Prints documents and windows."""
-
-    def __init__(self, console: Console, config: ExplainConfig, texts: TokenTexts) -> None:
-        self._console = console
-        self._keys = config.data_config.metadata_config.metadata_list
-        self._texts = texts
-        self._boundaries = config.tokens
-        self._sequences = config.sequences
-
-    def show(self, window: ExplainedWindow) -> None:
-        """Print the documents to show of a window, then its packing."""
-        for document in window.documents:
-            self._print(*self._document(document, len(window.sequences)))
-        if self._sequences:
-            self._print(*rich_packing(window, self._sequences))
-
-    def show_legend(self) -> None:
-        """Print the meaning of the colors and styles."""
-        types = [
-            Text(key, style_of(Part.TEXT, token_type, target=True))
-            for token_type, key in enumerate(self._keys, 1)
-        ]
-        styles = [
-            Text("italic: prefix, suffix", style_of(Part.PREFIX, 0, target=True)),
-            Text("bold: metadata in the text", style_of(Part.LOCAL, 0, target=True)),
-            Text("faint: no loss is taken", style_of(Part.TEXT, 0, target=False)),
-        ]
-        lines = [Text("metadata: ").append(Text(", ").join(types)), Text("; ").join(styles)]
-        if self._boundaries:
-            ends = f"{BOUNDARY} begins a token; {INSIDE_CHARACTER} ends inside a character"
-            lines.append(Text(ends))
-        self._print(Rule(style="dim"), *lines)
-
-    def _print(self, *parts: RenderableType) -> None:
-        self._console.print(Group(*parts), highlight=False)
-
-    def _document(self, document: ExplainedDocument, sequences: int) -> Iterator[RenderableType]:
-        yield heading(document.name)
-        chunks = [shown_tokens(chunk, self._texts) for chunk in document.chunks]
-        for line in document_facts(document, chunks):
-            yield Text(line, FAINT)
-        for place, tokens in enumerate(chunks):
-            yield Text(f"\n{chunk_facts(document, place, tokens, sequences)}", FAINT)
-            yield colored(tokens, boundaries=self._boundaries)
-        yield Text()
+    styles = [
+        Text("italic: prefix, suffix", style_of(Part.PREFIX, 0, target=True)),
+        Text("bold: metadata in the text", style_of(Part.LOCAL, 0, target=True)),
+        Text("faint: no loss is taken", style_of(Part.TEXT, 0, target=False)),
+    ]
+    lines = [Text("metadata: ").append(Text(", ").join(types)), Text("; ").join(styles)]
+    if config.tokens:
+        lines.append(Text(f"{BOUNDARY} begins a token; {INSIDE_CHARACTER} ends inside a character"))
+    console.print(Group(Rule(style="dim"), *lines), highlight=False)
 
 
 def heading(text: str) -> Rule:
@@ -425,7 +286,7 @@ def colored(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
     """The text of a chunk, styled token by token."""
     parts: list[tuple[str, Style]] = []
     for place, token in enumerate(tokens):
-        text = harmless(token.text)
+        text = token.text
         if boundaries:
             text = text.replace("\n", "↵\n") or INSIDE_CHARACTER
             parts.append((BOUNDARY if place else "", FAINT))
@@ -446,7 +307,7 @@ def style_of(part: Part, token_type: int, *, target: bool) -> Style:
     )
 
 
-def rich_packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
+def packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
     """Yield a table of the sequences: the documents that share each, and its padding."""
     yield heading("packing")
     yield Text(packing_facts(window), FAINT)

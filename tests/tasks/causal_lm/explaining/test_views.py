@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bsmeta.tasks.causal_lm.explaining_views import TerminalView
 from bsmeta.tasks.causal_lm.explaining_views import page as html_page
+from bsmeta.tasks.causal_lm.explaining_views import show, show_legend
 from tests.data.helpers import page, small_tokenizer
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 
@@ -116,10 +116,9 @@ def shown(folder: Path, *, color: bool = False, **changes: Any) -> list[str]:
     console = Console(
         file=file, width=100, force_terminal=color, color_system="standard" if color else None
     )
-    view = TerminalView(console, config, small_texts())
     for window in own_windows(config):
-        view.show(window)
-    view.show_legend()
+        show(window, console, config, small_texts())
+    show_legend(console, config)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
