@@ -1,8 +1,6 @@
 """Arms: the ways in which a document is presented to the model, and the comparisons between them.
 
-An arm defines the metadata that a document is rendered with; a comparison pairs two arms. Every
-arm is scored once, however many comparisons use it: a block is a group of documents rendered in
-every arm, encoded, cut into windows and batched.
+An arm defines the metadata that a document is rendered with; a comparison pairs two arms.
 
 Some arms are controls. If a model gains from `url: …` whatever the address is, it gains from the
 form and not from the content. Values of other documents (`bsmeta.metadata.rendering`) show what the
@@ -16,26 +14,20 @@ is listed.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
-from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import EvaluateConfig
-from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.progress import reporting
-from bsmeta.data.text.encoding import WORDS, DocumentEncoder
-from bsmeta.metadata.metadata_type import OWN, SHUFFLED
+from bsmeta.data.text.encoding import WORDS
+from bsmeta.metadata.metadata_type import OWN
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
-from bsmeta.metadata.rendering import Donors, Rendered, Renderer
-from bsmeta.tasks.causal_lm.documents import NamedDocuments
-from bsmeta.tasks.causal_lm.scoring import Window, Windows, max_batch_tokens, plan_batches
+from bsmeta.metadata.rendering import Rendered, Renderer
 
 TEXT = "text"
 """The group whose only comparison has identical arms: every document as text alone."""
@@ -43,12 +35,6 @@ TEXT = "text"
 TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
 AGAINST = "own_against_"
 """Prefix of the groups that compare an arm with its control instead of with no metadata."""
-
-FEWEST_BLOCKS = 16
-"""Minimum number of blocks, so that several ranks can share a small set."""
-
-DOCUMENTS_PER_BLOCK = 64
-"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,139 +229,3 @@ def _field(key: str, document: Document) -> str:
     values = [kind.prompt_value(str(record.value)) for record in shown]
     name = kind.prompt_label or key.replace("_", " ").capitalize()
     return f"{name}: {', '.join(dict.fromkeys(values))}" if values else ""
-
-
-def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
-    """Group documents into blocks of similar document lengths and about equal total cost.
-
-    Args:
-        costs: The cost of each document (for example its characters).
-
-    Returns:
-        Blocks of document indices, the longest documents first.
-    """
-    count = len(costs)
-    wanted = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
-    share = sum(costs) / wanted
-    blocks: list[list[int]] = []
-    filled = 0.0
-    for index in sorted(range(count), key=lambda i: (-costs[i], i)):
-        if not blocks or filled + costs[index] / 2 > share:
-            blocks.append([])
-            filled = 0.0
-        blocks[-1].append(index)
-        filled += costs[index]
-    return blocks
-
-
-def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
-    """The blocks that a rank scores; every rank gets the same number, possibly some empty."""
-    mine = [*blocks[rank::world_size]]
-    rounds = -(-len(blocks) // world_size)
-    return mine + [[] for _ in range(rounds - len(mine))]
-
-
-@dataclass(slots=True)
-class Block:
-    """A group of documents, ready to be scored.
-
-    Attributes:
-        documents: Index and text of each document.
-        shown: For each document and arm: the rendering (index into `windows`) and its types; a
-            rendering that several arms share is stored once.
-        windows: The windows of each rendering.
-        prefix_cut: For each rendering, whether its prefix was too long and was truncated.
-        batches: The windows to score. Of those with the same key there is one: they get the same
-            scores, whatever they are batched with.
-    """
-
-    documents: list[tuple[int, str]] = field(default_factory=list)
-    shown: list[dict[Arm, tuple[int, tuple[str, ...]]]] = field(default_factory=list)
-    windows: list[list[Window]] = field(default_factory=list)
-    prefix_cut: list[bool] = field(default_factory=list)
-    batches: list[list[Window]] = field(default_factory=list)
-
-
-class BlockMaker:
-    """Builds blocks."""
-
-    def __init__(
-        self,
-        config: DataConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        documents: NamedDocuments,
-        arms: Iterable[Arm],
-        windows: Windows,
-        seed: int,
-    ) -> None:
-        self._config = config
-        self._documents = documents
-        self._arms = list(dict.fromkeys(arms))
-        self._windows = windows
-        metadata = config.metadata_config
-        # a document is shown as in training; the controls below replace that by something else
-        self._own = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
-        self._styles: dict[str, tuple[StyledRenderer, DocumentEncoder]] = {}
-        for style in dict.fromkeys(arm.style for arm in self._arms):
-            values = metadata.metadata_values if style == TRAINING else OWN
-            renderer = StyledRenderer(style, replace(metadata, metadata_values=values))
-            # the encoder closes truncated prefixes in the style
-            encoder = DocumentEncoder(tokenizer, replace(config, metadata_config=renderer.config))
-            self._styles[style] = (renderer, encoder)
-        self._donors = None
-        if any(self._values(arm) != OWN for arm in self._arms):
-            self._donors = Donors(documents, metadata.metadata_list, seed)
-        self._max_tokens = max_batch_tokens(
-            len(tokenizer), config.per_device_eval_batch_size, row_length(config)
-        )
-
-    def _values(self, arm: Arm) -> str:
-        """The values that an arm shows: for its own, those that the model was trained on."""
-        return self._own if arm.values == OWN and arm.types else arm.values
-
-    def make(self, indices: Sequence[int]) -> Block:
-        """Build the block of these documents."""
-        block = Block()
-        renderings: list[tuple[str, Rendered]] = []
-        for index in reporting(indices):
-            self._show(index, block, renderings)
-        self._encode(renderings, block)
-        scored: dict[tuple[bytes, bytes], Window] = {}
-        for window in chain.from_iterable(block.windows):
-            if window.scored.any():
-                scored.setdefault(window.key, window)
-        windows = list(scored.values())
-        for batch in plan_batches([len(window.ids) for window in windows], self._max_tokens):
-            block.batches.append([windows[i] for i in batch])
-        return block
-
-    def _show(self, index: int, block: Block, renderings: list[tuple[str, Rendered]]) -> None:
-        """Render one document in every arm."""
-        document = self._documents[index]
-        variants = {OWN: document}
-        known: dict[tuple[str, ...], int] = {}
-        shown: dict[Arm, tuple[int, tuple[str, ...]]] = {}
-        for arm in self._arms:
-            values = self._values(arm)
-            if values not in variants:
-                assert self._donors is not None
-                variants[values] = self._donors.with_values(index, document, values)
-            rendering = self._styles[arm.style][0].render(variants[values], arm.types)
-            key = (rendering.prefix, rendering.lead, rendering.body)
-            if key not in known:
-                known[key] = len(renderings)
-                renderings.append((arm.style, rendering))
-            shown[arm] = (known[key], rendering.types)
-        block.documents.append((index, document.text))
-        block.shown.append(shown)
-
-    def _encode(self, renderings: Sequence[tuple[str, Rendered]], block: Block) -> None:
-        """Build the windows of each rendering, with one tokenizer call per style."""
-        block.windows = [[] for _ in renderings]
-        block.prefix_cut = [False] * len(renderings)
-        for style, (_, encoder) in self._styles.items():
-            places = [i for i, (own, _) in enumerate(renderings) if own == style]
-            encoded = encoder.encode([renderings[i][1] for i in places]) if places else []
-            for place, document in zip(places, encoded, strict=True):
-                block.windows[place] = self._windows(document, self._config)
-                block.prefix_cut[place] = document.prefix_cut

@@ -3,7 +3,9 @@
     documents -> blocks of this rank -> render, encode, windows -> batches -> model
     -> log-probabilities -> readings -> paired sums -> gathered from all ranks
 
-Blocks are built, scored and freed one at a time, so memory does not grow with the set. All ranks
+A block is a group of documents, rendered in every arm; an arm is scored once, however many
+comparisons use it. Blocks are built, scored and freed one at a time, so memory does not grow with
+the set. All ranks
 call the model equally often (otherwise collective forward passes would hang): a rank with fewer
 batches makes dummy calls. During training, a fixed subset in two arms is prepared once and scored
 repeatedly.
@@ -12,7 +14,7 @@ repeatedly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -20,19 +22,22 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, row_length
 from bsmeta.core.errors import DataError
-from bsmeta.core.progress import Advance
+from bsmeta.core.progress import Advance, reporting
 from bsmeta.data.io.files import FileRef
+from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.metadata.metadata_type import OWN, SHUFFLED
+from bsmeta.metadata.records import Document
+from bsmeta.metadata.rendering import Donors, Rendered
 from bsmeta.tasks.causal_lm.arms import (
     AGAINST,
     TEXT,
     TEXT_ALONE,
-    Block,
-    BlockMaker,
+    TRAINING,
+    Arm,
     Comparison,
-    own_blocks,
-    plan_blocks,
+    StyledRenderer,
     plan_comparisons,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
@@ -42,20 +47,77 @@ from bsmeta.tasks.causal_lm.scoring import (
     WINDOWS,
     Reading,
     Scorer,
+    Window,
+    max_batch_tokens,
     paired_sums,
+    plan_batches,
     reading_of,
     scoring,
 )
 from bsmeta.training.processes import ALONE, Processes
 
+FEWEST_BLOCKS = 16
+"""Minimum number of blocks, so that several ranks can share a small set."""
+
+DOCUMENTS_PER_BLOCK = 64
+"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
+
 FAILURES_SHOWN = 5
+RESAMPLES = 10_000
+FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
+"""The most important metrics, which come first so that a narrow screen shows them."""
 
 _Compared = tuple[str, int, bool, np.ndarray]
 """Name of the comparison, document index, whether a prefix was truncated, sums."""
 
-RESAMPLES = 10_000
-FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
-"""The most important metrics, which come first so that a narrow screen shows them."""
+
+def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
+    """Group documents into blocks of similar document lengths and about equal total cost.
+
+    Args:
+        costs: The cost of each document (for example its characters).
+
+    Returns:
+        Blocks of document indices, the longest documents first.
+    """
+    count = len(costs)
+    wanted = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
+    share = sum(costs) / wanted
+    blocks: list[list[int]] = []
+    filled = 0.0
+    for index in sorted(range(count), key=lambda i: (-costs[i], i)):
+        if not blocks or filled + costs[index] / 2 > share:
+            blocks.append([])
+            filled = 0.0
+        blocks[-1].append(index)
+        filled += costs[index]
+    return blocks
+
+
+def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
+    """The blocks that a rank scores; every rank gets the same number, possibly some empty."""
+    mine = [*blocks[rank::world_size]]
+    rounds = -(-len(blocks) // world_size)
+    return mine + [[] for _ in range(rounds - len(mine))]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A group of documents, ready to be scored.
+
+    Attributes:
+        documents: Index and text of each document; and by arm the place of its rendering in
+            `windows` (one that several arms share is stored once) and the types in it.
+        windows: The windows of each rendering.
+        prefix_cut: For each rendering, whether its prefix was too long and was truncated.
+        batches: The windows to score. Of those with the same key there is one: they get the same
+            scores, whatever they are batched with.
+    """
+
+    documents: list[tuple[int, str, dict[Arm, tuple[int, tuple[str, ...]]]]]
+    windows: list[list[Window]]
+    prefix_cut: list[bool]
+    batches: list[list[Window]]
 
 
 class PairedEvaluation:
@@ -80,26 +142,81 @@ class PairedEvaluation:
     ) -> None:
         # the arms define the metadata here: training's random removal of it must not apply
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
+        self._config = replace(config, metadata_config=metadata)
+        self._documents = documents
         self._comparisons = list(comparisons)
+        arms = ((comparison.base, comparison.test) for comparison in comparisons)
+        self._arms = list(dict.fromkeys(chain.from_iterable(arms)))
+        self._windows = WINDOWS[windows]
         self._edges = np.asarray(position_edges)
         self._ranks = ranks
-        self._maker = BlockMaker(
-            replace(config, metadata_config=metadata),
-            tokenizer,
-            documents,
-            (arm for comparison in comparisons for arm in (comparison.base, comparison.test)),
-            WINDOWS[windows],
-            seed,
+        # a document is shown as in training; the controls replace that by something else
+        self._own = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
+        self._styles: dict[str, tuple[StyledRenderer, DocumentEncoder]] = {}
+        for style in dict.fromkeys(arm.style for arm in self._arms):
+            values = metadata.metadata_values if style == TRAINING else OWN
+            renderer = StyledRenderer(style, replace(metadata, metadata_values=values))
+            # the encoder closes truncated prefixes in the style
+            encoder = DocumentEncoder(tokenizer, replace(config, metadata_config=renderer.config))
+            self._styles[style] = (renderer, encoder)
+        self._donors = None
+        if any(self._values(arm) != OWN for arm in self._arms):
+            self._donors = Donors(documents, metadata.metadata_list, seed)
+        self._max_tokens = max_batch_tokens(
+            len(tokenizer), config.per_device_eval_batch_size, row_length(config)
         )
         most = 4 * metadata.max_seq_len if windows == "first_piece" else max(documents.sizes)
         costs = [min(size, most) for size in documents.sizes]  # about four characters per token
         self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.size)
-        self._documents = documents
-        self._count = len(documents)
 
     def blocks(self) -> Iterator[Block]:
         """This rank's blocks, built lazily (a list of them may be scored repeatedly)."""
-        return map(self._maker.make, self._plan)
+        return map(self._block, self._plan)
+
+    def _values(self, arm: Arm) -> str:
+        """The values that an arm shows: for its own, those that the model was trained on."""
+        return self._own if arm.values == OWN and arm.types else arm.values
+
+    def _block(self, indices: Sequence[int]) -> Block:
+        block = Block([], [], [], [])
+        renderings: list[tuple[str, Rendered]] = []
+        for index in reporting(indices):
+            document = self._documents[index]
+            shown = self._render(index, document, renderings)
+            block.documents.append((index, document.text, shown))
+        block.windows.extend([] for _ in renderings)
+        block.prefix_cut.extend(False for _ in renderings)
+        for style, (_, encoder) in self._styles.items():  # one call of the tokenizer for each
+            places = [i for i, (own, _) in enumerate(renderings) if own == style]
+            encoded = encoder.encode([renderings[i][1] for i in places]) if places else []
+            for place, own in zip(places, encoded, strict=True):
+                block.windows[place] = self._windows(own, self._config)
+                block.prefix_cut[place] = own.prefix_cut
+        every = chain.from_iterable(block.windows)
+        scored = list({window.key: window for window in every if window.scored.any()}.values())
+        for batch in plan_batches([len(window.ids) for window in scored], self._max_tokens):
+            block.batches.append([scored[i] for i in batch])
+        return block
+
+    def _render(
+        self, index: int, document: Document, renderings: list[tuple[str, Rendered]]
+    ) -> dict[Arm, tuple[int, tuple[str, ...]]]:
+        """Append the renderings of a document; return the place and the types of each arm's."""
+        variants = {OWN: document}
+        known: dict[tuple[str, ...], int] = {}
+        shown: dict[Arm, tuple[int, tuple[str, ...]]] = {}
+        for arm in self._arms:
+            values = self._values(arm)
+            if values not in variants:
+                assert self._donors is not None
+                variants[values] = self._donors.with_values(index, document, values)
+            rendering = self._styles[arm.style][0].render(variants[values], arm.types)
+            key = (rendering.prefix, rendering.lead, rendering.body)
+            if key not in known:
+                known[key] = len(renderings)
+                renderings.append((arm.style, rendering))
+            shown[arm] = (known[key], rendering.types)
+        return shown
 
     def run(
         self,
@@ -130,8 +247,8 @@ class PairedEvaluation:
                 own += self._compare(block, self._score(scorer, block, failures))
                 progress((number + 1) / len(self._plan))
         self._refuse(self._ranks.gather(failures))
-        shape = (self._count, 2, len(self._edges), COLUMNS)
-        flags = np.zeros((2, self._count), dtype=bool)
+        shape = (len(self._documents), 2, len(self._edges), COLUMNS)
+        flags = np.zeros((2, len(self._documents)), dtype=bool)
         sums = {
             comparison.name: ComparisonSums(np.zeros(shape), *flags.copy())
             for comparison in self._comparisons
@@ -161,7 +278,7 @@ class PairedEvaluation:
                 failures.append(
                     next(  # of the first document and arm that have this rendering
                         f"{self._documents.name(index)}, {arm}"
-                        for (index, _), shown in zip(block.documents, block.shown, strict=True)
+                        for index, _, shown in block.documents
                         for arm, (number, _) in shown.items()
                         if number == rendering
                     )
@@ -184,7 +301,7 @@ class PairedEvaluation:
 
     def _compare(self, block: Block, readings: list[Reading]) -> Iterator[_Compared]:
         """The sums of each document in each comparison whose arms render it differently."""
-        for (index, text), shown in zip(block.documents, block.shown, strict=True):
+        for index, text, shown in block.documents:
             for comparison in self._comparisons:
                 base, base_types = shown[comparison.base]
                 test, test_types = shown[comparison.test]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.tasks.causal_lm.arms import own_blocks, plan_blocks
+from bsmeta.tasks.causal_lm.paired import own_blocks, plan_blocks
 from bsmeta.tasks.causal_lm.scoring import plan_batches
 
 
