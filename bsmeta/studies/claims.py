@@ -208,9 +208,6 @@ def seeds_needed(
     return tried[place] if place < len(tried) else None
 
 
-NOTHING_DECLARED = "No claim was declared: nothing is tested, and everything below is exploratory."
-
-
 def claim_tables(results: Results) -> list[Table]:
     """All tables, in order; none if there are no claims."""
     if not results.claims:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -92,12 +91,9 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     steps = curve_steps(study, config.max_train_steps)
     locations = [locate(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)
-    scorer = _Scorer(study.measure, config, locations[-1])
-    scores = [
-        scorer.score(location, device, is_last=location is locations[-1]) for location in locations
-    ]
-    last = scores[-1]
-    facts = document_facts(scorer.documents, config.data_config.metadata_config)
+    documents = Beginnings(config.data_config, study.measure)
+    scores, flops = _score(study.measure, config, documents, locations, device)
+    facts = document_facts(documents, config.data_config.metadata_config)
     counts = {name: _counts(locations, name) for name in ("step", "targets", "tokens")}
     logged = _logged(run.folder)
     return Measurement(
@@ -106,17 +102,61 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
         steps=counts["step"],
         targets=counts["targets"],
         tokens=counts["tokens"],
-        flops=counts["tokens"] * last.flops_per_token,
-        digests=np.array(scorer.documents.digests, np.uint64),
+        flops=counts["tokens"] * flops,
+        digests=np.array(documents.digests, np.uint64),
         lengths=np.array(facts["length"], np.int64),
         sites=np.array([host or "" for host in facts["site"]]),
-        sizes=last.sizes,
-        without=np.stack([score.without for score in scores]),
-        shown=np.stack([score.shown for score in scores])[: len(scores) * scorer.has_metadata],
-        types=last.types,
+        **scores,
         step_documents=_step_documents(run.folder),
         logged_targets=np.array([event["targets"] for event in logged], np.int64),
     )
+
+
+def _score(
+    settings: MeasureConfig, config: CausalLMConfig, documents: Beginnings,
+    locations: Sequence[Location], device: torch.device,
+) -> tuple[dict[str, Any], float]:  # fmt: skip
+    """Scores the documents as an arm reads them, with each of its checkpoints.
+
+    Returns:
+        `sizes`, `without`, `shown` and `types` of the measurement; the model's FLOPs per token.
+    """
+    types = config.data_config.metadata_config.metadata_list
+    tokenizer = transformers.AutoTokenizer.from_pretrained(locations[-1].model)
+
+    def paired(groups: list[str], chosen: Sequence[str] = ()) -> PairedEvaluation:
+        wanted = EvaluateConfig(comparisons=groups, chosen=[*chosen], controls=[], prompt=False)
+        return PairedEvaluation(
+            config.data_config,
+            tokenizer,
+            documents,
+            configured_comparisons(wanted, types),
+            windows=settings.windows,
+            position_edges=settings.position_edges,
+            seed=settings.seed,
+        )
+
+    curve = paired([ALL] if types else [])
+    blocks = list(curve.blocks())  # encoded once for all checkpoints
+    without, shown = [], []
+    for location in locations:
+        model, _ = load_model(location, config, "auto", device)
+        sums = curve.run(model, device, blocks=blocks)
+        text = sums[TEXT].values[:, DOCUMENT]
+        without.append(text[:, :, NATS_WITHOUT])
+        if types:
+            shown.append(without[-1] + _gain(sums[ALL]))
+    gains = {}
+    if types and settings.each_type:  # of the last checkpoint
+        combinations = [own for own in settings.combinations if {*own.split("+")} <= {*types}]
+        gains = _gains_of_types(paired([EACH], combinations).run(model, device))
+    scores = {
+        "sizes": text[:, :, BYTES],
+        "without": np.stack(without),
+        "shown": np.array(shown).reshape(-1, *text.shape[:2]),
+        "types": {name: without[-1] + gain for name, gain in gains.items()},
+    }
+    return scores, flops_per_token(model)
 
 
 def _counts(locations: Sequence[Location], name: str) -> np.ndarray:
@@ -166,69 +206,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             if line.endswith("}\n"):
                 yield json.loads(line)
-
-
-@dataclass(frozen=True)
-class _Score:
-    """The scores of a checkpoint; arrays as in `Measurement`, without its first axis."""
-
-    sizes: np.ndarray
-    without: np.ndarray
-    shown: np.ndarray
-    types: dict[str, np.ndarray]
-    flops_per_token: float
-
-
-class _Scorer:
-    """Scores the held-out documents as an arm reads them; they are encoded once.
-
-    Args:
-        location: One of the run's checkpoints, for the tokenizer.
-    """
-
-    def __init__(self, settings: MeasureConfig, config: CausalLMConfig, location: Location) -> None:
-        self._settings = settings
-        self._config = config
-        self._types = config.data_config.metadata_config.metadata_list
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(location.model)
-        self.documents = Beginnings(config.data_config, settings)
-        self.has_metadata = bool(self._types)
-        self._curve = self._evaluation([ALL] if self.has_metadata else [], [])
-        self._blocks = list(self._curve.blocks())
-
-    def _evaluation(self, groups: list[str], chosen: list[str]) -> PairedEvaluation:
-        wanted = EvaluateConfig(comparisons=groups, chosen=chosen, controls=[], prompt=False)
-        return PairedEvaluation(
-            self._config.data_config,
-            self._tokenizer,
-            self.documents,
-            configured_comparisons(wanted, self._types),
-            windows=self._settings.windows,
-            position_edges=self._settings.position_edges,
-            seed=self._settings.seed,
-        )
-
-    def score(self, location: Location, device: torch.device, *, is_last: bool) -> _Score:
-        """Scores a checkpoint; the last one also with each type and combination by itself."""
-        model, _ = load_model(location, self._config, "auto", device)
-        sums = self._curve.run(model, device, blocks=self._blocks)
-        text = sums[TEXT].values[:, DOCUMENT]
-        without = text[:, :, NATS_WITHOUT]
-        types = {}
-        if is_last and self.has_metadata and self._settings.each_type:
-            known = set(self._types)
-            chosen = [
-                own for own in self._settings.combinations if known.issuperset(own.split("+"))
-            ]
-            by_type = self._evaluation([EACH], chosen).run(model, device)
-            types = {name: without + gain for name, gain in _gains_of_types(by_type).items()}
-        return _Score(
-            sizes=text[:, :, BYTES],
-            without=without,
-            shown=without + _gain(sums[ALL if self.has_metadata else TEXT]),
-            types=types,
-            flops_per_token=flops_per_token(model),
-        )
 
 
 def _gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,9 +49,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
+_OF_DOCUMENTS = ("digests", "lengths", "sites", "sizes")
 _ARRAYS = (
-    "steps", "targets", "tokens", "flops", "digests", "lengths", "sites", "sizes", "without",
-    "shown", "step_documents", "logged_targets",
+    "steps", "targets", "tokens", "flops", *_OF_DOCUMENTS, "without", "shown", "step_documents",
+    "logged_targets",
 )  # fmt: skip
 
 
@@ -109,6 +110,16 @@ class Measurement:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             np.savez_compressed(part, header=np.array(header), **values)
+
+    def of_documents(self, places: np.ndarray) -> Measurement:
+        """The measurement of the documents at these indices, in their order."""
+        return replace(
+            self,
+            **{name: getattr(self, name)[places] for name in _OF_DOCUMENTS},
+            without=self.without[:, places],
+            shown=self.shown[:, places],
+            types={name: nats[places] for name, nats in self.types.items()},
+        )
 
     @classmethod
     def load(cls, path: Path) -> Measurement:

@@ -278,12 +278,12 @@ class Measured:
         self.seeds = sorted({seed for _, seed in found})
         self.arms = [arm for arm in study.arms if (arm, self.seeds[0]) in found]
         self._edges = np.array(study.measure.position_edges)
-        self._found = found
         places = common([run.digests for run in found.values()])
-        self._places = dict(zip(found, places, strict=True))
-        first, own = self.first(self.arms[0]), self._places[self.arms[0], self.seeds[0]]
-        self.digests, self.lengths = first.digests[own], first.lengths[own]
-        self.sites, self.bytes = first.sites[own], int(first.sizes[own].sum())
+        aligned = map(Measurement.of_documents, found.values(), places)
+        self._found = dict(zip(found, aligned, strict=True))
+        first = self.first(self.arms[0])
+        self.digests, self.lengths, self.sites = first.digests, first.lengths, first.sites
+        self.bytes = int(first.sizes.sum())
 
     def run(self, arm: str, seed: int) -> Measurement:
         """The measurement of a run."""
@@ -301,8 +301,7 @@ class Measured:
         """Documents that have these types, or all documents: bool [documents]."""
         if metadata in (WITHOUT, WITH):
             return np.ones(len(self.digests), bool)
-        nats = self.first(arm).types[metadata]
-        has: np.ndarray = ~np.isnan(nats[self._places[arm, self.seeds[0]]]).any(axis=1)
+        has: np.ndarray = ~np.isnan(self.first(arm).types[metadata]).any(axis=1)
         return has
 
     def part(self, part: Sequence[int]) -> np.ndarray:
@@ -328,18 +327,15 @@ class Measured:
             bins: Only these bins of positions.
             documents: Only these documents.
         """
-        nats, sizes = [], []
-        for seed in self.seeds:
-            found, own = self._found[arm, seed], self._places[arm, seed]
-            if metadata in (WITHOUT, WITH):
-                cell = (found.without if metadata == WITHOUT else found.shown)[point]
-            else:
-                cell = found.types[metadata]
-            nats.append(cell[own][:, bins].sum(axis=1))
-            sizes.append(found.sizes[own][:, bins].sum(axis=1))
-        chosen = np.zeros(len(self.digests), bool)
-        chosen[documents] = True
-        return bits_per_byte(np.stack(nats), np.where(chosen, sizes[0], 0.0))
+        runs = [self._found[arm, seed] for seed in self.seeds]
+        if metadata in (WITHOUT, WITH):
+            name = "without" if metadata == WITHOUT else "shown"
+            cells = [getattr(run, name)[point] for run in runs]
+        else:
+            cells = [run.types[metadata] for run in runs]
+        sizes = np.zeros(len(self.digests))
+        sizes[documents] = runs[0].sizes[documents][:, bins].sum(axis=1)
+        return bits_per_byte(np.stack([cell[:, bins].sum(axis=1) for cell in cells]), sizes)
 
     def curves(
         self, arm: str, metadata: str, *,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -24,10 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -35,13 +32,13 @@ from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.progress import progress_bar
+from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.report.inference import bootstrap
-from bsmeta.report.page import report_console
+from bsmeta.report.inference import Interval, bootstrap
+from bsmeta.report.page import COUNT, Cell, Column, Table, print_table, report_console
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.decoding import check_type
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
@@ -322,11 +319,15 @@ def _attribute_prompt(
         raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens")
     log_prior = candidates.log_prior(config.prior, None)
     values = np.exp(posterior(scores, log_prior[None])[0])
-    table = _table([config.type, "p(value | text)", "log p(text | value), nats"])
-    for number in np.argsort(-values, kind="stable")[:ROWS]:
-        label, score = candidates.labels[number], scores[0, number]
-        table.add_row(Text(label), f"{values[number]:.4f}", f"{score:.2f}")
-    out.print(table)
+    best = np.argsort(-values, kind="stable")[:ROWS]
+    columns = [
+        Column(str(config.type)), Column("p(value | text)", "{:.4f}".format),
+        Column("log p(text | value), nats", "{:.2f}".format),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = [
+        [candidates.labels[number], values[number], scores[0, number]] for number in best
+    ]
+    print_table(out, Table("", "", columns, rows))
 
 
 def _attribute_documents(
@@ -334,31 +335,29 @@ def _attribute_documents(
     documents: HeldOutDocuments,
     candidates: Candidates,
     likelihoods: Likelihoods,
-    progress: Callable[[float], None],
+    progress: Advance,
 ) -> Attribution:
     """Score every document whose label is a candidate, in batches."""
-    own = [index for index in range(len(documents)) if candidates.truths[index] >= 0]
-    rows: list[np.ndarray] = []
-    counts: list[np.ndarray] = []
-    kept: list[int] = []
+    own = np.flatnonzero(candidates.truths >= 0)
+    scores = np.zeros((len(own), len(candidates.labels)))
+    tokens = np.zeros(len(own), np.int64)
     for start in range(0, len(own), config.batch_size):
         progress(start / len(own))
-        indices = own[start : start + config.batch_size]
-        scores, tokens = likelihoods.of([documents[index].text for index in indices])
-        priors = np.stack([candidates.log_prior(config.prior, index) for index in indices])
-        scored = tokens > 0
-        rows.append(posterior(scores, priors)[scored])
-        counts.append(tokens[scored])
-        kept += [index for index, is_scored in zip(indices, scored, strict=True) if is_scored]
+        part = slice(start, start + config.batch_size)
+        scores[part], tokens[part] = likelihoods.of([documents[i].text for i in own[part]])
     progress(1.0)
-    if not kept:
+    kept = tokens > 0
+    if not kept.any():
         raise ConfigurationError(
             f"type={config.type}: no held-out document has one of the candidates "
             f"{', '.join(candidates.labels[:5])}{', …' if len(candidates.labels) > 5 else ''} and "
             "a text of two tokens"
         )
-    names = [documents.name(index) for index in kept]
-    return Attribution(candidates, np.concatenate(rows), np.concatenate(counts), names, kept)
+    indices = own[kept].tolist()
+    priors = np.stack([candidates.log_prior(config.prior, index) for index in indices])
+    names = [documents.name(index) for index in indices]
+    found = posterior(scores[kept], priors)
+    return Attribution(candidates, found, tokens[kept], names, indices)
 
 
 def show_attribution(report: dict[str, Any], out: Console) -> None:
@@ -368,32 +367,27 @@ def show_attribution(report: dict[str, Any], out: Console) -> None:
         f"{report['type']} of {metrics['documents']:,} documents, inferred from their text "
         f"({metrics['candidates']:,} candidates, {report['prior']} prior)"
     )
-    table = _table(["right", "share", "95% interval"])
-    for name, title in NAMES.items():
-        share = metrics[name]
-        if name == "top_5" and metrics["candidates"] <= 5:
-            continue  # always 100%
-        interval = f"{share['low']:.1%} to {share['high']:.1%}"
-        table.add_row(title, f"{share['share']:.1%}", interval)
-    out.print(table)
-    heads = ["candidate", "documents", "correct", "guessed", "most often taken for"]
-    table = _table(heads, left=(0, 4))
-    for row in report["candidates"][:ROWS]:
-        numbers = [f"{row[name]:,}" for name in ("documents", "correct", "guessed")]
-        table.add_row(Text(row["label"]), *numbers, Text(row["most_often_taken_for"] or ""))
-    out.print(table)
+    shares = {title: metrics[name] for name, title in NAMES.items()}
+    if metrics["candidates"] <= max(TOP):
+        del shares[NAMES["top_5"]]  # always 100%
+    rows: list[list[Cell]] = [
+        [title, share["share"], Interval(share["low"], share["high"])]
+        for title, share in shares.items()
+    ]
+    percent = "{:.1%}".format
+    columns = [Column("right"), Column("share", percent), Column("95% interval", percent)]
+    print_table(out, Table("", "", columns, rows))
+    columns = [
+        Column("candidate"), Column("documents", COUNT), Column("correct", COUNT),
+        Column("guessed", COUNT), Column("most often taken for"),
+    ]  # fmt: skip
+    rows = [[*row.values()] for row in report["candidates"][:ROWS]]
+    print_table(out, Table("", "", columns, rows))
     out.print(
         f"mean reciprocal rank {metrics['mean_reciprocal_rank']:.3f}; the right one costs "
         f"{metrics['mean_bits_of_the_truth']:.2f} bits; majority: {metrics['majority_label']}",
         markup=False,
     )
-
-
-def _table(heads: Sequence[str], left: Sequence[int] = (0,)) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number in left else "right", overflow="fold")
-    return table
 
 
 def summarize(found: Attribution, *, resamples: int, seed: int) -> dict[str, Any]:
