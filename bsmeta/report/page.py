@@ -250,13 +250,7 @@ def html(
         template: The template, below the package.
         more: Further values for the template.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
-    environment.filters["marked"] = marked
-    environment.tests["bounded"] = lambda cell: isinstance(cell, Bounded)
-    return environment.get_template(template).render(
+    return load_template(template).render(
         page=page,
         drawn={name: Markup(drawing) for name, drawing in drawn.items()},
         files=files,
@@ -266,6 +260,21 @@ def html(
         dark=figures.DARK,
         **more,
     )
+
+
+def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
+    """A template by its path below the package; HTML is escaped by itself.
+
+    Args:
+        filters: Further filters that it uses.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=".html" in name, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {"marked": marked, **filters}
+    environment.tests["bounded"] = lambda cell: isinstance(cell, Bounded)
+    return environment.get_template(name)
 
 
 def marked(text: str) -> Markup:

@@ -309,20 +309,27 @@ def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
         if value is None:
             continue
         check_type(key, f"metadata.{key}", config)
-        if type_of(key).is_local:
-            _check_announcement(key, value, config)
-        elif type_of(key).always_present:
-            if value is not True:
-                raise ConfigurationError(
-                    f"metadata.{key}={value}: expected true, they have no value"
-                )
-        else:
-            values = value if isinstance(value, list) else [value]
-            are_values = [
-                isinstance(one, (str, int, float)) and not isinstance(one, bool) for one in values
-            ]
-            if not values or not all(are_values):
-                raise ConfigurationError(f"metadata.{key}={value!r}: expected a string or a number")
+        kind, values = type_of(key), value if isinstance(value, list) else [value]
+        are_values = [
+            isinstance(one, (str, int, float)) and not isinstance(one, bool) for one in values
+        ]
+        problem = None
+        if kind.is_local and not (value is True and is_announced(key, config)):
+            problem = (
+                f"{value}: {key} is a local type; it stands at places in the text and cannot be "
+                "given as a value before it; "
+            )
+            problem += (
+                f"the prefix only announces it: metadata.{key}=true"
+                if is_announced(key, config)
+                else f"and training did not announce it in the prefix: leave out metadata.{key}"
+            )
+        elif kind.always_present and not kind.is_local and value is not True:
+            problem = f"{value}: expected true, they have no value"
+        elif not (kind.is_local or kind.always_present) and not (values and all(are_values)):
+            problem = f"{value!r}: expected a string or a number"
+        if problem is not None:
+            raise ConfigurationError(f"metadata.{key}={problem}")
 
 
 def check_type(key: str, name: str, config: MetadataConfig) -> None:
@@ -351,16 +358,3 @@ def is_announced(key: str, config: MetadataConfig) -> bool:
     """Whether the prefix names a local type that a document has."""
     named = (config.local_metadata_special_tokens or {}).get(key, key) != ""
     return config.add_local_metadata_special_tokens_in_prefix and named
-
-
-def _check_announcement(key: str, value: Any, config: MetadataConfig) -> None:
-    announced = is_announced(key, config)
-    if value is True and announced:
-        return
-    fix = f"and training did not announce it in the prefix: leave out metadata.{key}"
-    if announced:
-        fix = f"the prefix only announces it: metadata.{key}=true"
-    raise ConfigurationError(
-        f"metadata.{key}={value}: {key} is a local type; it stands at places in the text and "
-        f"cannot be given as a value before it; {fix}"
-    )

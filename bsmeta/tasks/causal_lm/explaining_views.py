@@ -16,9 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from pathlib import Path
 
-import jinja2
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
@@ -32,6 +30,7 @@ from bsmeta.config.data import train_files
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.data.text.tokenizer import byte_alphabet, byte_lengths
+from bsmeta.report.page import load_template
 from bsmeta.tasks.causal_lm.explaining import ExplainedDocument, ExplainedWindow, PackedChunk
 
 # Characters that would move the cursor, color the terminal or change the text direction.
@@ -228,11 +227,7 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
 
 def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
     """The page as HTML source."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
-    return environment.get_template("explained.html.j2").render(
+    return load_template("tasks/causal_lm/explained.html.j2").render(
         windows=windows,
         config=config,
         data=config.data_config,

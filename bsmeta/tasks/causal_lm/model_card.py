@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -25,6 +24,7 @@ from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report.inference import rough_intervals
+from bsmeta.report.page import load_template
 from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.training.run_folder import last_events
 
@@ -52,12 +52,10 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         for key, kind in kinds.items()
         if not kind.is_local and kind.example is not None
     ]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
-    environment.filters |= {"public": _public, "percent": "{:.0%}".format}
-    card = environment.get_template("model_card.md.j2").render(
+    template = load_template(
+        "tasks/causal_lm/model_card.md.j2", public=_public, percent="{:.0%}".format
+    )
+    card = template.render(
         config=config,
         data=data,
         metadata=metadata,

@@ -17,28 +17,9 @@ from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
 from bsmeta.report.inference import Estimate, value_of
 from bsmeta.report.page import Page, Section, own_command, print_table, report_console
+from bsmeta.tasks.causal_lm import tables
 from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report
-from bsmeta.tasks.causal_lm.tables import (
-    CONTROL_WORDS,
-    HOLM,
-    TERMINAL,
-    TOGETHER,
-    all_at_once,
-    checkpoint_table,
-    compared,
-    comparison_table,
-    control_table,
-    controls_of,
-    difference,
-    further_tables,
-    label,
-    main_tables,
-    pair_table,
-    ranked,
-    subject,
-    summary,
-)
 from bsmeta.training.run_folder import steps_and_evaluations
 
 if TYPE_CHECKING:
@@ -51,7 +32,7 @@ PER_DOCUMENT = "documents.jsonl"
 VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
 """Plot markers of the variants (controls, prompt style) of other comparisons."""
 
-WORDS = CONTROL_WORDS | {PROMPT: "plain English"}
+WORDS = tables.CONTROL_WORDS | {PROMPT: "plain English"}
 CURVED = ("all", "each", "chosen")
 """Groups of comparisons that the position plot shows."""
 
@@ -77,18 +58,18 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
     console = report_console()
     if len(report.models) > 1:
         # the note is that of the next tables
-        print_table(console, replace(checkpoint_table(report), note=""))
+        print_table(console, replace(tables.checkpoint_table(report), note=""))
     if report.pairs:
-        print_table(console, pair_table(report))
+        print_table(console, tables.pair_table(report))
     for model in report.models:
         console.print(
             f"[bold]{escape(model.checkpoint)}[/bold]: {escape(described(model, report))}",
             soft_wrap=True,
         )
-        print_table(console, comparison_table(model, TERMINAL))
-        if controls_of(model):
-            print_table(console, control_table(model).without(TOGETHER, HOLM))
-        console.print(summary(model), markup=False)
+        print_table(console, tables.comparison_table(model, tables.TERMINAL))
+        if tables.controls_of(model):
+            print_table(console, tables.control_table(model).without(tables.TOGETHER, tables.HOLM))
+        console.print(tables.summary(model), markup=False)
     page.print_report([], [], files)
 
 
@@ -96,13 +77,13 @@ def page_of(report: Report, metrics: Path | None) -> Page:
     """The report as a page, with the curves of the (first) run."""
     several = len(report.models) > 1
     answers = [
-        f"{model.checkpoint}: {summary(model)}" if several else summary(model)
+        f"{model.checkpoint}: {tables.summary(model)}" if several else tables.summary(model)
         for model in report.models
     ]
     settings = report.settings
     facts = {model.checkpoint: described(model, report) for model in report.models}
     facts["comparisons"] = (
-        f"{max(map(compared, report.models)):,}, controls included; intervals over "
+        f"{max(map(tables.compared, report.models)):,}, controls included; intervals over "
         f"{settings['bootstrap_resamples']:,} resamples of the documents, seed {settings['seed']}"
     )
     plots, curves = {}, run_plots(metrics) if metrics else {}
@@ -112,8 +93,8 @@ def page_of(report: Report, metrics: Path | None) -> Page:
             plots[f"differences{ending}"] = difference_plot(model)
             plots[f"positions{ending}"] = position_plot(model)
     sections = [
-        Section(tables=main_tables(report), plots=plots),
-        Section("Where in the text, and more metrics", tables=further_tables(report)),
+        Section(tables=tables.main_tables(report), plots=plots),
+        Section("Where in the text, and more metrics", tables=tables.further_tables(report)),
         Section("The training run", plots=curves),
     ]
     return Page(
@@ -143,25 +124,25 @@ def difference_plot(model: ModelReport) -> Figure:
 
     The color shows whether the interval that holds for all comparisons at once excludes 0.
     """
-    own = [row for row in ranked(model) if row.comparison.group not in VARIANTS]
+    own = [row for row in tables.ranked(model) if row.comparison.group not in VARIANTS]
     variants = [row for row in model.rows if row.comparison.group in VARIANTS]
     lines: dict[str, list[tuple[PairedMetrics, str | None]]] = {}
     for row in (*own, *variants):
         if row.metrics is not None and row.compares:
             marker = VARIANTS.get(row.comparison.group)
-            lines.setdefault(subject(row) if marker else label(row), []).append(
+            lines.setdefault(tables.subject(row) if marker else tables.label(row), []).append(
                 (row.metrics, marker)
             )
     most = max(map(len, lines.values()))
     figure, (axes,) = figures.canvas(1.9 + (0.25 + 0.12 * most) * len(lines))
     for place, found in enumerate(lines.values()):
         for number, (metrics, marker) in enumerate(found):
-            outer, color = all_at_once(metrics), MUTED
+            outer, color = tables.all_at_once(metrics), MUTED
             if outer is not None and outer.excludes_zero:
                 color = GOOD if outer.high < 0 else BAD
             height = place + 0.7 * (number - (len(found) - 1) / 2) / most
             figures.draw_interval(
-                axes, height, difference(metrics), Look(color, marker or "o"), outer=outer,
+                axes, height, tables.difference(metrics), Look(color, marker or "o"), outer=outer,
                 size=5.0 if marker else 7.0,
             )  # fmt: skip
     figures.draw_zero(axes)
@@ -180,7 +161,7 @@ def position_plot(model: ModelReport) -> Figure:
     """The difference by position and by preceding text, with controls of the first comparison."""
     rows = [row for row in model.rows if row.compares and row.comparison.group in CURVED]
     rows = rows or [row for row in model.rows if row.compares]
-    named = [f"{control}/{rows[0].comparison.subject}" for control in CONTROL_WORDS]
+    named = [f"{control}/{rows[0].comparison.subject}" for control in tables.CONTROL_WORDS]
     controls = [row for row in model.rows if row.compares and row.comparison.name in named]
     looks = [(row, look(number)) for number, row in enumerate(rows)]
     looks += [(row, Look(MUTED, VARIANTS[row.comparison.group], "--")) for row in controls]
@@ -198,7 +179,7 @@ def position_plot(model: ModelReport) -> Figure:
     panels[0].set_ylabel("bits per byte, with minus without")
     panels[1].set_title("by text seen before", loc="left")
     panels[1].set_xlabel("bytes of text before it in the window (documents)")
-    figures.legend_below(figure, [(label(row), style) for row, style in looks], columns=3)
+    figures.legend_below(figure, [(tables.label(row), style) for row, style in looks], columns=3)
     return figure
 
 
@@ -207,7 +188,7 @@ def _draw_bins(
     has_band: bool,
 ) -> None:  # fmt: skip
     at = [place for place, edge in enumerate(edges) if edge in bins]
-    points = [difference(bins[edges[place]]) for place in at]
+    points = [tables.difference(bins[edges[place]]) for place in at]
     known = [point for point in points if isinstance(point, Estimate)]
     if has_band and len(known) == len(points):
         figures.draw_band(axes, at, known, style, width=2.2)

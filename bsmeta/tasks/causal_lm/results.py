@@ -30,7 +30,7 @@ from bsmeta.tasks.causal_lm.documents import Slice
 from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PairedMetrics:
     """The metrics of one comparison; differences below 0 mean that metadata helps.
 
@@ -63,15 +63,15 @@ class PairedMetrics:
     difference: float
     difference_low: float | None
     difference_high: float | None
-    simultaneous_low: float | None
-    simultaneous_high: float | None
+    simultaneous_low: float | None = None
+    simultaneous_high: float | None = None
     mean_document_difference: float
     mean_document_difference_low: float | None
     mean_document_difference_high: float | None
     documents_better: int
     documents_worse: int
     sign_test_p: float
-    sign_test_p_holm: float | None
+    sign_test_p_holm: float | None = None
 
     @property
     def relative(self) -> float:
@@ -126,15 +126,12 @@ def _metrics(sums: np.ndarray, weighted: Interval, plain: Interval) -> PairedMet
         difference=float(bits.sum() / total[BYTES]),
         difference_low=weighted.low if several else None,
         difference_high=weighted.high if several else None,
-        simultaneous_low=None,
-        simultaneous_high=None,
         mean_document_difference=float((bits / sums[:, BYTES]).mean()),
         mean_document_difference_low=plain.low if several else None,
         mean_document_difference_high=plain.high if several else None,
         documents_better=better,
         documents_worse=worse,
         sign_test_p=sign_test(better, worse),
-        sign_test_p_holm=None,
     )
 
 

@@ -164,17 +164,16 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
         scores: For each window, the log-probabilities of its scored tokens, float64.
     """
     nowhere = np.zeros(0, np.int32)
-    columns: list[list[np.ndarray]] = [[nowhere], [nowhere], [np.zeros(0)], [nowhere]]
+    parts = [(nowhere, nowhere, np.zeros(0), nowhere)]
     for window, log_probabilities in zip(windows, scores, strict=True):
-        values = np.full(len(window.ids), np.nan)
-        values[window.scored] = -log_probabilities
+        nats = np.full(len(window.ids), np.nan)
+        nats[window.scored] = -log_probabilities
         holds_text = window.ends > window.starts
         first = int(window.starts[np.argmax(holds_text)]) if holds_text.any() else 0
         holds_text[: window.own] = False
-        own = (window.starts, window.ends, values, np.full(len(values), first, np.int32))
-        for column, part in zip(columns, own, strict=True):
-            column.append(part[holds_text])
-    return Reading(*(np.concatenate(column) for column in columns))
+        columns = (window.starts, window.ends, nats, np.full(len(nats), first, np.int32))
+        parts.append(tuple(column[holds_text] for column in columns))
+    return Reading(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def paired_sums(
