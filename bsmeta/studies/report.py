@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bsmeta.studies.results import Results
-
 BITS, SIGNED = "{:.4f}".format, "{:+.4f}".format
-
-
 AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
 
 INTERVALS = (

@@ -110,7 +110,7 @@ def results_of(study: StudyConfig) -> Results:
             f"Seeds {', '.join(map(str, added))} were added after the first run had been started: "
             "if that was done because of what the first seeds showed, the verdicts do not hold."
         )
-    arms = {
+    alone = {
         arm: ArmResult(
             arm, study.arms[arm].label or arm,
             {mode: measured.curves(arm, mode) for mode in measured.modes(arm)},
@@ -118,16 +118,12 @@ def results_of(study: StudyConfig) -> Results:
         )
         for arm in measured.arms
     }  # fmt: skip
-    alone = dict(arms)
-    for arm in measured.arms:
-        if arm != study.baseline:
-            arms[arm] = _compared(study, measured, alone, arm)
     return Results(
         study,
         measured.seeds,
         len(measured.digests),
         measured.bytes,
-        arms,
+        {arm: _compared(study, measured, alone, arm) for arm in measured.arms},
         decide(study, measured),
         [*notes, *_notes(measured)],
         list(_shared_with_baseline(study, measured)),
@@ -194,8 +190,10 @@ def _ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
 def _compared(
     study: StudyConfig, measured: Measured, arms: dict[str, ArmResult], arm: str
 ) -> ArmResult:
-    """An arm with its differences to the baseline and to its controls."""
+    """An arm with its differences to the baseline, if it is another, and to its controls."""
     own, base = arms[arm], arms[study.baseline].curves[WITHOUT]
+    if arm == study.baseline:
+        return own
     there = {axis: base[axis].at(own.amounts[axis]) for axis in (TEXT, TOKENS)}
     return replace(
         own,

@@ -48,7 +48,6 @@ DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SECONDS_BETWEEN_LOOKS = 2.0
 
-
 _OF_DOCUMENTS = ("digests", "lengths", "sites", "sizes")
 _ARRAYS = (
     "steps", "targets", "tokens", "flops", *_OF_DOCUMENTS, "without", "shown", "step_documents",
@@ -130,9 +129,13 @@ class Measurement:
         """
         try:
             with np.load(path) as found:
-                values = {name: found[name] for name in found.files}
-            header = json.loads(str(values.pop("header")))
-            arrays = {name: values[name] for name in _ARRAYS}
+                header = json.loads(str(found["header"]))
+                arrays = {name: found[name] for name in _ARRAYS}
+                types = {
+                    name.removeprefix(_TYPES): found[name].astype(np.float64)
+                    for name in found.files
+                    if name.startswith(_TYPES)
+                }
         except Exception as error:  # numpy raises many kinds for a damaged archive
             raise DataError(
                 f"{path}: not a measurement that can be read ({error}); delete it, and the run is "
@@ -140,26 +143,22 @@ class Measurement:
             ) from error
         for name in ("sizes", "without", "shown"):
             arrays[name] = arrays[name].astype(np.float64)
-        types = {
-            name.removeprefix(_TYPES): nats.astype(np.float64)
-            for name, nats in values.items()
-            if name.startswith(_TYPES)
-        }
         return cls(**header, **arrays, types=types)
 
 
 def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
     """Hash of what a run and its measurement depend on, the same on every machine."""
     own = study.arms[arm]
-    values = {
-        "config": study.config,
-        "overrides": [*study.overrides, *own.overrides],
-        "text_tokens_of": own.text_tokens_of,
-        "seed": seed,
-        "curve": study.curve,
-        "measure": _measure_settings(study),
-    }
-    return digest_of(values)
+    return digest_of(
+        {
+            "config": study.config,
+            "overrides": [*study.overrides, *own.overrides],
+            "text_tokens_of": own.text_tokens_of,
+            "seed": seed,
+            "curve": study.curve,
+            "measure": _measure_settings(study),
+        }
+    )
 
 
 def _measure_settings(study: StudyConfig) -> dict[str, Any]:
@@ -393,8 +392,7 @@ def _refuse_other_claims(
     declared: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], file: Path
 ) -> None:
     names = sorted(declared.keys() | now.keys())
-    changed = [name for name in names if declared.get(name) != now.get(name)]
-    if changed:
+    if changed := [name for name in names if declared.get(name) != now.get(name)]:
         raise ConfigurationError(
             f"claims: {', '.join(changed)} added, removed or changed since the first run of the "
             f"study was started; expected those of {file}: claims are declared before there is "
@@ -492,11 +490,9 @@ class Launcher:
 
     def _wait_for_another(self, run: Run, place: str) -> None:
         """Returns when no process trains in the folder of the run."""
-        is_first = True
+        if is_in_use(run.folder) and not self._stopped:
+            print(place, "still running, started by an earlier call; waiting …", flush=True)
         while is_in_use(run.folder) and not self._stopped:
-            if is_first:
-                print(place, "still running, started by an earlier call; waiting …", flush=True)
-            is_first = False
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
