@@ -13,8 +13,8 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +52,6 @@ class Claim:
         p_value: Of the hypothesis of no difference, for this claim alone.
         corrected: The p-value after Holm's correction for all declared claims.
         low, high: The interval that holds for all declared claims at once.
-        amounts: What each side had been trained on, of the claim's `equal`.
     """
 
     name: str
@@ -61,11 +60,10 @@ class Claim:
     power: float | None
     effect: Estimate | None
     reason: str
-    p_value: float = 1.0
-    corrected: float = 1.0
-    low: float = -math.inf
-    high: float = math.inf
-    amounts: tuple[float, float] | None = None
+    p_value: float
+    corrected: float
+    low: float
+    high: float
 
     @property
     def verdict(self) -> str:
@@ -85,55 +83,54 @@ class Claim:
 
 def decide(study: StudyConfig, measured: Measured) -> list[Claim]:
     """The verdict on every declared claim."""
-    claims = [_read(study, name, measured) for name in study.claims]
+    count, seeds = len(study.claims), len(study.seeds)
+    read = {name: _effect(study, claim, measured) for name, claim in study.claims.items()}
     decided = {
-        claim.name: claim.effect
-        for claim in claims
-        if claim.effect is not None and not claim.reason
+        name: effect for name, (effect, reason) in read.items() if effect is not None and not reason
     }
     sources = [effect.sources for effect in decided.values()]
-    halves = dict(zip(decided, simultaneous_half_widths(sources, len(claims)), strict=True))
-    p_values = [decided[name].p_value if name in decided else 1.0 for name in study.claims]
+    halves = dict(zip(decided, simultaneous_half_widths(sources, count), strict=True))
+    p_values = [decided[name].p_value if name in decided else 1.0 for name in read]
     found = []
-    for claim, p_value, corrected in zip(claims, p_values, holm(p_values), strict=True):
-        value = claim.effect.value if claim.effect else 0.0
-        half = halves.get(claim.name, math.inf)
-        low, high = value - half, value + half
-        found.append(replace(claim, p_value=p_value, corrected=corrected, low=low, high=high))
+    for name, p_value, corrected in zip(read, p_values, holm(p_values), strict=True):
+        config, (effect, reason) = study.claims[name], read[name]
+        value, half = effect.value if effect else 0.0, halves.get(name, math.inf)
+        found.append(
+            Claim(
+                name, config, count, predicted_power(config, seeds, count), effect, reason,
+                p_value, corrected, value - half, value + half,
+            )
+        )  # fmt: skip
     return found
 
 
-def _read(study: StudyConfig, name: str, measured: Measured) -> Claim:
-    """A claim with the difference that it is about, by itself."""
-    claim = study.claims[name]
-    count = len(study.claims)
-    read = partial(Claim, name, claim, count, predicted_power(claim, len(study.seeds), count))
+def _effect(
+    study: StudyConfig, claim: ClaimConfig, measured: Measured
+) -> tuple[Estimate | None, str]:
+    """The difference that a claim is about, by itself, and why it cannot be decided."""
     against = claim.against or study.baseline
     missing = [arm for arm in (claim.arm, against) if arm not in measured.arms]
     if missing:
-        return read(None, f"{missing[0]} has not been measured")
+        return None, f"{missing[0]} has not been measured"
     amount = float(measured.amounts(claim.arm)[claim.equal][measured.point(claim.arm, claim.at)])
     needed = amount / (1 - claim.saves)
-    amounts = (amount, needed)
     documents = measured.having(claim.arm, claim.metadata)
     documents = documents & measured.having(against, claim.against_metadata)
     if not documents.any():
-        return read(None, "no held-out document has these types", amounts=amounts)
+        return None, "no held-out document has these types"
     effect = _difference(claim, against, measured, needed, claim.bytes, documents)
     if effect is None:
         reached = measured.amounts(against)[claim.equal][-1]
-        reason = f"{against} was trained on {reached:,.0f} {claim.equal}, not on {needed:,.0f}"
-        return read(None, reason, amounts=amounts)
+        return None, f"{against} was trained on {reached:,.0f} {claim.equal}, not on {needed:,.0f}"
     if claim.minus_bytes:
         other = _difference(claim, against, measured, needed, claim.minus_bytes, documents)
         assert other is not None
         effect = effect - other
-    reason = ""
     if len(measured.seeds) < len(study.seeds):
-        reason = f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
-    elif len(study.seeds) < 2:
-        reason = "one seed, which shows no variation over seeds"
-    return read(effect, reason, amounts=amounts)
+        return effect, f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
+    if len(study.seeds) < 2:
+        return effect, "one seed, which shows no variation over seeds"
+    return effect, ""
 
 
 def _difference(

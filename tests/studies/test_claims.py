@@ -131,7 +131,6 @@ def test_a_claim_about_saved_data_reads_the_other_arm_further_on() -> None:
     base = [run(2.5 + 0.01 * seed, 2.0 + 0.01 * seed) for seed in SEEDS]
     own = [run(1.9 + 0.011 * seed, 1.0) for seed in SEEDS]
     found = only(decide(declared, measured(declared, {"none": base, "url": own})))
-    assert found.amounts == pytest.approx((800, 1000))
     assert found.effect is not None
     assert found.effect.value == pytest.approx(-0.0975)
     assert found.verdict == "supported"
