@@ -26,14 +26,29 @@ INTERVAL, TOGETHER, SPLIT = "95% interval", "all at once", "better : worse"
 SIGN, HOLM = "sign test p", "Holm p"
 PERPLEXITIES = ("perplexity without", "perplexity with")
 BITS, SIGNED, P_VALUE = "{:.4f}".format, "{:+.4f}".format, "{:.2g}".format
+PERPLEXITY = "{:,.1f}".format
 
-FORMATS: dict[str, Callable[[Any], str]] = {
-    DOCUMENTS: COUNT, BYTES: COUNT, LEFT_OUT: "{:.1%}".format, CUT: "{:.0%}".format,
-    WITHOUT: BITS, WITH: BITS, DIFFERENCE: SIGNED, RELATIVE: "{:+.2%}".format, INTERVAL: SIGNED,
-    TOGETHER: SIGNED, SPLIT: str, SIGN: P_VALUE, HOLM: P_VALUE,
-    **dict.fromkeys(PERPLEXITIES, "{:,.1f}".format),
-}  # fmt: skip
-"""The columns of comparisons, and the format of each."""
+COLUMNS: dict[str, tuple[Callable[[Any], str], Callable[[Row, PairedMetrics], Cell]]] = {
+    DOCUMENTS: (COUNT, lambda row, own: own.documents),
+    BYTES: (COUNT, lambda row, own: own.bytes),
+    LEFT_OUT: ("{:.1%}".format, lambda row, own: 1 - own.bytes / row.text_bytes),
+    CUT: ("{:.0%}".format, lambda row, own: row.prefixes_cut / own.documents),
+    WITHOUT: (BITS, lambda row, own: own.bits_per_byte_without),
+    WITH: (BITS, lambda row, own: own.bits_per_byte_with),
+    DIFFERENCE: (SIGNED, lambda row, own: own.difference),
+    RELATIVE: ("{:+.2%}".format, lambda row, own: own.relative),
+    INTERVAL: (SIGNED, lambda row, own: _ends(own.difference_low, own.difference_high)),
+    TOGETHER: (SIGNED, lambda row, own: all_at_once(own)),
+    SPLIT: (str, lambda row, own: f"{own.documents_better} : {own.documents_worse}"),
+    SIGN: (P_VALUE, lambda row, own: own.sign_test_p),
+    HOLM: (P_VALUE, lambda row, own: own.sign_test_p_holm),
+    PERPLEXITIES[0]: (PERPLEXITY, lambda row, own: own.perplexity_without),
+    PERPLEXITIES[1]: (PERPLEXITY, lambda row, own: own.perplexity_with),
+}
+"""The columns of comparisons: the format of each, and its cell in a row with metrics."""
+
+OF_TEXT = (DOCUMENTS, BYTES, LEFT_OUT, WITHOUT, PERPLEXITIES[0])
+"""Columns that the text alone has as well."""
 
 MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
 DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
@@ -53,9 +68,8 @@ NOTES = {
 """Explanations of columns."""
 
 
-def _columns(first: str, heads: Sequence[str]) -> list[Column]:
-    """A column of names, and others by their heads."""
-    return [Column(first), *(Column(head, FORMATS[head]) for head in heads)]
+def _columns(*heads: str) -> list[Column]:
+    return [Column(head, COLUMNS[head][0]) for head in heads]
 
 
 def _note(columns: Sequence[str]) -> str:
@@ -136,7 +150,7 @@ def comparison_table(
         f"{count}."
     )
     rows = [[label(row), *_cells(row, columns)] for row in ranked(model)]
-    return Table(title, note, _columns("comparison", columns), rows)
+    return Table(title, note, [Column("comparison"), *_columns(*columns)], rows)
 
 
 def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
@@ -163,7 +177,7 @@ def control_table(model: ModelReport) -> Table:
     columns = [
         Column("comparison"), Column("control"), Column("own", SIGNED),
         Column("control's", SIGNED), Column("its interval", SIGNED),
-        Column("own - control", SIGNED), *_columns("", (INTERVAL, TOGETHER, HOLM))[1:],
+        Column("own - control", SIGNED), *_columns(INTERVAL, TOGETHER, HOLM),
     ]  # fmt: skip
     table = Table("Content or form", note, columns)
     for control, own, varied, against in controls_of(model):
@@ -178,8 +192,8 @@ def control_table(model: ModelReport) -> Table:
 def checkpoint_table(report: Report) -> Table:
     """One row per model: the text alone, and the main comparison."""
     heads = (WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
-    name, *columns = _columns("checkpoint", heads)
-    table = Table("The checkpoints", _note(heads), [name, Column("text alone", BITS), *columns])
+    columns = [Column("checkpoint"), Column("text alone", BITS), *_columns(*heads)]
+    table = Table("The checkpoints", _note(heads), columns)
     for model in report.models:
         text, main = model.row(TEXT), main_row(model)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None
@@ -198,7 +212,7 @@ def pair_table(report: Report) -> Table:
     columns = [
         Column("first"), Column("second"), Column("shown"), Column(DOCUMENTS, COUNT),
         Column("first's", BITS), Column("second's", BITS),
-        *_columns("", (DIFFERENCE, INTERVAL, SPLIT, SIGN, HOLM))[1:],
+        *_columns(DIFFERENCE, INTERVAL, SPLIT, SIGN, HOLM),
     ]  # fmt: skip
     rows: list[list[Cell]] = [
         [
@@ -244,8 +258,8 @@ def slice_table(model: ModelReport) -> Table:
     heads = (DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
     what, shown = (label(main), main.comparison.name) if main else ("text alone", TEXT)
     note = f"The comparison shown is: {what}. Intervals are not corrected for their number."
-    by, *columns = _columns("slice", heads)
-    table = Table("By kind of document", note, [by, Column(""), *columns])
+    columns = [Column("slice"), Column(""), *_columns(*heads)]
+    table = Table("By kind of document", note, columns)
     for part, rows in model.slices:
         row = next(row for row in rows if row.comparison.name == shown)
         table.rows.append([part.by, part.name, *_cells(row, heads)])
@@ -316,27 +330,10 @@ def _ends(low: float | None, high: float | None) -> Interval | None:
 
 
 def _cells(row: Row, heads: Sequence[str]) -> list[Cell]:
-    """The cells of a row under some of the heads in FORMATS."""
-    metrics = row.metrics
-    cells: dict[str, Cell] = {DOCUMENTS: metrics.documents if metrics else 0}
-    if metrics is not None:
-        cells |= {
-            BYTES: metrics.bytes,
-            WITHOUT: metrics.bits_per_byte_without,
-            PERPLEXITIES[0]: metrics.perplexity_without,
-            LEFT_OUT: 1 - metrics.bytes / row.text_bytes if row.text_bytes else None,
-        }
-    if metrics is not None and row.compares:
-        cells |= {
-            CUT: row.prefixes_cut / metrics.documents,
-            WITH: metrics.bits_per_byte_with,
-            DIFFERENCE: metrics.difference,
-            RELATIVE: metrics.relative,
-            INTERVAL: _ends(metrics.difference_low, metrics.difference_high),
-            TOGETHER: all_at_once(metrics),
-            SPLIT: f"{metrics.documents_better} : {metrics.documents_worse}",
-            SIGN: metrics.sign_test_p,
-            HOLM: metrics.sign_test_p_holm,
-            PERPLEXITIES[1]: metrics.perplexity_with,
-        }
-    return [cells.get(head) for head in heads]
+    """The cells of a row under some of the heads in COLUMNS."""
+    if row.metrics is None:
+        return [0 if head == DOCUMENTS else None for head in heads]
+    return [
+        COLUMNS[head][1](row, row.metrics) if row.compares or head in OF_TEXT else None
+        for head in heads
+    ]
