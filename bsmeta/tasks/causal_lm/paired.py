@@ -5,10 +5,9 @@
 
 A block is a group of documents, rendered in every arm; an arm is scored once, however many
 comparisons use it. Blocks are built, scored and freed one at a time, so memory does not grow with
-the set. All ranks
-call the model equally often (otherwise collective forward passes would hang): a rank with fewer
-batches makes dummy calls. During training, a fixed subset in two arms is prepared once and scored
-repeatedly.
+the set. All ranks call the model equally often (otherwise collective forward passes would hang): a
+rank with fewer batches makes dummy calls. During training, a fixed subset in two arms is prepared
+once and scored repeatedly.
 """
 
 from __future__ import annotations
