@@ -164,7 +164,7 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
         scores: For each window, the log-probabilities of its scored tokens, float64.
     """
     nowhere = np.zeros(0, np.int32)
-    parts = [(nowhere, nowhere, np.zeros(0), nowhere)]
+    parts: list[tuple[np.ndarray, ...]] = [(nowhere, nowhere, np.zeros(0), nowhere)]
     for window, log_probabilities in zip(windows, scores, strict=True):
         nats = np.full(len(window.ids), np.nan)
         nats[window.scored] = -log_probabilities
