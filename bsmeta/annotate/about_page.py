@@ -100,11 +100,7 @@ def _values(node: Any, name: str, depth: int) -> Iterator[str]:
 
 
 def date_of_value(value: str) -> str | None:
-    """A date as `2018-12-10 13:45:00`; None if the value has no year and month.
-
-    Args:
-        value: A date in any usual notation.
-    """
+    """A date in any usual notation as `2018-12-10 13:45:00`; None without a year and month."""
     value = value.strip()
     if not value or len(value) > _LONGEST_DATE or not any(map(str.isdigit, value)):
         return None

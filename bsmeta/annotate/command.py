@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +149,17 @@ def run(
     problems: list[str] = []
     writers: dict[int, ShardWriter] = {}
     work = Annotation(config, annotators, plan.columns_of_all(annotators))
-    before = [0, *accumulate(one.file.bytes for one in plans)]
     try:
         with pool.stopped_by_signals(), pool.Pool(config, work) as workers:
             for chunk, written in workers.map(_chunks(config, plans, writers)):
                 if written is not None:
                     writers[chunk.shard].add(written)
-                    advance(before[chunk.shard] + chunk.position, written.counts)
-                    continue
-                writer = writers.pop(chunk.shard)
-                if chunk.problem:
+                elif chunk.problem:
                     problems.append(chunk.problem)
-                    writer.close()
+                    writers.pop(chunk.shard).close()
                 else:
-                    writer.finish()
-                advance(before[chunk.shard] + plans[chunk.shard].file.bytes, Counts())
+                    writers.pop(chunk.shard).finish()
+                advance(chunk.position, Counts() if written is None else written.counts)
     finally:
         for writer in writers.values():
             writer.close()
@@ -174,19 +170,21 @@ def _chunks(
     config: AnnotateConfig, plans: Sequence[plan.ShardPlan], writers: dict[int, ShardWriter]
 ) -> Iterator[pool.Chunk]:
     """The chunks that are not yet written; adds a writer for each shard that begins."""
+    done = 0
     for number, planned in enumerate(plans):
+        begin, done = done, done + planned.file.bytes
         if planned.is_complete:
             continue
         writer = writers[number] = ShardWriter(planned.files, planned.header)
         if writer.is_complete:
-            yield pool.Chunk(number)
+            yield pool.Chunk(number, position=done)
             continue
         rows: Iterator[bytes | Dropped | None] = repeat(None)
         if planned.existing is not None:
             rows = islice(existing_rows(planned.files, planned.existing), writer.pages, None)
         names, keeps_html = frozenset(planned.header.names), planned.header.keeps_html
-        first = pool.Chunk(number, names=names, keeps_html=keeps_html)
-        yield from pool.chunks_of_file(config, first, planned.file.path, writer.pages, rows)
+        first = pool.Chunk(number, names=names, keeps_html=keeps_html, position=begin)
+        yield from pool.chunks_of_file(config, first, planned.file, writer.pages, rows)
 
 
 def run_task(

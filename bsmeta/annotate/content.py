@@ -101,11 +101,7 @@ EXTRACTORS: dict[str, Callable[[], Extract]] = {
 
 
 class Text:
-    """A text with which extracts are aligned.
-
-    Args:
-        text: The text.
-    """
+    """A text with which extracts are aligned."""
 
     def __init__(self, text: str) -> None:
         self._text = text

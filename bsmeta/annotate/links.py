@@ -20,14 +20,14 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import unescape
-from itertools import accumulate, chain, count
+from itertools import chain, count, groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 import msgspec
@@ -36,7 +36,7 @@ import xxhash
 from bsmeta.annotate import pool
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import VERSION, Page, PageError, parse_page
-from bsmeta.annotate.shard import FOLDER, PART, Counts, damaged_shard
+from bsmeta.annotate.shard import FOLDER, Counts, damaged_shard
 from bsmeta.annotate.sources import InputFile, counted, decode
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
@@ -227,69 +227,48 @@ def make_index(
     Raises DataError if a file is damaged, and Stopped if a signal arrives.
     """
     (output / FOLDER).mkdir(exist_ok=True)
-    headers = {file.name: _header(config, file) for file in files}
-    missing = [file for file in files if _first_line(_path(output, file)) != headers[file.name]]
-    chunks = chain.from_iterable(
-        pool.chunks_of_file(config, pool.Chunk(number), file.path)
-        for number, file in enumerate(missing)
-    )
-    before = [0, *accumulate(file.bytes for file in missing)]
-    opened: BinaryIO | None = None
-    try:
-        with pool.Pool(config, Collecting(config)) as workers:
-            for chunk, lines in workers.map(chunks):
-                file = missing[chunk.shard]
-                path = _path(output, file)
-                part = path.with_name(path.name + PART)
-                if opened is None:
-                    opened = part.open("wb")
-                    opened.write(headers[file.name])
-                if chunk.problem:
-                    raise DataError(chunk.problem)
-                if lines is None:
-                    opened.close()
-                    part.replace(path)
-                    opened = None
-                    continue
-                opened.write(lines)
-                advance(before[chunk.shard] + chunk.position, Counts(pages=len(chunk.items)))
-    finally:
-        if opened is not None:
-            opened.close()
-    digest = xxhash.xxh3_64_hexdigest(b"".join(headers.values()))
+    page_bytes = int(config.page_mb * 1e6)
+    paths = [output / FOLDER / f"{file.name}.pages" for file in files]
+    # The first line of the pages of a file: from what they were collected.
+    made_from = [f"{file.xxh3} {file.bytes} {VERSION} {page_bytes}\n".encode() for file in files]
+
+    def chunks() -> Iterator[pool.Chunk]:
+        done = 0
+        for number, file in enumerate(files):
+            if _first_line(paths[number]) != made_from[number]:
+                yield from pool.chunks_of_file(config, pool.Chunk(number, position=done), file)
+                done += file.bytes
+
+    with pool.Pool(config, partial(collect, page_bytes)) as workers:
+        for number, found in groupby(workers.map(chunks()), lambda result: result[0].shard):
+            with building(paths[number]) as part, part.open("wb") as file:
+                file.write(made_from[number])
+                for chunk, lines in found:
+                    if chunk.problem:
+                        raise DataError(chunk.problem)
+                    if lines is not None:
+                        file.write(lines)
+                        advance(chunk.position, Counts(pages=len(chunk.items)))
+    digest = xxhash.xxh3_64_hexdigest(b"".join(made_from))
     if index_digest(index_path(output)) != digest:
-        pages = chain.from_iterable(_collected(_path(output, file)) for file in files)
-        write_index(index_path(output), pages, digest)
+        write_index(index_path(output), chain.from_iterable(map(_collected, paths)), digest)
 
 
-class Collecting:
-    """Collects the pages of a chunk, as JSON lines; the second pass counts pages that fail."""
-
-    def __init__(self, config: AnnotateConfig) -> None:
-        self._page_bytes = int(config.page_mb * 1e6)
-
-    def __call__(self, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status) -> bytes:
-        """The JSON lines; see `annotator.Annotation` for the arguments."""
-        lines = []
-        for number, item in enumerate(chunk.items):
-            if (number, pool.PAGE_STEP) in failures:
-                continue
-            status.begin(number)
-            record = decode(item, self._page_bytes)
-            if not record.problem and record.html is not None:
-                with suppress(PageError, MemoryError):
-                    page = linked_page(parse_page(record.html), record.url)
-                    lines += [msgspec.json.encode(page)] if page else []
-        return b"".join(line + b"\n" for line in lines)
-
-
-def _path(output: Path, file: InputFile) -> Path:
-    return output / FOLDER / f"{file.name}.pages"
-
-
-def _header(config: AnnotateConfig, file: InputFile) -> bytes:
-    """The first line of the pages of a file: from what they were collected."""
-    return f"{file.xxh3} {file.bytes} {VERSION} {int(config.page_mb * 1e6)}\n".encode()
+def collect(
+    page_bytes: int, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status
+) -> bytes:
+    """The pages of a chunk as JSON lines; those that fail are counted by `annotator.Annotation`."""
+    lines = []
+    for number, item in enumerate(chunk.items):
+        if (number, pool.PAGE_STEP) in failures:
+            continue
+        status.begin(number)
+        record = decode(item, page_bytes)
+        if not record.problem and record.html is not None:
+            with suppress(PageError, MemoryError):
+                page = linked_page(parse_page(record.html), record.url)
+                lines += [msgspec.json.encode(page) + b"\n"] if page else []
+    return b"".join(lines)
 
 
 def _first_line(path: Path) -> bytes | None:
@@ -325,14 +304,10 @@ _ROW = msgspec.json.Decoder(_Row)
 def write_linked_sets(
     shards: Iterable[Path], output: Path, folder: Path, dev_share: float, advance: pool.Advance
 ) -> str:
-    """Writes the training data of a disambiguator; returns a summary.
+    """Writes the training data of a disambiguator to a folder; returns a summary.
 
-    Args:
-        shards: The annotated shards.
-        output: Their folder, with the index of pages.
-        folder: Where the files go.
-        dev_share: Share of the pages whose sentences are held out.
-        advance: Called after each shard with the bytes read so far.
+    It is made from the annotated shards, and the index of pages in their folder `output`; the
+    sentences of `dev_share` of the pages are held out.
 
     Raises:
         ConfigurationError: If they cannot be written.
@@ -387,14 +362,12 @@ def _rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
 
 def _lines(row: _Row) -> Iterator[dict[str, Any]]:
     """A line for each sentence that has mentions; of a paragraph without full stops: for that."""
-    entities = iter(sorted(row.metadata_entity, key=lambda entity: entity.char_start_idx))
-    entity = next(entities, None)
+    entities = deque(sorted(row.metadata_entity, key=lambda entity: entity.char_start_idx))
     for start, end in _spans(row.text):
-        found = []
-        while entity is not None and entity.char_start_idx < end:
-            if entity.char_start_idx >= start and entity.char_end_idx <= end:
-                found.append(entity)
-            entity = next(entities, None)
+        begun = []
+        while entities and entities[0].char_start_idx < end:
+            begun.append(entities.popleft())
+        found = [one for one in begun if one.char_start_idx >= start and one.char_end_idx <= end]
         if found:
             sentence = row.text[start:end]
             spans = [(one.char_start_idx - start, one.char_end_idx - start) for one in found]

@@ -151,12 +151,7 @@ class Page:
 
 
 def parse_page(html: str, *, profile: Profile = "published") -> Page:
-    """Parses a page.
-
-    Args:
-        html: The page.
-        profile: `published` removes what the annotators of the published data remove (see
-            docs/annotation.md); `all` keeps every element.
+    """Parses a page; `published` removes what the published data do not have, `all` nothing.
 
     Raises:
         PageError: `too_deep`, `too_many_attributes` or `not_parsed`.

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -146,14 +146,6 @@ def columns_of_all(annotators: Sequence[Annotator]) -> list[str]:
     return list(dict.fromkeys(column for kind in kinds for column in kind.columns))
 
 
-def _needed(annotators: Sequence[Annotator]) -> dict[str, list[str]]:
-    """The names of the annotators whose columns each annotator needs, in the order of running."""
-    makers = {column: one.name for one in annotators for column in one.columns}
-    return {
-        one.name: list(dict.fromkeys(makers[column] for column in one.needs)) for one in annotators
-    }
-
-
 @dataclass(frozen=True)
 class ShardPlan:
     """What is to be done for an input file."""
@@ -246,52 +238,34 @@ def plan_shards(
         for annotator in annotators
         if config.only is None or annotator.name in config.only
     }
-    needed = _needed(annotators)
+    makers = {column: one.name for one in annotators for column in one.columns}
+    needed = {one.name: dict.fromkeys(makers[name] for name in one.needs) for one in annotators}
     replaced = set(config.replace)
-    for name, others in needed.items():
+    for name, others in needed.items():  # each after those that it needs
         if not replaced.isdisjoint(others):
             replaced.add(name)
-    return [_plan(config, own, needed, replaced, file) for file in files]
 
+    def plan(file: InputFile) -> ShardPlan:
+        files, header = ShardFiles(Path(config.output or ""), file.name), _header(config, file)
+        existing = files.complete()
+        if existing is not None:
+            header.keeps_html |= existing.header.keeps_html
+            if existing.header.changes(header):
+                existing = None
+        made = existing.header.annotators if existing else {}
+        # The records of an annotator depend on those that it needs, too.
+        header.annotators = now = dict(made)
+        for name, others in needed.items():
+            if name in own:
+                now[name] = "+".join([own[name], *(now.get(other, "") for other in others)])
+        header.names = [name for name in own if made.get(name) != now[name] or name in replaced]
+        if existing is None:
+            return ShardPlan(file, files, header, None, is_complete=False)
+        header.replaces = existing.end
+        is_complete = not header.names and header.keeps_html == existing.header.keeps_html
+        return ShardPlan(file, files, header, existing, is_complete)
 
-def _plan(
-    config: AnnotateConfig,
-    own: Mapping[str, str],
-    needed: Mapping[str, Sequence[str]],
-    replaced: set[str],
-    file: InputFile,
-) -> ShardPlan:
-    files, header = ShardFiles(Path(config.output or ""), file.name), _header(config, file)
-    existing = files.complete()
-    if existing is not None:
-        header.keeps_html |= existing.header.keeps_html
-    if existing is None or existing.header.changes(header):
-        header.annotators = _fingerprints(own, needed, {})
-        header.names = list(own)
-        return ShardPlan(file, files, header, None, is_complete=False)
-    made = existing.header
-    wanted = _fingerprints(own, needed, made.annotators)
-    header.names = [
-        name for name in own if made.annotators.get(name) != wanted[name] or name in replaced
-    ]
-    header.annotators = made.annotators | {name: wanted[name] for name in header.names}
-    header.replaces = existing.end
-    is_complete = not header.names and header.keeps_html == made.keeps_html
-    return ShardPlan(file, files, header, existing, is_complete)
-
-
-def _fingerprints(
-    own: Mapping[str, str], needed: Mapping[str, Sequence[str]], stored: Mapping[str, str]
-) -> dict[str, str]:
-    """What the records of the annotators that run depend on, including the annotators they need.
-
-    `own` are those that run; `stored` those of existing columns, which the others do not change.
-    """
-    found = dict(stored)
-    for name, others in needed.items():
-        if name in own:
-            found[name] = "+".join([own[name], *(found.get(other, "") for other in others)])
-    return {name: found[name] for name in own}
+    return [plan(file) for file in files]
 
 
 def _header(config: AnnotateConfig, file: InputFile) -> Header:

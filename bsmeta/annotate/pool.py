@@ -31,7 +31,7 @@ import msgspec
 
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.shard import Counts, Dropped
-from bsmeta.annotate.sources import Item, item_bytes, read_items
+from bsmeta.annotate.sources import InputFile, Item, item_bytes, read_items
 from bsmeta.core.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Chunk(msgspec.Struct):
     names: frozenset[str] = frozenset()  # the annotators to run
     keeps_html: bool = False  # whether rows keep the raw page
     rows: list[bytes | Dropped | None] = []  # of the items in the shard that is updated, if any
-    position: int = 0  # bytes of the file that had been read after the last record
+    position: int = 0  # bytes of all files that had been read after the last record
     problem: str = ""  # at the end of a file that is damaged: the message
 
 
@@ -69,16 +69,18 @@ Advance = Callable[[int, Counts], None]
 def chunks_of_file(
     config: AnnotateConfig,
     first: Chunk,
-    path: str,
+    file: InputFile,
     skip: int = 0,
     rows: Iterable[bytes | Dropped | None] = repeat(None),
 ) -> Iterator[Chunk]:
     """The records of a file after the first `skip` in chunks, and an empty chunk at its end.
 
-    All are copies of `first`; `rows` are the existing rows of the records.
+    All are copies of `first`, whose position is the beginning of the file; `rows` are the existing
+    rows of the records.
     """
-    items = read_items(path, int(config.page_mb * 1e6), skip)
+    items = read_items(file.path, int(config.page_mb * 1e6), skip)
     chunk, end, size = deepcopy(first), deepcopy(first), 0
+    end.position += file.bytes
     try:
         for (item, position), row in zip(items, rows, strict=False):
             if len(chunk.items) >= config.chunk_pages or size >= config.chunk_mb * 1e6:
@@ -86,7 +88,7 @@ def chunks_of_file(
                 chunk, size = deepcopy(first), 0
             chunk.items.append(item)
             chunk.rows.append(row)
-            chunk.position = position
+            chunk.position = first.position + position
             size += item_bytes(item)
     except DataError as error:
         end.problem = str(error)

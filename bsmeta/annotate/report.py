@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,7 @@ from bsmeta.annotate.sources import counted, decode, read_items
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD
 from bsmeta.report.inference import value_of
-from bsmeta.report.page import (
-    COUNT,
-    Cell,
-    Column,
-    Page,
-    Section,
-    Table,
-    html,
-    own_command,
-    print_table,
-)
+from bsmeta.report.page import COUNT, Column, Page, Section, Table, html, own_command, print_table
 from bsmeta.report.page import HTML as PAGE
 
 if TYPE_CHECKING:
@@ -70,12 +60,11 @@ def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
 
 def tables(report: Report) -> list[Table]:
     """The tables of the report; those without rows have nothing to show."""
-    dropped = sorted(report.total.dropped.items(), key=lambda item: -item[1])
     columns = [Column("reason"), Column("pages", COUNT), Column("share", PERCENT)]
-    rows: list[list[Cell]] = [
-        [reason, count, count / report.total.pages] for reason, count in dropped
-    ]
-    return [_types(report), Table("Pages without a row", "", columns, rows)]
+    dropped = Table("Pages without a row", "", columns)
+    for reason, count in Counter(report.total.dropped).most_common():
+        dropped.rows.append([reason, count, count / report.total.pages])
+    return [_types(report), dropped]
 
 
 def _types(report: Report) -> Table:
@@ -219,18 +208,13 @@ def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     found = row.get("content_spans") or {}
     contents = {name: spans for name, spans in found.items() if spans}
     entities = {one["char_start_idx"]: one for one in row.get(_ENTITIES) or []}
-    cuts = {0, len(text), *labels}
-    cuts |= {place for spans in contents.values() for span in spans for place in span}
-    cuts |= {
-        one[place] for one in entities.values() for place in ("char_start_idx", "char_end_idx")
-    }
+    entity_ends = (one["char_end_idx"] for one in entities.values())
+    edges = chain.from_iterable(chain.from_iterable(contents.values()))
+    cuts = {0, len(text), *labels, *entities, *entity_ends, *edges}
     places = sorted(cut for cut in cuts if cut <= len(text))
-    starts = sorted(entities)
-    for number, start in enumerate(places):
-        end = places[number + 1] if number + 1 < len(places) else start
-        near = bisect_left(starts, start + 1) - 1
-        entity = entities[starts[near]] if near >= 0 else None
-        is_in = entity is not None and start < entity["char_end_idx"]
+    entity = {"char_end_idx": 0}  # the last that has begun
+    for start, end in pairwise([*places, places[-1]]):
+        entity = entities.get(start, entity)
         yield {
             "text": text[start:end],
             "labels": [label for _, label in sorted(labels.get(start, []))],
@@ -239,5 +223,5 @@ def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 for name, spans in contents.items()
                 if any(first <= start < last for first, last in spans)
             ],
-            "entity": entity["value"] if entity is not None and is_in else "",
+            "entity": entity["value"] if start < entity["char_end_idx"] else "",
         }

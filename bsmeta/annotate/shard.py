@@ -211,16 +211,16 @@ class ShardWriter:
             ) from None
         journal = read_journal(files.journal_part)
         if journal is None or journal.header != header or journal.end > (_size(files.part) or 0):
-            journal = None
+            journal = Journal(header)
         try:
-            self._data = _opened(files.part, journal.end if journal else 0)
-            self._lines = _opened(files.journal_part, journal.bytes if journal else 0)
+            self._data = _opened(files.part, journal.end)
+            self._lines = _opened(files.journal_part, journal.bytes)
         except OSError as error:
             self._lock.release()
             raise ConfigurationError(f"output: {files.part} cannot be written: {error}") from error
-        self.pages = journal.counts().pages if journal else 0
-        self.is_complete = journal is not None and journal.is_complete
-        if journal is None:
+        self.pages = journal.counts().pages
+        self.is_complete = journal.is_complete
+        if not journal.bytes:
             with self._explained():
                 self._note(header)
 

@@ -78,10 +78,7 @@ class InputFile:
 
 
 def list_inputs(entries: Any) -> list[tuple[str, str]]:
-    """Paths of the input files and the names of their shards, sorted.
-
-    Args:
-        entries: The key `input`: a path, a folder, a glob, or a list of them.
+    """Paths of the files that the key `input` names and the names of their shards, sorted.
 
     Raises:
         ConfigurationError: If it is not set, or two files would have one name.

@@ -37,14 +37,9 @@ BLANK_LINE, BY_BLANK_LINE = "\n\n", "+lf"
 def _open(
     config: AnnotateConfig, key: str, user: str, *tasks: str, **overrides: Any
 ) -> tuple[Any, Path, dict[str, str]]:
-    """Opens the model that a key of the configuration names.
+    """Opens the model, of one of some tasks, that a key of the configuration names.
 
-    Args:
-        config: The configuration.
-        key: The key.
-        user: What needs the model, for messages.
-        tasks: The tasks whose models can be used.
-        overrides: Keys of the configuration of its run to change.
+    `user` needs the model, in messages; `overrides` are keys of its run to change.
 
     Returns:
         The task, the folder of the model, and the hashes of the model's files.

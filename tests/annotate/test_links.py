@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from bsmeta.annotate import links
-from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.links import (
-    Collecting,
     LinkIndex,
+    collect,
     index_path,
     is_held_out,
     link_key,
@@ -147,7 +146,7 @@ def test_a_page_that_ends_its_process_is_left_out_of_the_index(
     monkeypatch.setattr(links, "decode", ends)
     lines = [f'{{"url": "{SITE}/{name}", "html": "<title>T"}}' for name in ("deadly", "a")]
     chunk = Chunk(0, [line.encode() for line in lines])
-    found = Collecting(AnnotateConfig())(chunk, {(0, PAGE_STEP): DIED}, Status())
+    found = collect(8_000_000, chunk, {(0, PAGE_STEP): DIED}, Status())
     assert [json.loads(line)[0] for line in found.splitlines()] == ["www.example.org/a"]
 
 

@@ -91,7 +91,8 @@ class Source(dict[str, Any]):
 
 Converted = tuple[dict[str, Any], str]
 """Our keys for a key, and a note; without keys, why nothing corresponds to it."""
-Rule = Callable[[Any, Source], Converted]
+Rule = str | Callable[[Any, Source], Converted]
+"""What becomes of a key: our key of the same meaning, or what is to be done with its value."""
 
 
 def _entity_dir(value: Any, source: Source) -> Converted:
@@ -202,17 +203,9 @@ def _frozen(value: Any, source: Source) -> Converted:
     return ({"train_layers": 0}, "") if value else ({}, "as always")
 
 
-def _steps(value: Any, source: Source) -> Converted:
-    return {"max_train_steps": value, "num_train_epochs": None}, ""
-
-
 def _if(condition: Callable[[Any], bool], note: str, otherwise: str) -> Rule:
     """Nothing corresponds to the key: a note on values that agree with ours, and on others."""
     return lambda value, _: ({}, note if condition(value) else otherwise)
-
-
-def _renamed(name: str) -> Rule:
-    return lambda value, _: ({name: value}, "")
 
 
 def _renamed_path(name: str) -> Rule:
@@ -241,10 +234,10 @@ _WEAK_LABELS = _if(
 )
 
 _BOTH: dict[str, Rule] = {
-    "run_config.eval_slices": _renamed("eval_slices"),
-    "run_config.dataset_threads": _renamed("data_config.prep_workers"),
-    "run_config.dataloader_threads": _renamed("data_config.num_workers"),
-    "train_config.batch_size": _renamed("data_config.batch_size"),
+    "run_config.eval_slices": "eval_slices",
+    "run_config.dataset_threads": "data_config.prep_workers",
+    "run_config.dataloader_threads": "data_config.num_workers",
+    "train_config.batch_size": "data_config.batch_size",
     "data_config.train_dataset.file": _renamed_path("data_config.train_file"),
     "data_config.dev_dataset.file": _renamed_path("data_config.dev_file"),
     "data_config.test_dataset.file": _renamed_path("data_config.test_file"),
@@ -252,11 +245,11 @@ _BOTH: dict[str, Rule] = {
     "data_config.dev_dataset.use_weak_label": _WEAK_LABELS,
     "data_config.test_dataset.use_weak_label": _WEAK_LABELS,
     "data_config.data_prep_dir": _renamed_path("data_config.prep_dir"),
-    "data_config.eval_slices": _renamed("eval_slices"),
+    "data_config.eval_slices": "eval_slices",
     "data_config.entity_dir": _entity_dir,
-    "data_config.overwrite_preprocessed_data": _renamed("data_config.overwrite_prep"),
-    "data_config.train_in_candidates": _renamed("train_in_candidates"),
-    "data_config.word_embedding.bert_model": _renamed("model_name"),
+    "data_config.overwrite_preprocessed_data": "data_config.overwrite_prep",
+    "data_config.train_in_candidates": "train_in_candidates",
+    "data_config.word_embedding.bert_model": "model_name",
     **_nothing(
         {
             "loader processes are forked": "run_config.spawn_method",
@@ -285,20 +278,20 @@ _ALL_EVALUATED = _if(
 FIRST: dict[str, Rule] = {
     **_BOTH,
     "run_config.eval_batch_size": _total_eval_batch_size,
-    "run_config.eval_steps": _renamed("eval_steps"),
+    "run_config.eval_steps": "eval_steps",
     "run_config.perc_eval": _ALL_EVALUATED,
     "run_config.min_eval_size": _ALL_EVALUATED,
-    "run_config.log_every": _renamed("logging_steps"),
-    "run_config.log_steps": _renamed("logging_steps"),
-    "run_config.max_epochs": _renamed("num_train_epochs"),
-    "run_config.save_dir": _renamed("out_dir"),
-    "run_config.seed": _renamed("seed"),
-    "train_config.lr": _renamed("learning_rate"),
-    "train_config.weight_decay": _renamed("weight_decay"),
-    "train_config.seed": _renamed("seed"),
-    "data_config.max_aliases": _renamed("data_config.max_mentions"),
-    "data_config.max_word_token_len": _renamed("data_config.max_words"),
-    "data_config.word_embedding.layers": _renamed("encoder_layers"),
+    "run_config.log_every": "logging_steps",
+    "run_config.log_steps": "logging_steps",
+    "run_config.max_epochs": "num_train_epochs",
+    "run_config.save_dir": "out_dir",
+    "run_config.seed": "seed",
+    "train_config.lr": "learning_rate",
+    "train_config.weight_decay": "weight_decay",
+    "train_config.seed": "seed",
+    "data_config.max_aliases": "data_config.max_mentions",
+    "data_config.max_word_token_len": "data_config.max_words",
+    "data_config.word_embedding.layers": "encoder_layers",
     "data_config.word_embedding.freeze": _frozen,
     "data_config.word_embedding.freeze_sent_emb": _frozen,
     **_nothing(
@@ -334,36 +327,36 @@ FIRST: dict[str, Rule] = {
 
 SECOND: dict[str, Rule] = {
     **_BOTH,
-    "emmental.lr": _renamed("learning_rate"),
-    "emmental.l2": _renamed("weight_decay"),
-    "emmental.n_epochs": _renamed("num_train_epochs"),
-    "emmental.n_steps": _steps,
+    "emmental.lr": "learning_rate",
+    "emmental.l2": "weight_decay",
+    "emmental.n_epochs": "num_train_epochs",
+    "emmental.n_steps": lambda value, _: ({"max_train_steps": value, "num_train_epochs": None}, ""),
     "emmental.optimizer": _optimizer,
     "emmental.lr_scheduler": _scheduler,
-    "emmental.warmup_percentage": _renamed("warmup_share"),
-    "emmental.warmup_steps": _renamed("num_warmup_steps"),
-    "emmental.grad_clip": _renamed("gradient_clipping"),
-    "emmental.gradient_accumulation_steps": _renamed("gradient_accumulation_steps"),
-    "emmental.seed": _renamed("seed"),
-    "emmental.log_path": _renamed("out_dir"),
+    "emmental.warmup_percentage": "warmup_share",
+    "emmental.warmup_steps": "num_warmup_steps",
+    "emmental.grad_clip": "gradient_clipping",
+    "emmental.gradient_accumulation_steps": "gradient_accumulation_steps",
+    "emmental.seed": "seed",
+    "emmental.log_path": "out_dir",
     "emmental.writer": _writer,
     "emmental.evaluation_freq": _evaluation_freq,
     "emmental.checkpoint_freq": _checkpoint_freq,
     "emmental.checkpoint_metric": _checkpoint_metric,
     "emmental.fp16": lambda value, _: ({"mixed_precision": "fp16" if value else "no"}, ""),
-    "run_config.eval_batch_size": _renamed("data_config.per_device_eval_batch_size"),
-    "model_config.hidden_size": _renamed("embedding_size"),
-    "model_config.temperature": _renamed("temperature"),
+    "run_config.eval_batch_size": "data_config.per_device_eval_batch_size",
+    "model_config.hidden_size": "embedding_size",
+    "model_config.temperature": "temperature",
     "model_config.normalize": _if(
         bool, "as always", "embeddings are always normalized; scores are cosines"
     ),
-    "data_config.max_seq_window_len": _renamed("data_config.window_length"),
-    "data_config.max_ent_len": _renamed("data_config.max_entity_length"),
+    "data_config.max_seq_window_len": "data_config.window_length",
+    "data_config.max_ent_len": "data_config.max_entity_length",
     "data_config.popularity_mask": _popularity_mask,
     "data_config.entity_type_data.use_entity_types": _text_part,
     "data_config.entity_kg_data.use_entity_kg": _text_part,
     "data_config.use_entity_desc": _text_part,
-    "data_config.word_embedding.context_layers": _renamed("encoder_layers"),
+    "data_config.word_embedding.context_layers": "encoder_layers",
     **_nothing(
         {
             _OUT_DIR: "emmental.use_exact_log_path",
@@ -400,8 +393,9 @@ def convert(config: Mapping[str, Any]) -> list[Row]:
     rules = FIRST if source.is_first else SECOND
     rows = []
     for key, value in source.items():
-        rule = next((rules[name] for name in _names(key) if name in rules), None)
-        ours, note = rule(value, source) if rule else ({}, "unknown here; see whether you need it")
+        unknown = _no("unknown here; see whether you need it")
+        rule = next((rules[name] for name in _names(key) if name in rules), unknown)
+        ours, note = ({rule: value}, "") if isinstance(rule, str) else rule(value, source)
         rows.append(Row(key, value, ours, note))
     return [*rows, *source.implied()]
 

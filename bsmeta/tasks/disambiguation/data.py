@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.progress import reporting
 from bsmeta.data import derive
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.tokenizer import special_tokens
@@ -102,11 +101,9 @@ def candidates_of(
     """The candidates of mentions.
 
     Args:
-        table: The entities.
         aliases: The number of each mention's alias; -1 has no candidates.
         golds: int64 [mentions, most of one]: its entities; -1 for no more. (NIL is no candidate.)
-        documents: The document of each mention.
-        counts: If given, the mentions of that document are subtracted from the scores, as if it
+        counts: If given, the mentions of the same document are subtracted from the scores, as if it
             were not part of the training data that they count.
     """
     lists = [table.candidates(int(alias)) if alias >= 0 else _NONE for alias in aliases]
@@ -211,38 +208,26 @@ class Data:
         """int64 [entities]: how many training mentions, weak labels included, have each entity."""
         return np.bincount(self.train.meanings()[0], minlength=len(self.table))
 
-    def candidates(self, sentences: Sentences) -> np.ndarray:
-        """int64: the distinct candidates of all mentions of a split, ascending."""
-        aliases = np.unique(sentences.aliases())
-        own = aliases[aliases >= 0].tolist()
-        lists = [self.table.candidates(alias)[0] for alias in reporting(own)]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64))
-
     def fill_frozen(self) -> None:
         """Computes what frozen layers make of the texts that training compares mentions with."""
         if self.frozen is not None:
-            found = [np.array([NIL]), self.candidates(self.train)]
+            found = np.append(self.table.all_candidates(self.train.aliases()), NIL)
             if self.neighbors is not None:
-                found.append(self.neighbors.distinct())
+                found = np.append(found, self.neighbors.distinct())
             masked = self.config.data_config.mask_most_frequent > 0
-            self.frozen.fill(np.unique(np.concatenate(found)), masked=masked)
+            self.frozen.fill(np.unique(found), masked=masked)
 
     @cached_property
     def frozen(self) -> FrozenVectors | None:
         """What the frozen layers of the entities' encoder make of texts, if there are any."""
-        if self.config.train_entity_layers is None:
-            return None
-        if self.config.train_entity_layers == 0:
-            return self.vectors_before_training
-        return self._before_training(FrozenStates)
+        if self.config.train_entity_layers:
+            return FrozenStates(self.config, self.texts, self.vectors_dir)
+        return None if self.config.train_entity_layers is None else self._vectors_before_training
 
     @cached_property
-    def vectors_before_training(self) -> FrozenVectors:
+    def _vectors_before_training(self) -> FrozenVectors:
         """The vectors of the entities' encoder before it is trained."""
-        return self._before_training(FrozenVectors)
-
-    def _before_training(self, kind: type[FrozenVectors]) -> FrozenVectors:
-        return kind(self.config, self.texts, self.tokenizer, len(self.table), self.vectors_dir)
+        return FrozenVectors(self.config, self.texts, self.vectors_dir)
 
     @cached_property
     def neighbors(self) -> Neighbors | None:
@@ -252,8 +237,7 @@ class Data:
             return None
         entities = np.flatnonzero(self.counts)
         entities = entities[entities != NIL]
-        vectors, folder = self.vectors_before_training, self.vectors_dir
-        return Neighbors(vectors, entities, len(self.table), most, folder)
+        return Neighbors(self._vectors_before_training, entities, most, self.vectors_dir)
 
 
 class TrainingBatches:
@@ -323,6 +307,7 @@ class TrainingBatches:
             `prior`, float32 [mentions, columns, 2].
         """
         own, is_gold = candidates.entities, candidates.is_gold
+        width = own.shape[1]
         if self._neighbors is not None:
             more = self._neighbors(mentions.entities[:, 0])
             more[(more[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
@@ -330,25 +315,17 @@ class TrainingBatches:
             is_gold = np.concatenate([is_gold, np.zeros(more.shape, bool)], axis=1)
         # The same entity with and without its title are two columns.
         keyed = np.where(own >= 0, own * 2 + self._masked_titles(own, mentions.rows, draws), -1)
-        keys, columns = np.unique(keyed, return_inverse=True)
-        columns = columns.reshape(own.shape)
-        if keys[0] < 0:
-            keys, columns = keys[1:], columns - 1
-        if not len(keys):  # no mention has any candidate; the step needs a column all the same
-            keys = np.zeros(1, np.int64)
+        keys, columns = columns_of(keyed)
         entities = keys // 2
-        shape = (len(own), len(keys))
-        targets, is_own = _marked(shape, columns, is_gold), _marked(shape, columns, columns >= 0)
-        found = {"targets": targets, "allowed": is_own}
+        nowhere = np.zeros((len(own), len(keys)), bool)
+        targets = placed(nowhere, np.where(is_gold, columns, -1), True)
+        found = {"targets": targets, "allowed": placed(nowhere, columns, True)}
         if self._config.negatives == "batch":  # all but the mention's entities in another form
             is_meant = (entities[None, :, None] == mentions.entities[:, None, :]).any(2)
             found["allowed"] = ~is_meant | targets
         if self._config.log_prior != "none":
             prior = np.repeat(candidates.floor[:, None], len(keys), axis=1)
-            width = candidates.entities.shape[1]
-            present = np.nonzero(columns[:, :width] >= 0)
-            prior[present[0], columns[:, :width][present]] = candidates.prior[present]
-            found["prior"] = prior
+            found["prior"] = placed(prior, columns[:, :width], candidates.prior)
         if not self._config.train_in_candidates:
             is_nil = ~targets.any(1, keepdims=True)
             found["targets"] = np.concatenate([is_nil, targets], axis=1)
@@ -376,9 +353,21 @@ def _uniform(seed: int, epoch: int, row: int, what: str, count: int) -> np.ndarr
     return words / 2.0**64
 
 
-def _marked(shape: tuple[int, int], columns: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """bool [mentions, columns]: the chosen ones of each mention's columns."""
-    marked = np.zeros(shape, bool)
-    chosen = np.nonzero(which)
-    marked[chosen[0], columns[chosen]] = True
-    return marked
+def columns_of(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct numbers of a matrix, ascending, and the place of each among them.
+
+    A place is -1 where the number is. If all are, there is 0: a batch needs a column all the same.
+    """
+    distinct, places = np.unique(np.append(numbers, -1), return_inverse=True)
+    distinct = distinct[1:] if len(distinct) > 1 else np.zeros(1, np.int64)
+    return distinct, places[:-1].reshape(numbers.shape) - 1
+
+
+def placed(values: np.ndarray, columns: np.ndarray, own: np.ndarray | bool) -> np.ndarray:
+    """A copy of values [mentions, columns, …] with those of each mention at its columns.
+
+    `columns` are int64 [mentions, K], -1 for none; `own` values [mentions, K, …], or one for all.
+    """
+    found, chosen = values.copy(), np.nonzero(columns >= 0)
+    found[chosen[0], columns[chosen]] = own if isinstance(own, bool) else own[chosen]
+    return found

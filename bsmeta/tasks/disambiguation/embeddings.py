@@ -18,7 +18,6 @@ import torch
 import xxhash
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.files import replacing, writing
 from bsmeta.core.progress import report_progress, reporting
@@ -29,8 +28,7 @@ from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import batches_of, batches_within, spread
 
-Encode = Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
-"""Computes the vectors of entities from their numbers."""
+Inputs = Mapping[str, torch.Tensor]
 Embeddings = Callable[[np.ndarray], np.ndarray]
 """The embeddings of entities, float32 [entities, size], from their numbers."""
 
@@ -57,13 +55,8 @@ def _weights_hash(weights: Mapping[str, torch.Tensor]) -> str:
 class EntityVectors:
     """The vectors of a table's entities, in a folder, which is created if it does not exist.
 
-    Args:
-        folder: The folder.
-        count: The number of entities of the table, which may have grown.
-        size: The size of a vector; a shorter one is followed by zeros.
-        text: The text of an entity.
-        encode: Computes vectors.
-        dtype: The type of their numbers.
+    There are `count` entities, whose number may have grown. `encode` computes vectors of `size`
+    numbers; a shorter one is followed by zeros.
     """
 
     def __init__(
@@ -72,7 +65,7 @@ class EntityVectors:
         count: int,
         size: int,
         text: Callable[[int], str],
-        encode: Encode,
+        encode: Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray],
         dtype: str = "<f4",
     ) -> None:
         self._writing = partial(writing, folder, "the vectors of entities", folder / "lock")
@@ -148,85 +141,75 @@ class EntityEncoder:
         lengths = [len(self._texts.tokens(int(entity), is_masked)) for entity in entities]
         return batches_within(lengths, TOKENS_AT_ONCE)
 
-    def encode(self, entities: np.ndarray, *, embed: bool, is_masked: bool = False) -> np.ndarray:
-        """One batch: embeddings or the encoder's vectors, float32 [entities, size]."""
-        return self.run(self._inputs(entities, is_masked), embed=embed)
+    def inputs(self, entities: np.ndarray, is_masked: bool = False) -> Inputs:
+        """The inputs of the model for entities, all with their titles or all without."""
+        return self._texts.tensors(entities, np.full(len(entities), is_masked))[0]
 
-    def run(self, inputs: Mapping[str, torch.Tensor], *, embed: bool) -> np.ndarray:
-        """Embeddings or vectors, float32 [entities, size], from inputs of the model."""
+    def embeddings(self, inputs: Inputs) -> np.ndarray:
+        """Embeddings, float32 [entities, size], from any inputs of the model about entities."""
+        return self._output("entities", inputs)
+
+    def vectors(self, inputs: Inputs) -> np.ndarray:
+        """What the encoder makes of texts, float32 [entities, hidden]."""
+        return self._output("entity_vectors", inputs)
+
+    def _output(self, name: str, inputs: Inputs) -> np.ndarray:
         output = run_model(self._model, inputs, self._device, self._precision)
-        found = output.entities if embed else output.entity_vectors
-        assert found is not None
+        found: torch.Tensor = output[name]
         return found.float().cpu().numpy()
 
-    def encode_all(
-        self, entities: np.ndarray, *, embed: bool, is_masked: bool = False
-    ) -> list[np.ndarray]:
-        """Any number of entities, batch by batch."""
-        encode = partial(self.encode, embed=embed, is_masked=is_masked)
-        return self._by_batch(entities, is_masked, encode)
-
-    def states(self, entities: np.ndarray, is_masked: bool) -> list[np.ndarray]:
+    def states(self, inputs: Inputs) -> list[np.ndarray]:
         """The states before the trained layers: float16 [tokens x hidden] of each entity."""
         assert isinstance(self._model, BiEncoder)
-        model = self._model
+        ids, mask = (value.to(self._device) for value in inputs.values())
+        in_bf16 = self._precision == "bf16"
+        with torch.no_grad(), torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
+            states = self._model.entity_states(ids, mask).half().cpu().numpy()
+        lengths = mask.sum(1).tolist()
+        return [own[:length].reshape(-1) for own, length in zip(states, lengths, strict=True)]
 
-        def run(chosen: np.ndarray) -> list[np.ndarray]:
-            inputs = self._inputs(chosen, is_masked)
-            ids, mask = (value.to(self._device) for value in inputs.values())
-            in_bf16 = self._precision == "bf16"
-            with torch.no_grad(), torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
-                states = model.entity_states(ids, mask).half().cpu().numpy()
-            lengths = mask.sum(1).tolist()
-            return [own[:length].reshape(-1) for own, length in zip(states, lengths, strict=True)]
-
-        return self._by_batch(entities, is_masked, run)
-
-    def _by_batch(self, entities: np.ndarray, is_masked: bool, run: Encode) -> list[np.ndarray]:
+    def encode(
+        self,
+        entities: np.ndarray,
+        run: Callable[[Inputs], Sequence[np.ndarray] | np.ndarray],
+        is_masked: bool = False,
+    ) -> list[np.ndarray]:
+        """What one of the methods above makes of any number of entities, batch by batch."""
         found: list[np.ndarray] = [np.empty(0)] * len(entities)
         for batch in self.batches(entities, is_masked):
-            for place, value in zip(batch, run(entities[batch]), strict=True):
+            values = run(self.inputs(entities[batch], is_masked))
+            for place, value in zip(batch, values, strict=True):
                 found[place] = value
             report_progress()
         return found
-
-    def _inputs(self, entities: np.ndarray, is_masked: bool) -> dict[str, torch.Tensor]:
-        return self._texts.tensors(entities, np.full(len(entities), is_masked))[0]
 
 
 class FrozenVectors:
     """What an encoder of entities that is not trained makes of their texts, on disk: vectors.
 
-    `count` is the number of entities of the table; `folder` is shared by all runs.
+    The folder is shared by all runs.
     """
 
-    def __init__(
-        self,
-        config: DisambiguationConfig,
-        texts: EntityTexts,
-        tokenizer: PreTrainedTokenizerBase,
-        count: int,
-        folder: Path,
-    ) -> None:
+    def __init__(self, config: DisambiguationConfig, texts: EntityTexts, folder: Path) -> None:
         # Loading draws random numbers for weights that it then replaces.
         with torch.random.fork_rng(devices=[]):
-            model = build_model(config, tokenizer).eval()
+            model = build_model(config, texts.tokenizer).eval()
         weights = _weights_hash(model.text_encoder.state_dict())
         self._about = weights, config.pooling, config.mixed_precision, texts.settings
         device = default_device()
         self._encoder = EntityEncoder(model.to(device), texts, device, config.mixed_precision)
         self._hidden_size = int(model.text_encoder.config.hidden_size)
-        self._texts = texts
+        self.texts = texts
         self._trained_layers = config.train_entity_layers
-        self._outputs = [self._opened(folder, count, is_masked) for is_masked in (False, True)]
+        self._outputs = [self._opened(folder, is_masked) for is_masked in (False, True)]
 
-    def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
+    def _opened(self, folder: Path, is_masked: bool) -> EntityVectors:
         """The outputs of whole texts, or of texts with a masked title."""
-        encode = partial(self._encoder.encode_all, embed=False, is_masked=is_masked)
-        name = self.name_of("frozen", is_masked)
-        return EntityVectors(folder / name, count, self._hidden_size, self._texts.text, encode)
+        encode = partial(self._encoder.encode, run=self._encoder.vectors, is_masked=is_masked)
+        folder = folder / self.name_of("frozen", is_masked)
+        return EntityVectors(folder, self.texts.count, self._hidden_size, self.texts.text, encode)
 
-    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
+    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> Inputs:
         """The inputs of `BiEncoder.forward` for entities whose titles are masked or not."""
         return {"entity_vectors": torch.from_numpy(self(entities, is_masked))}
 
@@ -258,13 +241,13 @@ class FrozenVectors:
 class FrozenStates(FrozenVectors):
     """The states of tokens before the layers that are trained, in half precision."""
 
-    def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
+    def _opened(self, folder: Path, is_masked: bool) -> EntityVectors:
         folder = folder / self.name_of("states", self._trained_layers, is_masked)
-        size = self._texts.max_length * self._hidden_size
-        encode = partial(self._encoder.states, is_masked=is_masked)
-        return EntityVectors(folder, count, size, self._texts.text, encode, "<f2")
+        size = self.texts.max_length * self._hidden_size
+        encode = partial(self._encoder.encode, run=self._encoder.states, is_masked=is_masked)
+        return EntityVectors(folder, self.texts.count, size, self.texts.text, encode, "<f2")
 
-    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
+    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> Inputs:
         mask = mask_of(self._lengths(entities))
         states = self(entities, is_masked).reshape(len(entities), -1, self._hidden_size)
         return {
@@ -276,31 +259,28 @@ class FrozenStates(FrozenVectors):
         return batches_within(self._lengths(entities), TOKENS_AT_ONCE)
 
     def _lengths(self, entities: np.ndarray) -> list[int]:
-        return [len(self._texts.tokens(entity)) for entity in entities.tolist()]
+        return [len(self.texts.tokens(entity)) for entity in entities.tolist()]
 
 
 class Neighbors:
     """Hard negatives: the entities whose texts are most similar to that of a mention's entity.
 
     As in BLINK (Wu et al. 2020), but by the encoder before training, so that they are found once
-    and every step can be repeated exactly.
+    and every step can be repeated exactly. They are kept in a folder.
 
-    Args:
-        vectors: The vectors of all entities before training.
-        entities: int64, distinct and ascending: the entities of the training mentions.
-        total: The number of entities of the table.
-        count: How many neighbors each has.
-        folder: Where they are kept.
+    `entities`, int64, distinct and ascending, are those of the training mentions; each has `count`
+    neighbors.
     """
 
     def __init__(
-        self, vectors: FrozenVectors, entities: np.ndarray, total: int, count: int, folder: Path
+        self, vectors: FrozenVectors, entities: np.ndarray, count: int, folder: Path
     ) -> None:
         self._entities = entities
-        file = folder / f"{vectors.name_of('neighbors', entities.tolist(), total, count)}.npy"
+        name = vectors.name_of("neighbors", entities.tolist(), vectors.texts.count, count)
+        file = folder / f"{name}.npy"
         with writing(file, "the nearest entities of each entity"):
             if not file.exists():
-                found = _nearest(vectors, entities, total, count)
+                found = _nearest(vectors, entities, count)
                 with replacing(file) as part:
                     np.save(part, found)
         self._found = np.load(file, mmap_mode="r")
@@ -317,14 +297,14 @@ class Neighbors:
         return found[found >= 0]
 
 
-def _nearest(vectors: FrozenVectors, entities: np.ndarray, total: int, count: int) -> np.ndarray:
+def _nearest(vectors: FrozenVectors, entities: np.ndarray, count: int) -> np.ndarray:
     """int64 [entities, count]: by falling cosine, without the entity itself and NIL; -1: none."""
 
     def directions(asked: np.ndarray) -> torch.Tensor:
         whole = vectors(asked, np.zeros(len(asked), bool))
         return functional.normalize(torch.from_numpy(whole), dim=1)
 
-    found = np.full((len(entities), count), -1, np.int64)
+    found, total = np.full((len(entities), count), -1, np.int64), vectors.texts.count
     blocks = [np.arange(first, min(first + _BLOCK, total)) for first in range(1, total, _BLOCK)]
     for first in range(0, len(entities), QUERIES_AT_ONCE):
         asked = entities[first : first + QUERIES_AT_ONCE]
@@ -360,8 +340,8 @@ def split_embeddings(
     def run(batch: np.ndarray) -> np.ndarray:
         chosen = entities[batch]
         if frozen is None:
-            return encoder.encode(chosen, embed=True)
-        return encoder.run(frozen.inputs(chosen, np.zeros(len(chosen), bool)), embed=True)
+            return encoder.embeddings(encoder.inputs(chosen))
+        return encoder.embeddings(frozen.inputs(chosen, np.zeros(len(chosen), bool)))
 
     embeddings = np.stack(spread(batches, run, context))
 
@@ -373,13 +353,13 @@ def split_embeddings(
 
 
 def saved_embeddings(
-    model: BiEncoder, encoder: EntityEncoder, texts: EntityTexts, count: int, folder: Path
+    model: BiEncoder, encoder: EntityEncoder, texts: EntityTexts, folder: Path
 ) -> EntityVectors:
     """The embeddings of a trained model on disk, each computed when it is first asked for.
 
-    `count` is the number of entities of the table; `folder` has the embeddings of all models.
+    The folder has the embeddings of all models.
     """
     name = _folder_name("trained", _weights_hash(model.state_dict()), texts.settings)
     size = model.settings.embedding_size
-    encode = partial(encoder.encode_all, embed=True)
-    return EntityVectors(folder / name, count, size, texts.text, encode)
+    encode = partial(encoder.encode, run=encoder.embeddings)
+    return EntityVectors(folder / name, texts.count, size, texts.text, encode)

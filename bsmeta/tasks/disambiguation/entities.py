@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from bsmeta.core.errors import DataError
+from bsmeta.core.progress import reporting
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -34,9 +35,7 @@ _BLOCK = 1 << 20  # values that are hashed at a time
 class ArrayFolder:
     """The arrays of a folder, as its manifest describes them when it is opened.
 
-    Args:
-        folder: The folder.
-        verify: Compare the arrays with their checksums: for the first process that opens them.
+    `verify` compares them with their checksums: for the first process that opens them.
 
     Attributes:
         facts: What the writer has saved beside the arrays.
@@ -282,6 +281,12 @@ class EntityTable:
         """The entities that an alias may mean (int32) and their scores (float32), which fall."""
         own = _range(self._ends["candidates"], alias)
         return self._candidates[own], self._scores[own]
+
+    def all_candidates(self, aliases: np.ndarray) -> np.ndarray:
+        """int64: the distinct candidates of some aliases (-1: none), ascending."""
+        own = np.unique(aliases)
+        lists = [self.candidates(alias)[0] for alias in reporting(own[own >= 0].tolist())]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64))
 
     def types(self, entity: int) -> list[str]:
         """The names of an entity's types, over all systems."""

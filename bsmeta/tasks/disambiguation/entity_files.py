@@ -67,14 +67,16 @@ class _MappingFile(Problems):
     Attributes:
         content: The mapping. The value of a key in a record trie is a list of `(name, score)`; with
             two vocabularies, `{first name: [second name, …]}`.
+        names: Those of the numbers in its vocabulary; without that file, what is listed are names.
 
     Raises:
         DataError: If it cannot be read, or its content is not of `form`.
     """
 
-    def __init__(self, path: Path, form: Any) -> None:
+    def __init__(self, path: Path, form: Any, vocabulary: Path | None = None) -> None:
         super().__init__(path)
         self.path = path
+        self.vocabulary = vocabulary
         self._repeated: list[str] = []
         self._raw = ""
         try:
@@ -90,6 +92,10 @@ class _MappingFile(Problems):
             raise DataError(f"{path}: not what was expected: {error}") from error
         for key in self._repeated:
             self.refuse(key, f"{key!r} is there twice", occurrence=2)
+        self.names: dict[int | str, str] = {}
+        if vocabulary is not None and vocabulary.exists():
+            numbers = _read(vocabulary, dict[str, int | str])
+            self.names = {number: name for name, number in numbers.items()}
 
     def refuse(self, key: str, reason: str, occurrence: int = 1) -> None:
         place = -1
@@ -113,6 +119,14 @@ class _MappingFile(Problems):
             count = len(self.content)
             log.warning("%s: %d of %d entities have no title; left out", self.path, unknown, count)
         return ((qid, own) for qid, own in self.content.items() if qid in known)
+
+    def named(self, qid: str, own: Sequence[int | str], what: str) -> list[str]:
+        """The names of what an entity has; a number without one is a problem."""
+        for number in own:
+            if isinstance(number, int) and number not in self.names:
+                place = self.vocabulary.name if self.vocabulary else ""
+                self.refuse(qid, f"{qid!r} has the {what} {number}, which is not in {place}")
+        return [self.names.get(number, str(number)) for number in own]
 
 
 def _read(path: Path, form: Any) -> Any:
@@ -237,13 +251,10 @@ def _chosen(
 def build_from_files(
     sources: Sources, folder: Path, max_candidates: int | None = None
 ) -> EntityTable:
-    """Builds a table from the files of either generation.
+    """Builds a table in a new folder from the files of either generation.
 
-    Args:
-        sources: The files.
-        folder: Where the table goes; it must not exist.
-        max_candidates: The most candidates that an alias keeps; None: what `config.json` says. An
-            alias with more than that is a problem.
+    An alias keeps at most `max_candidates`; None: what `config.json` says. One with more than the
+    latter is a problem.
 
     Raises:
         ConfigurationError: If the folder exists, or named files do not.
@@ -334,11 +345,11 @@ def _candidate_problems(
 def _types(files: Files, known: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for path, vocabulary in files:
-        file = _MappingFile(path, dict[str, list[tuple[str, float]]] if path.is_dir() else Names)
-        names = _vocabulary(vocabulary)
+        form: Any = dict[str, list[tuple[str, float]]] if path.is_dir() else Names
+        file = _MappingFile(path, form, vocabulary)
         for qid, own in file.items_of(known):
             own = [name for name, _ in own] if path.is_dir() else own  # a trie has scores
-            found[qid][str(path)] = _named(own, names, "type", qid, file, vocabulary)
+            found[qid][str(path)] = file.named(qid, own, "type")
         file.close()
     return _not_empty("types", files, found)
 
@@ -351,16 +362,15 @@ def _relations(files: Files, known: Mapping[str, str]) -> dict[str, list[Relatio
         if path.suffix == ".txt":
             connected += _pairs(path, known)
             continue
-        file = _MappingFile(path, dict[str, dict[str, list[str] | float] | list[int | str]])
-        names, unknown = _vocabulary(vocabulary), 0
+        form = dict[str, dict[str, list[str] | float] | list[int | str]]
+        file, unknown = _MappingFile(path, form, vocabulary), 0
         for qid, own in file.items_of(known):
             if isinstance(own, dict):
-                pairs = [*_with_objects(own, names)]
+                pairs = [*_with_objects(own, file.names)]
                 unknown += sum(other not in known for _, other in pairs)
                 pairs = [pair for pair in pairs if pair[1] in known]
             else:
-                listed = _named(own, names, "relation", qid, file, vocabulary)
-                pairs = [(name, NIL_ID) for name in listed]
+                pairs = [(name, NIL_ID) for name in file.named(qid, own, "relation")]
             found[qid] |= dict.fromkeys(pairs)
         file.close()
         if unknown:
@@ -382,27 +392,6 @@ def _with_objects(
             yield from ((names.get(name, name), other) for other in objects)
         else:  # the name is that of an entity, with a weight
             yield CONNECTED, name
-
-
-def _vocabulary(path: Path) -> dict[int | str, str]:
-    """The names of numbered types or relations; without the file, what is listed are names."""
-    numbers = _read(path, dict[str, int | str]) if path.exists() else {}
-    return {number: name for name, number in numbers.items()}
-
-
-def _named(
-    own: Sequence[int | str],
-    names: Mapping[int | str, str],
-    what: str,
-    qid: str,
-    file: _MappingFile,
-    vocabulary: Path,
-) -> list[str]:
-    """The names of what an entity has; a number without one is a problem of the file."""
-    for number in own:
-        if isinstance(number, int) and number not in names:
-            file.refuse(qid, f"{qid!r} has the {what} {number}, which is not in {vocabulary.name}")
-    return [names.get(number, str(number)) for number in own]
 
 
 def _pairs(path: Path, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from bsmeta.config.values import saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS, checkpoints
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.data import Candidates, Data, candidates_of
+from bsmeta.tasks.disambiguation.data import Candidates, Data, candidates_of, columns_of, placed
 from bsmeta.tasks.disambiguation.embeddings import Embeddings, EntityEncoder, split_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model, run_model
@@ -40,6 +40,11 @@ from bsmeta.training.processes import Processes
 from bsmeta.training.task import batches_of, spread
 
 log = logging.getLogger(__name__)
+
+_RECORD = {
+    "rank": "i8", "place": "i8", "candidates": "i8", "loss": "f8", "answers": "i8", "shares": "f8",
+}  # fmt: skip
+"""What processes exchange about each mention, of the names that it has in `Scored`; its types."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,12 @@ class Ranked:
         own = np.concatenate([own, np.full((len(own), 1), NIL)], axis=1)
         return own[rows, best], shares[rows, best]
 
+    def records(self) -> np.ndarray:
+        """[mentions] of `_RECORD`."""
+        numbers = self.candidates.place, (self.candidates.entities >= 0).sum(1)
+        columns = [self.gold_ranks(), *numbers, self.losses(), *self.answers()]
+        return np.rec.fromarrays(columns, dtype=[*_RECORD.items()])
+
     def log_probabilities(self) -> np.ndarray:
         """float64 [mentions, K (+1)], over each mention's own candidates."""
         scores = self.scores.astype(np.float64)
@@ -112,38 +123,29 @@ class Scorer:
         """The scores of all mentions of some rows, which have at least one."""
         mentions = Mentions(rows)
         candidates = candidates_of(self._table, mentions.aliases, mentions.entities)
-        own = candidates.entities
-        distinct, columns = np.unique(own, return_inverse=True)
-        columns = columns.reshape(own.shape)
-        is_own = np.zeros((len(own), len(distinct)), bool)
-        prior = np.zeros((*is_own.shape, 2), np.float32)
-        places = np.arange(len(own))[:, None]
-        is_own[places, columns] = True
-        is_own &= (distinct >= 0)[None, :]
-        prior[places, columns] = candidates.prior
+        distinct, columns = columns_of(candidates.entities)
+        shape = (len(columns), len(distinct))
+        prior = placed(np.zeros((*shape, 2), np.float32), columns, candidates.prior)
         tensors, _ = self._texts.tensors(rows)
-        # The column of no entity (-1) needs an embedding, which is masked: that of another one.
-        known = np.where(distinct >= 0, distinct, max(distinct[-1], 0))
         tensors |= {
-            "entities": torch.from_numpy(self._embeddings(known)),
+            "entities": torch.from_numpy(self._embeddings(distinct)),
             "prior": torch.from_numpy(prior),
-            "allowed": torch.from_numpy(is_own),
+            "allowed": torch.from_numpy(placed(np.zeros(shape, bool), columns, True)),
         }
         output = run_model(self._model, tensors, self._device, self._precision)
         assert output.scores is not None
         scores = output.scores.float().cpu().numpy()
         of_nil, scores = np.split(scores, [scores.shape[1] - len(distinct)], axis=1)
-        chosen = np.where(own >= 0, scores[places, columns], -np.inf)
-        return Ranked(candidates, np.concatenate([chosen, of_nil], axis=1))
+        own = np.take_along_axis(scores, columns.clip(min=0), axis=1)
+        own = np.where(columns >= 0, own, -np.inf)
+        return Ranked(candidates, np.concatenate([own, of_nil], axis=1))
 
 
 def candidate_embeddings(
     data: Data, model: nn.Module, rows: Sequence[Row], context: Processes
 ) -> Embeddings:
     """The embeddings of all candidates of some rows; see `score` for the arguments."""
-    aliases = Mentions(rows).aliases
-    lists = [data.table.candidates(alias)[0] for alias in aliases.tolist() if alias >= 0]
-    entities = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
+    entities = np.union1d(data.table.all_candidates(Mentions(rows).aliases), [NIL])
     encoder = EntityEncoder(model, data.texts, context.device, data.config.mixed_precision)
     return split_embeddings(entities, encoder, data.frozen, context)
 
@@ -160,10 +162,8 @@ def score(
     """Scores the mentions of some rows, all of them gold; every process calls it and gets the same.
 
     Args:
-        data: The data of the run.
         model: The bi-encoder, wrapped or not, in evaluation mode.
         rows: At least one, each with a mention.
-        context: The processes.
         counts: int64 [entities]: the training counts that place each mention in a band; None:
             those of the data.
         embeddings: Those of the candidates; None computes them.
@@ -172,35 +172,24 @@ def score(
         embeddings = candidate_embeddings(data, model, rows, context)
     scorer = Scorer(model, data, embeddings, context.device)
 
-    def run(batch: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    def run(batch: np.ndarray) -> list[np.ndarray]:
         chosen = [rows[number] for number in batch]
-        ranked = scorer(chosen)
-        candidates = ranked.candidates
-        numbers = candidates.place, (candidates.entities >= 0).sum(1)
-        columns = (ranked.gold_ranks(), *numbers, ranked.losses(), *ranked.answers())
         cuts = np.cumsum([len(row.aliases) for row in chosen])[:-1]
-        return [*zip(*(np.split(column, cuts) for column in columns), strict=True)]
+        return np.split(scorer(chosen).records(), cuts)
 
     size = data.config.data_config.per_device_eval_batch_size
     by_row = spread(batches_of([len(row.tokens) for row in rows], size), run, context)
-    found = (np.concatenate(column) for column in zip(*by_row, strict=True))
-    rank, place, candidates, loss, answers, shares = found
-    mentions = Mentions(rows)
+    found, mentions = np.concatenate(by_row), Mentions(rows)
     gold = mentions.entities
     return Scored(
-        rank=rank,
-        place=place,
-        candidates=candidates,
+        **{name: found[name] for name in _RECORD},
         counts=np.where(gold >= 0, (data.counts if counts is None else counts)[gold], 0).max(1),
         documents=mentions.documents,
         own=own_slices([own for row in rows for own in row.slices]),
-        loss=loss,
         sentences=mentions.sentences,
         positions=mentions.positions,
         aliases=mentions.aliases,
         gold=gold,
-        answers=answers,
-        shares=shares,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from bsmeta.core.errors import DataError, nearest
-from bsmeta.data.io.lines import IndexCache, LineReader
+from bsmeta.data.io.lines import LineReader
 from bsmeta.metadata.records import WholeLine
 
 Form = TypeVar("Form")
@@ -76,7 +76,11 @@ def json_lines(
 
 
 def _all_lines(path: Path, advance: Advance) -> Iterator[tuple[int, WholeLine]]:
-    with open_lines(path) as reader:
+    try:
+        reader = LineReader(str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    with closing(reader):
         while not reader.ended:
             yield from _numbered(reader, reader.line, LINES)
             advance(reader.bytes_read)
@@ -103,19 +107,6 @@ def _decoded(
                 problems.add(number, str(error))
         else:
             yield number, decoded
-
-
-@contextmanager
-def open_lines(path: Path, indexes: IndexCache | None = None) -> Iterator[LineReader]:
-    """A reader of the lines of a file; raises DataError if it cannot be opened."""
-    try:
-        reader = LineReader(str(path), indexes)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        yield reader
-    finally:
-        reader.close()
 
 
 class Mention(NamedTuple):
@@ -247,16 +238,14 @@ def _line(number: int, raw: _Raw) -> Line:
     if spans is None:
         words = word_spans(raw.sentence).tolist()
         spans = [(words[start][0], words[end - 1][1]) for start, end in raw.spans or []]
+    slices = (raw.slices or {}).items()
     mentions = []
     for position, (span, alias, own, is_gold) in enumerate(
         zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
     ):
         entities = (own,) if isinstance(own, str) else tuple(dict.fromkeys(own))
-        slices: tuple[str, ...] = ()
-        if is_gold and raw.slices:
-            members = raw.slices.items()
-            slices = tuple(name for name, of in members if of.get(str(position), 0.0) > MEMBER)
-        mentions.append(Mention(*span, alias, entities, is_gold, slices))
+        of = (name for name, members in slices if members.get(str(position), 0.0) > MEMBER)
+        mentions.append(Mention(*span, alias, entities, is_gold, tuple(of) if is_gold else ()))
     documents = (raw.document, raw.parent_qid, raw.sent_idx_unq)
     document = next(str(name) for name in documents if name is not None)
     return Line(number, raw.sent_idx_unq, raw.sentence, document, tuple(mentions))

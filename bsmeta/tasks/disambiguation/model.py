@@ -159,11 +159,7 @@ class BiEncoder(nn.Module):
         """
         nn.init.orthogonal_(self.mention_layer.weight)
         nn.init.zeros_(self.mention_layer.bias)
-        with torch.no_grad():
-            for own, other in zip(
-                self.entity_layer.parameters(), self.mention_layer.parameters(), strict=True
-            ):
-                own.copy_(other)
+        self.entity_layer.load_state_dict(self.mention_layer.state_dict())
 
     def train(self, mode: bool = True) -> BiEncoder:
         """Sets the mode of all parts; a frozen encoder is always in evaluation mode."""

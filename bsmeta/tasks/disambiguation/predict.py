@@ -80,12 +80,9 @@ class FormCount(NamedTuple):
 class Detector:
     """Detects mentions of the aliases of a table.
 
-    Args:
-        table: The table.
-        alias_form: What an alias looks like in a text: as it is (`text`), or without its last dot
-            and what follows, and with spaces for underscores (`lemma_pos`).
-        counts: What the training lines say about forms.
-        min_share: Forms that are mentions less often than this are left out.
+    In a text, an alias looks as it is (`text`), or has no last dot and what follows, and spaces for
+    underscores (`lemma_pos`). Of the forms that the training lines have, by their `counts`, those
+    that are mentions less often than `min_share` are left out.
     """
 
     def __init__(
@@ -213,9 +210,7 @@ class Predictor:
         self._detector = detector
         device = next(model.parameters()).device
         encoder = EntityEncoder(model, data.texts, device, data.config.mixed_precision)
-        self.embeddings = saved_embeddings(
-            model, encoder, data.texts, len(data.table), data.vectors_dir
-        )
+        self.embeddings = saved_embeddings(model, encoder, data.texts, data.vectors_dir)
         self._scorer = Scorer(model, data, self.embeddings.get, device)
 
     def __call__(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

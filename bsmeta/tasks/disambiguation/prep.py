@@ -95,25 +95,23 @@ class Sentences:
     def read(self, numbers: Sequence[int] | np.ndarray) -> list[Row]:
         """Some rows."""
         columns = self.rows[[int(number) for number in numbers]]
-        found = []
-        for place, number in enumerate(numbers):
-            own = {name: np.array(columns[name][place], np.int64) for name in _OF_MENTIONS}
-            found.append(
-                Row(
-                    number=int(number),
-                    sentence=columns["sentence"][place],
-                    document=columns["document"][place],
-                    tokens=np.array(columns["input_ids"][place], np.int64),
-                    starts=own["start"],
-                    ends=own["end"],
-                    aliases=own["alias"],
-                    entities=pad(columns["entities"][place], -1),
-                    is_gold=own["gold"].astype(bool),
-                    positions=own["position"],
-                    slices=[tuple(names) for names in columns["slices"][place]],
-                )
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return [
+            Row(
+                number=int(number),
+                sentence=row["sentence"],
+                document=row["document"],
+                tokens=np.array(row["input_ids"], np.int64),
+                starts=np.array(row["start"], np.int64),
+                ends=np.array(row["end"], np.int64),
+                aliases=np.array(row["alias"], np.int64),
+                entities=pad(row["entities"], -1),
+                is_gold=np.array(row["gold"], bool),
+                positions=np.array(row["position"], np.int64),
+                slices=[tuple(names) for names in row["slices"]],
             )
-        return found
+            for number, row in zip(numbers, rows, strict=True)
+        ]
 
     def gold(self) -> list[Row]:
         """All rows with a gold mention, without their weak labels.
@@ -170,11 +168,6 @@ def open_prep(
     that was built before entities were added to the table is valid.
 
     Args:
-        path: Training lines.
-        table: The entities.
-        tokenizer: A fast tokenizer.
-        folder: Where the store is, or will be.
-        limits: What a row may hold.
         by_content: Append a hash of the file's content and the settings to the name of the folder,
             for files of any name: such a store is never stale.
         workers: Processes that encode.

@@ -31,8 +31,10 @@ from bsmeta.tasks.disambiguation.entities import (
 from bsmeta.tasks.disambiguation.lines import Problems, json_lines
 
 MAX_CANDIDATES = 30
-_TEXTS = ("ids", "titles", "descriptions", "aliases", "type_names", "relation_names")
-_LISTS = ("types", "relations")
+_LISTS = (
+    "ids", "titles", "descriptions", "aliases", "type_names", "relation_names", "types",
+    "relations",
+)  # fmt: skip
 
 
 class Relation(msgspec.Struct):
@@ -112,26 +114,24 @@ def is_score(score: float) -> bool:
     return 0 <= score <= float(np.finfo(np.float32).max)
 
 
-class _Texts:
-    """Strings, encoded one after the other, and their hashes."""
+class _Lists:
+    """Lists one after the other, of bytes or of numbers; and where each ends."""
 
-    def __init__(self) -> None:
-        self.values = bytearray()
+    def __init__(self, values: bytearray | array[int]) -> None:
+        self.values = values
         self.ends = array("q")
-        self.hashes = array("Q")
 
-    def add(self, string: str) -> None:
-        data = string.encode()
-        self.values += data
+    def add(self, values: Iterable[int]) -> None:
+        self.values.extend(values)
         self.ends.append(len(self.values))
-        self.hashes.append(xxhash.xxh3_64_intdigest(data))
 
 
-class _Names(_Texts):
+class _Names(_Lists):
     """Distinct strings, each with a number; those of a table (None: a new one) have one already."""
 
     def __init__(self, before: Strings | None) -> None:
-        super().__init__()
+        super().__init__(bytearray())
+        self.hashes = array("Q")
         self._table = before if isinstance(before, Names) else None
         self._numbers = {}
         if before is not None and self._table is None:
@@ -148,18 +148,10 @@ class _Names(_Texts):
         if number < 0:
             number = self._numbers[string] = self._next
             self._next += 1
-            self.add(string)
+            data = string.encode()
+            self.add(data)
+            self.hashes.append(xxhash.xxh3_64_intdigest(data))
         return number
-
-
-class _Lists:
-    def __init__(self) -> None:
-        self.values = array("i")
-        self.ends = array("q")
-
-    def add(self, numbers: Iterable[int]) -> None:
-        self.values.extend(numbers)
-        self.ends.append(len(self.values))
 
 
 class _Columns:
@@ -172,8 +164,8 @@ class _Columns:
             table = EntityTable(before)
             strings = [table.ids, table.aliases, table.type_names, table.relation_names]
         self.ids, self.aliases, self.type_names, self.relation_names = map(_Names, strings)
-        self.titles, self.descriptions = _Texts(), _Texts()
-        self.types, self.relations = _Lists(), _Lists()
+        self.titles, self.descriptions = _Lists(bytearray()), _Lists(bytearray())
+        self.types, self.relations = _Lists(array("i")), _Lists(array("i"))
         self._objects = array("i")
         self._mention_aliases, self._mention_entities = array("i"), array("i")
         self._mention_scores = array("f")
@@ -199,8 +191,8 @@ class _Columns:
             problems.add(line, reason)
         self._lines[profile.entity_id] = line
         entity = self.ids.number(profile.entity_id)
-        self.titles.add(profile.title)
-        self.descriptions.add(profile.description or "")
+        self.titles.add(profile.title.encode())
+        self.descriptions.add((profile.description or "").encode())
         types = (name for system in profile.types.values() for name in system)
         self.types.add(map(self.type_names.number, types))
         self.relations.add(self.relation_names.number(one.relation) for one in profile.relations)
@@ -237,12 +229,13 @@ class _Columns:
 
     def write(self, folder: Path, max_candidates: int) -> None:
         writer = ArrayWriter(folder, self._before)
-        for name in (*_TEXTS, *_LISTS):
-            column, dtype = getattr(self, name), np.uint8 if name in _TEXTS else np.int32
-            start = len(self._old(name, dtype))
-            writer.append(name, np.array(column.values, dtype))
-            writer.append(f"{name}_ends", np.array(column.ends, np.int64) + start)
-        writer.append("relation_objects", np.array(self._objects, np.int32))
+        for name in _LISTS:
+            column = getattr(self, name)
+            values = np.array(column.values)
+            start = len(self._old(name, values.dtype))
+            writer.append(name, values)
+            writer.append(f"{name}_ends", np.array(column.ends) + start)
+        writer.append("relation_objects", np.array(self._objects))
         for name in ("ids", "aliases"):
             order = self._old(f"{name}_order", np.int32)
             hashes = np.empty(len(order), np.uint64)

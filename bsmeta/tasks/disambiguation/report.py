@@ -191,12 +191,8 @@ def results_of(
 ) -> Results:
     """Compares the model with the most popular candidate and other systems.
 
-    Args:
-        scored: The mentions, scored by the model.
-        others: Whether other systems are right, bool [mentions], by their names.
-        source: The file of the mentions.
-        chosen: The slices that are reported; None: all.
-        resamples, seed: Of the bootstrap.
+    `others` say whether these are right, bool [mentions], by their names; `chosen` are the slices
+    that are reported (None: all), `source` is the file of the mentions.
     """
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     names = [*is_right]

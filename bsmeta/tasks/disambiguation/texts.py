@@ -44,7 +44,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 class EntityTexts:
     """The tokens of the texts of entities: some parts of `ENTITY_TEXT`, and at most `max_length`.
 
-    `settings` is what of the configuration determines the tokens.
+    `settings` is what of the configuration determines the tokens, `count` the number of entities.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class EntityTexts:
         max_length: int,
     ) -> None:
         self.settings = [sorted(parts), max_length]
+        self.count = len(table)
         self.max_length = max_length
+        self.tokenizer = tokenizer
         self._table = table
-        self._tokenizer = tokenizer
         self._parts = [part for part in ENTITY_TEXT if part in parts]
         self._before, self._after = special_tokens(tokenizer)
         self._room = max_length - len(self._before) - len(self._after)
@@ -74,7 +75,7 @@ class EntityTexts:
         """The tokens of an entity's text; the mask may replace each token of the title."""
         title, rest = self._cached(entity)
         if is_masked:
-            title = [self._tokenizer.mask_token_id] * len(title)
+            title = [self.tokenizer.mask_token_id] * len(title)
         return [*self._before, *[*title, *rest][: self._room], *self._after]
 
     def tensors(
@@ -88,7 +89,7 @@ class EntityTexts:
         tokens = [self.tokens(entity, masked) for entity, masked in pairs]
         lengths = [len(own) for own in tokens]
         return {
-            "entity_ids": torch.from_numpy(pad(tokens, self._tokenizer.pad_token_id)),
+            "entity_ids": torch.from_numpy(pad(tokens, self.tokenizer.pad_token_id)),
             "entity_mask": torch.from_numpy(mask_of(lengths)),
         }, sum(lengths)
 
@@ -97,7 +98,7 @@ class EntityTexts:
         texts = self._texts(entity)
         if not texts:
             return [], []
-        encoded = self._tokenizer(
+        encoded = self.tokenizer(
             [*texts.values()], add_special_tokens=False, split_special_tokens=True
         )["input_ids"]
         tokens = dict(zip(texts, encoded, strict=True))
@@ -186,13 +187,8 @@ def divide(
     A sentence that has only too many mentions becomes several rows of its whole text, each with
     some of the mentions; of a long sentence, a row has the words around its mentions.
 
-    Args:
-        mentions, words, tokens: int[n, 2], the characters of each.
-        limits: What a row may hold.
-
-    Returns:
-        The rows, and the number of mentions that no row can hold: longer than a row, or without a
-        token.
+    Mentions, words and tokens are the characters of each, int [n, 2]. Also returns the number of
+    mentions that no row can hold: longer than a row, or without a token.
     """
     in_words, in_tokens = overlapping(mentions, words), overlapping(mentions, tokens)
     lengths = in_tokens[:, 1] - in_tokens[:, 0]
@@ -292,13 +288,9 @@ class MentionTexts:
     ) -> tuple[dict[str, torch.Tensor], int]:
         """The inputs for the mentions of some rows, and how many tokens they have.
 
-        Args:
-            rows: The rows.
-            masked: bool [mentions] of each row: which mentions are masked; None: none.
-
-        Returns:
-            `input_ids`, `attention_mask` (int64 [texts, tokens]) and `mention_tokens` (int64
-            [mentions, most tokens of one], places in the flattened texts).
+        They are `input_ids`, `attention_mask` (int64 [texts, tokens]) and `mention_tokens` (int64
+        [mentions, most tokens of one], places in the flattened texts). `masked` says which mentions
+        are masked, bool [mentions] of each row; None: none.
         """
         texts: list[list[int]] = []
         places: list[tuple[int, range]] = []  # of each mention: its text, and the tokens there
