@@ -75,7 +75,7 @@ def main() -> None:
             runpy.run_path(str(ROOT / target), run_name="__main__")
         else:
             runpy.run_module(target, run_name="__main__")
-    elif name in {"-h", "--help"}:
+    elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
         print(usage())
     else:
         sys.exit(exit_code(lambda: _files(name, arguments)))
@@ -92,7 +92,7 @@ def usage() -> str:
 def _files(name: str, arguments: list[str]) -> None:
     if name == "configs" and not arguments:
         print(listing())
-    elif name == "init" and len(arguments) < 2:
+    elif name == "init" and len(arguments) < 2 and not "".join(arguments).startswith("-"):
         print(copy_files(Path(arguments[0] if arguments else ".")))
     else:
         given = " ".join(["bsmeta", name, *arguments])

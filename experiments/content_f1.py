@@ -76,6 +76,8 @@ TEMPLATES = {
 def main(pattern: str, pages_per_site: str = "1000000") -> None:
     """Prints the table."""
     rows = list(_rows(pattern))
+    if not rows:
+        sys.exit(f"{pattern}: no pages")
     extractors = {name: make() for name, make in EXTRACTORS.items()}
     if "article" in rows[0]:
         _compare_articles(rows, extractors)
@@ -224,4 +226,6 @@ def _print(scores: dict[tuple[str, str], list[tuple[float, float, float]]]) -> N
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3) or sys.argv[1] in ("-h", "--help"):
+        sys.exit("usage: python experiments/content_f1.py 'pages/*.jsonl.gz' [PAGES_PER_SITE]")
     main(*sys.argv[1:])

@@ -114,6 +114,15 @@ def test_init_copies_the_files_and_overwrites_none(tmp_path: Path) -> None:
         cli.copy_files(REPOSITORY / "examples" / "new")
 
 
+@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("--overwrite", 2)])
+def test_an_option_of_init_is_no_folder(tmp_path: Path, option: str, code: int) -> None:
+    command = [sys.executable, "-m", "bsmeta.cli", "init", option]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == code
+    assert "usage: bsmeta PROGRAM" in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_program_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bsmeta.cli", "trian"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)

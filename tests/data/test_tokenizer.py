@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from bsmeta.data.text.tokenizer import (
     gigatoken_backend,
     hf_backend,
     tiktoken_backend,
+    tokenizer_of,
 )
 from bsmeta.data.text.tokens import TextTokenizer
 from tests.data.helpers import small_tokenizer
@@ -144,3 +146,11 @@ def test_other_tokenizers_than_byte_level_need_the_oracle() -> None:
     with pytest.raises(ConfigurationError, match="tiktoken needs byte-level BPE"):
         TextTokenizer(tokenizer, "tiktoken")
     assert TextTokenizer(tokenizer, "auto").encode(["x y"])
+
+
+@pytest.mark.parametrize("content", ["{}", '{"model": 1}', "{"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    small_tokenizer().save_pretrained(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=f"tokenizer_name: {tmp_path} cannot be loaded: "):
+        tokenizer_of(str(tmp_path))

@@ -96,9 +96,12 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder or on the Hub."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file leads to any kind
+        problem = str(error)
+        if not isinstance(error, OSError | ValueError):
+            problem = f"one of its files is damaged ({type(error).__name__}: {problem})"
         raise ConfigurationError(
-            f"tokenizer_name: {name} cannot be loaded: {error}. Expected a folder, or a name on "
+            f"tokenizer_name: {name} cannot be loaded: {problem}. Expected a folder, or a name on "
             "the Hub"
         ) from error
     check_vocabulary(tokenizer, f"tokenizer_name: {name}")
