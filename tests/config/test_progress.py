@@ -227,7 +227,7 @@ def test_the_files_of_deepspeed_are_progress(opaque: list[str], tmp_path: Path) 
     plugin = SimpleNamespace(zero_stage=2)
     accelerator: Any = SimpleNamespace(
         mixed_precision="no", state=SimpleNamespace(deepspeed_plugin=plugin),
-        prepare=lambda *given: given,
+        prepare=lambda *given: given, unwrap_model=lambda model: model,
     )  # fmt: skip
     engines.DeepSpeedEngine(accelerator, model, None)
     files = model.checkpoint_engine
