@@ -63,7 +63,7 @@ _NOT_RUN = tuple(
 )
 
 _WHOLE = "(the file)"
-_MISSPELT = "correct the name, or delete it"
+_MISSPELLED = "correct the name, or delete it"
 # Blocks for what the trainer builds itself: they must agree with Hydra, and are then removed.
 _REMOVED = ("optimizer", "scheduler")
 _OPTIMIZERS = ("AdamW", "Adam")
@@ -202,7 +202,7 @@ class DeepSpeedJson:
         for name in self._document:
             if name not in _TOP_LEVEL and name not in _ELSEWHERE:
                 expected = f"a key that this trainer runs DeepSpeed with{nearest(name, _TOP_LEVEL)}"
-                yield self._problem(name, expected, _MISSPELT, "an unknown key")
+                yield self._problem(name, expected, _MISSPELLED, "an unknown key")
 
     def _shared(self) -> list[_Shared]:
         """The keys that Hydra owns, with their values in this launch."""
@@ -415,7 +415,7 @@ class DeepSpeedJson:
                 fix, value = "correct the value, or delete the key", show(found["input"])
                 if found["type"] == "extra_forbidden":
                     expected = f"a key that DeepSpeed knows{_nearest_key(model, found['loc'])}"
-                    fix, value = _MISSPELT, "an unknown key"
+                    fix, value = _MISSPELLED, "an unknown key"
                 yield self._problem(key, expected, fix, value)
 
 

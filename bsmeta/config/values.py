@@ -369,17 +369,17 @@ def changed(config: Run, overrides: Mapping[str, Any]) -> Run:
     """A configuration with some keys changed."""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.create(dict(overrides)))
-        changed = OmegaConf.to_object(merged)
+        found = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(
             f"overrides={dict(overrides)}: {reason}; expected keys of the training configuration "
             "(python bsmeta/train.py --help lists them)"
         ) from error
-    assert isinstance(changed, type(config))
+    assert isinstance(found, type(config))
     if overrides:
-        refuse_out_of_bounds(changed, "overrides.")
-    return changed
+        refuse_out_of_bounds(found, "overrides.")
+    return found
 
 
 def refuse_unused(config: Any, used: Sequence[str], purpose: str) -> None:

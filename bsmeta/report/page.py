@@ -263,7 +263,7 @@ def html(
 
 
 def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
-    """A template by its path below the package; HTML is escaped by itself.
+    """A template by its path below the package; one of HTML escapes what it is filled with.
 
     Args:
         filters: Further filters that it uses.

@@ -156,8 +156,10 @@ class Classifier(nn.Module):
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
-    """The vectors of chunks, float [chunks, size], from those of their tokens, [chunks, tokens,
-    size]; the mask, int64 [chunks, tokens], is 0 at the padding, which may be on either side.
+    """The vectors of chunks, float [chunks, size], from those of their tokens.
+
+    These are [chunks, tokens, size]. The mask, int64 [chunks, tokens], is 0 at the padding, which
+    may be on either side.
     """
     if pooling == "mean":
         shares = mask / mask.sum(1, keepdim=True)

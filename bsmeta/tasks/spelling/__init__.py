@@ -1,1 +1,1 @@
-"""Spelling errors: detection per word or text, and correction, on artificially misspelt text."""
+"""Spelling errors: detection per word or text, and correction, on artificially misspelled text."""

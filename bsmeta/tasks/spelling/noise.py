@@ -5,7 +5,7 @@ number of processes and after a resume, and differs between epochs.
 
 A map from a word to its misspellings is a JSON file, or the inverted dictionary of codespell (CC
 BY-SA 3.0), which is read from the installed package and never copied. The edits of its pairs are
-aligned and counted per character. What is learned is no more than: how many edits a misspelt word
+aligned and counted per character. What is learned is no more than: how many edits a misspelled word
 has, how often each character is edited, and how. So the table applies to words, and to languages,
 that have no list of misspellings.
 """

@@ -403,8 +403,10 @@ class Calibration:
 
 
 def calibrate(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:
-    """The threshold with the highest recall among those that have the wanted precision, from
-    scores (higher for likelier errors) and labels (1: an error) of held-out units."""
+    """The threshold with the highest recall among those that have the wanted precision.
+
+    Held-out units have scores, higher for likelier errors, and labels, 1 for an error.
+    """
     order = np.argsort(-scores, kind="stable")
     ordered, errors = scores[order], np.asarray(labels)[order].astype(bool)
     if not errors.any():
