@@ -16,8 +16,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
 from bsmeta.config.steps import launch_notes
-from bsmeta.data.stream import survey
-from bsmeta.data.stream.survey import missing_types, type_problems
+from bsmeta.data.stream.columns import missing_types, type_problems
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checks import file_problems, notes
@@ -101,7 +100,9 @@ def test_types_that_no_document_has_are_named_with_the_columns_there_are(
     ]
     assert told("[title]", "data_config.train_file=nowhere/*.gz") == []
     listed = "data_config.train_file=hf://datasets/owner/name/*.jsonl.gz"
-    monkeypatch.setattr(survey, "list_shards", lambda _: pytest.fail("the Hub was asked"))
+    monkeypatch.setattr(
+        "bsmeta.data.stream.columns.list_shards", lambda _: pytest.fail("the Hub was asked")
+    )
     assert told("[title]", listed) == []
     monkeypatch.undo()
     assert told("[title]", f"data_config.train_file={tmp_path}/broken.jsonl") != []

@@ -17,7 +17,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.stream.survey import column_problems, missing_types
+from bsmeta.data.stream.columns import column_problems, missing_types
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.conftest import REPOSITORY
 from tests.data.corpora import CORPORA, SIZES, TEXT_OF, URL_OF, overrides, write_corpus

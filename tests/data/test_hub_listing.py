@@ -18,7 +18,7 @@ from bsmeta.data.io.files import FileRef
 from bsmeta.data.io.hub import commit_of
 from bsmeta.data.io.remote import Pattern
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
-from bsmeta.data.stream.survey import missing_types
+from bsmeta.data.stream.columns import missing_types
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing, is_anything
 
 FILES = ["a.jsonl.gz", "b.jsonl.gz", "notes.txt", "test.jsonl.gz", "2019/c.jsonl.gz"]

@@ -1,41 +1,20 @@
 """What is found out about the data of a run before it starts.
 
-The survey lists and samples the shards, reads the first documents, and hashes the held-out file.
-One process does this for all; the others receive the result, so the requests of a start do not grow
-with their number. What may differ from machine to machine is left to each: where the shards are,
-and that they are the same files (`shards.check_is_listed`, when one is opened).
-
-The first documents must have the text and the metadata that the run should train on. A path of
-`data_config.columns` that no document has is an error, as is a type that is neither known to the
-project nor in any of the first documents: a misspelled one would silently be left out. A known type
-that no document has is only a note, as `metadata_list` may name more types than a data set has.
+The survey lists and samples the shards, checks the first documents (`columns`), and hashes the
+held-out file. One process does this for all; the others receive the result, so the requests of a
+start do not grow with their number. What may differ from machine to machine is left to each: where
+the shards are, and that they are the same files (`shards.check_is_listed`, when one is opened).
 """
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
 
 from bsmeta.config.data import DataConfig, check_data, source_configs
-from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.errors import (
-    HYDRA,
-    ConfigurationError,
-    DataError,
-    Problem,
-    UserError,
-    closest,
-    nearest,
-    refuse,
-    show,
-)
+from bsmeta.core.errors import ConfigurationError, DataError, UserError, refuse
 from bsmeta.data.io.files import Cache, FileRef
 from bsmeta.data.io.lines import first_lines, has_line
 from bsmeta.data.io.shards import (
@@ -47,25 +26,12 @@ from bsmeta.data.io.shards import (
     validation_path,
     with_samples,
 )
+from bsmeta.data.stream.columns import absent_paths, unknown_types
 from bsmeta.data.stream.held_out import HeldOutFingerprints, held_out, held_out_fingerprint
 from bsmeta.data.stream.live import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.plan import Share
-from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
-from bsmeta.metadata.metadata_type import CONFIG_KEY
-from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
-from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 SAMPLE_LINES = 8  # of a shard, on which tokenizers are compared
-DOCUMENTS = 64
-MANY_DOCUMENTS = 2048  # looked at before a type is refused that is in none of them
-MISSPELLED = 0.75  # smallest difflib ratio of a misspelling: titel, urls; not language_score
-SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds
-SHOWN = 40  # columns in a message
-
-_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
-_NAME = msgspec.json.Decoder(str)
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +91,7 @@ def survey_data(config: DataConfig) -> Survey:
         for name, data in source_configs(config).items():
             shards[name] = with_samples(list_shards(data), Cache(data.cache_dir))
         corpora = open_corpora(config, shards)
-        refuse(_unknown_types(config, {corpus.name: corpus.shards for corpus in corpora}))
+        refuse(unknown_types(config, {corpus.name: corpus.shards for corpus in corpora}))
         kept_out = held_out(config)
         for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
             _check_streams_have_documents(corpus, dealt, config)
@@ -178,7 +144,7 @@ def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
     Raises:
         ConfigurationError: If no document has a path of the columns.
     """
-    refuse(_absent_paths(config, corpus.name, corpus.shards))
+    refuse(absent_paths(config, corpus.name, corpus.shards))
     shards = some_of(corpus.shards)
     return [line for shard in shards for line in first_lines(shard.path, SAMPLE_LINES)]
 
@@ -198,227 +164,3 @@ def _check_streams_have_documents(
                 f"for stream {stream}, which would own some of {where}; lower num_streams, or add "
                 "shards"
             )
-
-
-def column_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields the paths of text and metadata that none of the first documents has.
-
-    None if the shards are not on a local disk; the run itself then checks them.
-    """
-    for name, data in source_configs(config).items():
-        with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
-            yield from _absent_paths(config, name, _local_shards(data))
-
-
-def type_problems(config: DataConfig) -> list[Problem]:
-    """The types of `metadata_list` that are unknown and in none of the first documents.
-
-    None if not all shards are on a local disk; the run itself then checks them.
-    """
-    shards = {name: _local_shards(data) for name, data in source_configs(config).items()}
-    return _unknown_types(config, shards) if all(shards.values()) else []
-
-
-def missing_types(config: DataConfig) -> list[str]:
-    """Messages about the types of `metadata_list` that none of the first documents has.
-
-    None if there are no such types, or if the shards are not on a local disk. Shards that cannot
-    be read are ignored here: the run itself reports them.
-    """
-    wanted = _wanted(config.metadata_config)
-    found = [_missing_types(data, name, wanted) for name, data in source_configs(config).items()]
-    return [message for message in found if message]
-
-
-def _local_shards(config: DataConfig) -> list[Shard]:
-    """The training shards, if they are to be read from a local disk and can be listed."""
-    with contextlib.suppress(UserError, OSError):
-        # Only the run itself requests files from the Hub.
-        if not config.prepared and not any("://" in entry for entry in entries_of(config)):
-            return list_shards(config)
-    return []
-
-
-def _first_lines(shards: Sequence[Shard], most: int, count: int) -> list[bytes]:
-    """The first lines of up to `most` shards, `count` of each; none of those that are unreadable.
-
-    The run itself reports these.
-    """
-    lines: list[bytes] = []
-    for shard in some_of(shards, most):
-        with contextlib.suppress(UserError, OSError, EOFError):
-            lines += first_lines(shard.path, count)
-    return lines
-
-
-def _unknown_types(config: DataConfig, sources: Mapping[str, Sequence[Shard]]) -> list[Problem]:
-    own, wanted = source_configs(config), _wanted(config.metadata_config)
-    mapped = {kind for data in own.values() for kind in data.columns if kind != TEXT}
-    unknown = wanted - {*PROCESSORS, *mapped, SOURCE_KEY}
-    if all(data.columns for data in own.values()) and wanted & mapped:
-        # One list may serve several corpora, each with its own columns: only misspellings.
-        names = [*mapped, *PROCESSORS]
-        unknown = {one for one in unknown if difflib.get_close_matches(one, names, 1, MISSPELLED)}
-    unmapped = [one for name, one in sources.items() if not own[name].columns]
-    lines: list[bytes] = []
-    found: set[str] = set()
-    for count in (DOCUMENTS, MANY_DOCUMENTS):
-        if not unknown:
-            return []
-        lines = []
-        for shards in unmapped:
-            few = min(len(shards), SHARDS[-1])
-            lines += _first_lines(shards, SHARDS[-1], -(-count // max(few, 1)))
-        found = {*_columns(lines)}
-        unknown -= found
-        if unmapped and not lines:  # the run itself reports why
-            return []
-    there = sorted({*found, *mapped})
-    return [_unknown_problem(config, unknown, there, lines)] if unknown else []
-
-
-def _unknown_problem(
-    config: DataConfig, unknown: set[str], there: Sequence[str], lines: Sequence[bytes]
-) -> Problem:
-    key, named = f"{CONFIG_KEY}.metadata_list", config.metadata_config.metadata_list
-    known = [*there, *PROCESSORS]
-    missing = [name for name in named if name in unknown]
-    where = f"none of the first {len(lines):,} documents has"
-    if not lines:
-        where = "data_config.columns does not have"
-    expected = f"types that there are: {', '.join(there) or 'none'}{nearest(missing[0], known)}"
-    fixed = dict.fromkeys(closest(name, known) if name in missing else name for name in named)
-    fix = f"{key}=[{','.join(fixed)}], or leave {', '.join(missing)} out"
-    plain = [name for name in missing if _is_plain(name, lines)]
-    if plain:
-        fix = f"data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column"
-    return Problem(key, HYDRA, f"{', '.join(missing)}, which {where}", expected, fix)
-
-
-def _absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """The paths that are in no document of a few shards, nor in any of some more.
-
-    Args:
-        name: The source; "" without a mixture.
-    """
-    key = "data_config.columns"
-    for number, source in enumerate(config.sources):
-        if source.name == name and source.columns:
-            key = f"data_config.sources.{number}.columns"
-    columns = {TEXT: TEXT, **source_configs(config)[name].columns}
-    problems: list[Problem] = []
-    for most in SHARDS:
-        rows = map(_object, _first_lines(shards, most, DOCUMENTS))
-        problems = [*_path_problems(key, columns, (row for row in rows if row is not None))]
-        if not problems:
-            break
-    return problems
-
-
-def _path_problems(
-    key: str, columns: Mapping[str, str], rows: Iterable[dict[str, Any]]
-) -> Iterator[Problem]:
-    """Yields the paths that are in none of some rows; none where there are no rows."""
-    values, objects = set[str](), set[str]()
-    count = 0
-    for row in rows:
-        count += 1
-        _collect(row, "", values, objects)
-        if values.issuperset(columns.values()):
-            return  # as a rule in the first row, and parsing them all takes a while
-    if count == 0:
-        return
-    known = sorted(values)
-    more = ", …" if len(known) > SHOWN else ""
-    for kind, path in columns.items():
-        if path in values:
-            continue
-        inside = [candidate for candidate in known if candidate.startswith(f"{path}.")]
-        alike = _of_like_names(path, known) or _of_like_names(kind, known)
-        best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
-        hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
-        found = f"{show(path)}, which none of the first {count} documents has"
-        if path in objects:
-            found, hint = f"{show(path)}, which is an object", f"; in it: {', '.join(inside)}"
-        expected = f"one of their columns: {', '.join(known[:SHOWN]) or 'none'}{more}{hint}"
-        yield Problem(f"{key}.{kind}", HYDRA, found, expected, f"{key}.{kind}={best}")
-
-
-def _of_like_names(path: str, known: Sequence[str]) -> list[str]:
-    """The paths whose last name contains that of `path`, those of an equal name first."""
-    wanted = path.rpartition(".")[2].lower()
-    names = {candidate: candidate.rpartition(".")[2].lower() for candidate in known}
-    found = [candidate for candidate, name in names.items() if wanted in name]
-    return sorted(found, key=lambda candidate: names[candidate] != wanted)
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        return _OBJECT.decode(line)
-    except UNREADABLE:
-        return None
-
-
-def _collect(row: dict[str, Any], prefix: str, values: set[str], objects: set[str]) -> None:
-    """Adds the dotted paths of all values and of all objects in a row."""
-    for name, value in row.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, dict):
-            objects.add(path)
-            _collect(value, f"{path}.", values, objects)
-        else:
-            values.add(path)
-
-
-def _wanted(config: MetadataConfig) -> set[str]:
-    """The types that documents may be given, except those that every document has."""
-    phases = [phase for phase in phase_configs(config) if phase.metadata_probability > 0]
-    wanted = {name for phase in phases for name in phase.metadata_list}
-    return {name for name in wanted if not type_of(name).always_present}
-
-
-def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
-    metadata = config.metadata_config
-    shards = _local_shards(config)
-    if not wanted or not shards:
-        return ""
-    try:
-        lines = first_lines(shards[0].path, DOCUMENTS)
-    except (UserError, OSError, EOFError):
-        return ""
-    decoder = make_decoder(metadata, config.columns, source, config.content)
-    missing = [name for name in metadata.metadata_list if name in wanted]
-    for line in lines:
-        with contextlib.suppress(BadDocument):
-            document = decoder.decode(line)
-            missing = [name for name in missing if not document.has(name)]
-    if not missing:
-        return ""
-    whole = "; it would train on text alone" if len(missing) == len(metadata.metadata_list) else ""
-    columns = [name for name in config.columns if name != TEXT] or _columns(lines)
-    plain = [] if config.columns else [name for name in missing if _is_plain(name, lines)]
-    hint = f" (data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column)" if plain else ""
-    return (
-        f"none of the first {len(lines)} documents of {shards[0].name} has {', '.join(missing)} "
-        f"(metadata_list){whole}. Their columns: {', '.join(columns) or 'none'}{hint}"
-    )
-
-
-def _is_plain(name: str, lines: Sequence[bytes]) -> bool:
-    """Whether lines have a column of this name with a plain value."""
-    rows = [_object(line) or {} for line in lines]
-    return any(isinstance(row.get(name), (str, int, float)) for row in rows)
-
-
-def _columns(lines: Sequence[bytes]) -> list[str]:
-    """The metadata types of some lines, from columns and lists of records."""
-    keys = column_keys()
-    found: set[str] = set()
-    for line in lines:
-        with contextlib.suppress(*UNREADABLE, KeyError):
-            row = _KEYS.decode(line)
-            columns = [name.removeprefix("metadata_") for name in row if name[:9] == "metadata_"]
-            found |= {keys.get(column, column) for column in columns}
-            for record in _RECORDS.decode(row.get("metadata", msgspec.Raw(b"null"))) or ():
-                found.add(_NAME.decode(record["key"]))
-    return sorted(found)

@@ -33,7 +33,7 @@ from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import BatchPlan, decay_start, evaluations
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.process import checks_for_all
-from bsmeta.data.stream.survey import column_problems, missing_types, type_problems
+from bsmeta.data.stream.columns import column_problems, missing_types, type_problems
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 
 FLASH, FLEX = "flash_attention_2", "flex_attention"
