@@ -162,7 +162,7 @@ class _Alignment:
     def match(self, gap: _Gap, count: int, places: int) -> Iterator[_Gap]:
         """Matches words of a gap, in order, from anchors; yields what is left.
 
-        Anchors have `count` words, at most at so many `places` in either text.
+        Anchors have `count` words, which occur at most `places` times in either text.
         """
         others, words = self._others, self._words
         other, other_end, word, word_end = gap

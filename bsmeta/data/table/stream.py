@@ -21,7 +21,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +186,30 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     return found
 
 
+@dataclass(frozen=True)
+class EpochOrder(Sequence[np.ndarray]):
+    """The rows of each step of an epoch.
+
+    There is no array for each step until it is requested: a large table has millions of steps.
+
+    Attributes:
+        rows: The rows in the order of the epoch, int64[number of rows].
+        bounds: Where the parts of `rows` begin, and where the last one ends, int64[steps + 1].
+        turn: The part that each step has, int64[steps].
+    """
+
+    rows: np.ndarray
+    bounds: np.ndarray
+    turn: Sequence[int] | np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.turn)
+
+    def __getitem__(self, step: Any) -> Any:
+        part = self.turn[step]
+        return self.rows[self.bounds[part] : self.bounds[part + 1]]
+
+
 class StepOrder(ABC):
     """Cuts every epoch into steps.
 
@@ -198,8 +222,8 @@ class StepOrder(ABC):
     shares: int | None = None
 
     @abstractmethod
-    def epoch(self, epoch: int) -> list[np.ndarray]:
-        """The rows of each step of an epoch (counted from 0)."""
+    def epoch(self, epoch: int) -> EpochOrder:
+        """The steps of an epoch (counted from 0)."""
 
 
 class FixedSize(StepOrder):
@@ -217,11 +241,11 @@ class FixedSize(StepOrder):
         self._num_rows = num_rows
         self._batch_size = batch_size
         self._seed = seed
-        self._bounds = np.arange(batch_size, num_rows, batch_size)
-        self.steps_per_epoch = -(-num_rows // batch_size)
+        self._bounds = np.append(np.arange(0, num_rows, batch_size), num_rows)
+        self.steps_per_epoch = len(self._bounds) - 1
 
-    def epoch(self, epoch: int) -> list[np.ndarray]:
-        return np.split(self._shuffled(epoch), self._bounds)
+    def epoch(self, epoch: int) -> EpochOrder:
+        return EpochOrder(self._shuffled(epoch), self._bounds, range(self.steps_per_epoch))
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         return permutation(self._num_rows, derive(self._seed, "rows", epoch))
@@ -243,13 +267,12 @@ class SimilarLengths(FixedSize):
         super().__init__(len(lengths), batch_size, seed)
         self._lengths = np.asarray(lengths)
 
-    def epoch(self, epoch: int) -> list[np.ndarray]:
+    def epoch(self, epoch: int) -> EpochOrder:
         shuffled = self._shuffled(epoch)
         part = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
         rows = shuffled[np.lexsort((self._lengths[shuffled], part))]
         turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
-        steps = np.split(rows, self._bounds)
-        return [steps[number] for number in turn]
+        return EpochOrder(rows, self._bounds, turn)
 
 
 class TokenBudget(StepOrder):
@@ -293,12 +316,11 @@ class TokenBudget(StepOrder):
         self._bounds = np.minimum(_bounds(counts.tolist(), sizes.tolist()), len(lengths))
         self.steps_per_epoch = len(self._bounds) - 1
 
-    def epoch(self, epoch: int) -> list[np.ndarray]:
+    def epoch(self, epoch: int) -> EpochOrder:
         shuffled = permutation(len(self._place), derive(self._seed, "rows", epoch))
         rows = shuffled[np.argsort(self._place[shuffled], kind="stable")]
         turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
-        steps = np.split(rows, self._bounds[1:-1])
-        return [steps[number] for number in turn]
+        return EpochOrder(rows, self._bounds, turn)
 
 
 def _bounds(counts: list[int], sizes: list[int]) -> np.ndarray:
@@ -404,7 +426,7 @@ class _Steps(Dataset):
         self._collate = collate
         self._parts = world_size * accumulation
         self._own = range(rank, self._parts, world_size)
-        self._epoch: tuple[int, list[np.ndarray]] | None = None
+        self._epoch: tuple[int, EpochOrder] | None = None
 
     def __getitem__(self, step: int) -> list[MicroBatch] | UserError:
         epoch, index = divmod(step, self._order.steps_per_epoch)

@@ -196,7 +196,7 @@ def packing_facts(window: ExplainedWindow) -> str:
 
 
 def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
-    """Indices of the sequences to show: the first, then as many others with shown documents."""
+    """Indices of the first `most` sequences, and of at most `most` others of shown documents."""
     own = {place for document in window.documents for place in document.sequences}
     others = sorted(place for place in own if place >= most)
     return [*range(min(most, len(window.sequences))), *others[:most]]

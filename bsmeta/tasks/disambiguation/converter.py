@@ -137,7 +137,7 @@ def _total_eval_batch_size(value: Any, source: Source) -> Converted:
 
 
 def _frequency(value: float, unit: str, name: str) -> Converted:
-    """Every so many steps or epochs; `name` is eval or save."""
+    """The interval in steps, or the number per epoch; `name` is eval or save."""
     if unit == "batch" or value == 0:
         return {f"{name}_steps": int(value)}, ""
     if unit != "epoch":

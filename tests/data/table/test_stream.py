@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_what_a_worker_cannot_read_is_raised_in_the_training_process(workers: in
         next(iter(failing))
 
 
-def steps(epoch: list[np.ndarray]) -> list[list[int]]:
+def steps(epoch: Sequence[np.ndarray]) -> list[list[int]]:
     return [step.tolist() for step in epoch]
 
 
