@@ -20,5 +20,5 @@ python experiments/spelling_test_set.py examples/webdocs/*pq00-000.jsonl.gz \
 for name in demo_spelling_words demo_spelling; do
   "${launch[@]}" -m bsmeta.train --config-name "$name" overwrite_out_dir=true "$@"
 done
-echo 'Returns the nubmer of rows that the fuction has recieved, or rises an error.' |
-  python -m bsmeta.predict checkpoint=runs/demo_spelling input=- show=color
+python -m bsmeta.predict checkpoint=runs/demo_spelling input=- show=color \
+  <<<'Returns the nubmer of rows that the fuction has recieved, or rises an error.'
