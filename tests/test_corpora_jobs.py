@@ -27,10 +27,8 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "c4_en" else pytest.param(name, marks=pytest.mark.slow) for name in CORPORA],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CORPORA)
 def test_killed_and_resumed_equals_never_stopped(
     name: str, steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ print("grown by", peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_labels_are_scored_and_reported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PEAK + SCORE, str(LABELS), str(tmp_path)],
