@@ -169,23 +169,26 @@ HELD_OUT = 12
 TEXT_OF, URL_OF = 5, 7  # in the first shard: documents with the text, and the URL, of held-out ones
 
 
-def document(corpus: Corpus, number: int) -> Row:
+def text_of(number: int) -> str:
     words = [WORDS[(number + i) % len(WORDS)] for i in range(2 + number * 7 % 9)]
-    return corpus.row(
-        number, f"{number} {' '.join(words)}", f"https://site{number % 5}.org/{number}"
-    )
+    return f"{number} {' '.join(words)}"
+
+
+def document(corpus: Corpus, number: int) -> Row:
+    return corpus.row(number, text_of(number), f"https://site{number % 5}.org/{number}")
 
 
 def write_corpus(name: str, folder: Path) -> None:
     """Writes all shards; two documents of the first training shard overlap with held-out ones."""
     corpus = CORPORA[name]
-    held_out = [document(corpus, 90_000 + 3 * number) for number in range(HELD_OUT)]
+    numbers = range(90_000, 90_000 + 3 * HELD_OUT, 3)
+    held_out = [document(corpus, number) for number in numbers]
     for shard, (path, size) in enumerate(zip(corpus.shards, SIZES, strict=True)):
         rows = [document(corpus, 3_000 * shard + number) for number in range(size)]
         if not shard:
-            rows[TEXT_OF] = corpus.row(TEXT_OF, held_out[2]["text"], "https://elsewhere.org/")
-            number = 90_000 + 3 * 4
-            url = f"http://SITE{number % 5}.org/{number}/#top"  # another form of the same address
+            rows[TEXT_OF] = corpus.row(TEXT_OF, text_of(numbers[2]), "https://elsewhere.org/")
+            # Another form of the same address.
+            url = f"http://SITE{numbers[4] % 5}.org/{numbers[4]}/#top"
             rows[URL_OF] = corpus.row(URL_OF - 1, "another text", url)
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         corpus.write(folder / path, rows)
