@@ -38,6 +38,8 @@ demo-spelling: env
 known-answers: env
 	python experiments/known_answers.py
 
+# The tests start hundreds of interpreters; where bytecode is not written, each compiles the package.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: env
 	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm"
 

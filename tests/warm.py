@@ -37,15 +37,24 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 IMPORTED = (
     "accelerate.commands.launch",
+    "awkward",  # what gigatoken imports in use
     "bsmeta.config.compose",
-    "bsmeta.tasks.causal_lm",
+    "bsmeta.tasks.causal_lm.evaluate",
+    "bsmeta.tasks.causal_lm.task",
+    "bsmeta.tasks.classification.task",
+    "bsmeta.tasks.disambiguation.task",
+    "bsmeta.tasks.spelling.task",
     "bsmeta.training.run",
     "datasets",
     "deepspeed",
+    "gigatoken",
+    "scipy.stats",
     "torch._dynamo",  # every optimizer imports it
+    "torch.distributed.checkpoint",
     "torch.distributed.run",
     "torch.utils.data",
-    "transformers.models.llama",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
 )
 INSTALLED = sys.path[1:]  # all but the folder of the program
 HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

@@ -41,7 +41,13 @@ from bsmeta.core.files import file_hash
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.io.shards import shards_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
-from bsmeta.data.stream.live import LiveStreams, fingerprint, open_corpora, phases_of
+from bsmeta.data.stream.live import (
+    LiveStreams,
+    fingerprint,
+    open_corpora,
+    phases_of,
+    saved_fingerprint,
+)
 from bsmeta.data.stream.plan import Phases, Position
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.windows import count_names
@@ -78,7 +84,7 @@ class PreparedStreams:
         self._folder = Path(config.prepared or "")
         self._manifest = read_manifest(self._folder)
         self._live: LiveStreams | None = None
-        saved = self._manifest["fingerprint"]
+        saved = saved_fingerprint(self._manifest["fingerprint"])
         if survey.failure is not None:
             log.info("only the prepared epochs can be trained on: %s", survey.failure)
         shards = saved["shards"]

@@ -225,6 +225,19 @@ def test_a_state_of_other_data_is_refused_with_the_differences(folder: Path, who
     ]
 
 
+def test_a_state_that_is_older_than_a_setting_continues_with_its_default(
+    folder: Path, whole: Run
+) -> None:
+    config = small_config(folder)
+    before = run(config, 5).state
+    settings = dict(before["fingerprint"]["metadata_config"])
+    assert settings.pop("metadata_dropout") == {}
+    older = {**before, "fingerprint": {**before["fingerprint"], "metadata_config": settings}}
+    assert run(config, STEPS - 5, state=older).documents == whole.documents[5:]
+    with pytest.raises(ConfigurationError, match=r"metadata_dropout\.url: absent in the"):
+        run(small_config(folder, metadata_dropout={"url": 0.5}), 1, state=older)
+
+
 def test_a_shard_that_was_replaced_by_one_of_its_size_is_refused(tmp_path: Path) -> None:
     documents = [{"text": f"page number {number}"} for number in range(10, 60)]
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in documents))

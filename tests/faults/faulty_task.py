@@ -217,7 +217,10 @@ class FaultyTask(toy_task.ToyTask):
                 raise RuntimeError("lost")
         if KIND == "empty_folder" and str(step) == WHEN:  # as `rm -rf out_dir/*` does
             for entry in Path(self.config.out_dir).glob("[!.]*"):
-                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:  # gone, if a save has just renamed it
+                    entry.unlink(missing_ok=True)
         if KIND == "raise" and str(step) == WHEN:
             raise RuntimeError(f"401 for {os.environ['HF_TOKEN']}, {os.environ['WANDB_API_KEY']}")
         if KIND == "slow":

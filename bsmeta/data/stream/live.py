@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, source_configs
-from bsmeta.config.metadata import phase_starts
+from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import Cache
@@ -372,3 +372,9 @@ def fingerprint(
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "shards": dict(shards),
     }
+
+
+def saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved fingerprint; a metadata setting that is newer has its default, hence no effect."""
+    settings = dataclasses.asdict(MetadataConfig()) | saved["metadata_config"]
+    return saved | {"metadata_config": settings}
