@@ -382,7 +382,10 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
     """
     shape = task.shape()
     if shape is None:
-        raise ConfigurationError(f"estimate=true: task={config.task} cannot be estimated")
+        raise ConfigurationError(
+            f"estimate=true: task={config.task} does not describe its model before loading it "
+            "(Task.shape); expected a task that does, or a short run, which logs its memory"
+        )
     counted = Forecast(config, shape, checked)
     console = Console(soft_wrap=False, highlight=False)
     if is_main:

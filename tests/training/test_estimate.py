@@ -27,7 +27,7 @@ from bsmeta.config.checks import CheckedRun
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import OPTIMIZERS
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import StepData
 from bsmeta.models.layers import layers_of, recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
@@ -38,6 +38,7 @@ from bsmeta.training.estimate import (
     amount,
     count,
     duration,
+    estimate,
     measure_state,
     optimizer_bytes,
     probe,
@@ -298,10 +299,19 @@ class BreakingStream(ToyStream):
         raise DataError("shard 7 cannot be read")
 
 
+CHECKED = CheckedRun(
+    launch=Launch(source="the environment", num_processes=1), deepspeed_config=None
+)
+
+
 def test_a_probe_reports_data_that_cannot_be_read() -> None:
     config = CausalLMConfig(max_train_steps=8, num_warmup_steps=1, estimate_steps=4)
-    launch = Launch(source="the environment", num_processes=1)
-    checked = CheckedRun(launch=launch, deepspeed_config=None)
     with pytest.raises(DataError, match="shard 7 cannot be read"):
-        probe(config, BreakingTask(config), checked)
+        probe(config, BreakingTask(config), CHECKED)
     AcceleratorState._reset_state(reset_partial_state=True)  # other tests begin with their own
+
+
+def test_a_task_that_does_not_describe_its_model_is_refused_with_the_reason() -> None:
+    config = CausalLMConfig(task="spelling")
+    with pytest.raises(ConfigurationError, match="task=spelling does not describe its model"):
+        estimate(config, ToyTask(config), CHECKED, is_main=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.lora import add_adapters, merged
 from bsmeta.tasks.causal_lm.checks import value_problems
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, run_warm
 from tests.data.helpers import write_shards
 from tests.faults.conftest import RESUME, same_run
 
@@ -161,7 +160,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         file = REPOSITORY / "experiments/accelerate" / launch_file
         train = (REPOSITORY / "bsmeta/train.py", "--config-name", "demo", f"out_dir={out_dir}")
         command = [sys.executable, *launch, file, *train, *keys, *more]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        done = run_warm(command)
         assert done.returncode == 0, done.stderr[-4000:]
 
     train(tmp_path / "whole")
