@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -66,6 +67,11 @@ def files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
+def imported_by(path: Path) -> list[str]:
+    return imported(ast.parse(path.read_text()))
+
+
 def imported(tree: ast.AST) -> list[str]:
     """Dotted names of the modules imported in `tree` (`from a import b` gives a.b, too)."""
     names: list[str] = []
@@ -99,7 +105,7 @@ def test_imports_run_one_way() -> None:
             continue
         assert part in ALLOWED, f"bsmeta/{part}: say in ALLOWED what it may import"
         allowed = tuple(f"bsmeta.{name}." for name in ALLOWED[part])
-        names = imported(ast.parse(path.read_text()))
+        names = imported_by(path)
         upward += [
             f"{path.relative_to(PACKAGE)}: {name}"
             for name in names
@@ -111,9 +117,7 @@ def test_imports_run_one_way() -> None:
 @pytest.mark.parametrize("library", sorted(ROOMS))
 def test_each_large_library_has_its_room(library: str) -> None:
     users = [
-        path
-        for path in files()
-        if library in {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
+        path for path in files() if library in {name.split(".")[0] for name in imported_by(path)}
     ]
     outside = [path for path in users if not any(stands_in(path, room) for room in ROOMS[library])]
     assert outside == []
@@ -126,7 +130,7 @@ def test_tasks_do_not_import_each_other() -> None:
         own = path.relative_to(PACKAGE / "tasks").parts[0].removesuffix(".py")
         others = {f"bsmeta.tasks.{name}" for name in tasks - {own}}
         if own in tasks:
-            assert not others & set(imported(ast.parse(path.read_text()))), path
+            assert not others & {*imported_by(path)}, path
 
 
 def test_slow_libraries_are_imported_where_they_are_used() -> None:
@@ -141,7 +145,7 @@ def test_no_test_imports_a_private_name() -> None:
     private = [
         f"{path.name}: {name}"
         for path in sorted(Path(__file__).parent.rglob("*.py"))
-        for name in imported(ast.parse(path.read_text()))
+        for name in imported_by(path)
         if name.startswith("bsmeta.") and name.rpartition(".")[2].startswith("_")
     ]
     assert [name for name in private if not name.endswith("__version__")] == []

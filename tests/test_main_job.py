@@ -114,7 +114,7 @@ def test_killed_and_resumed_equals_never_stopped(
 ) -> None:
     """Killed in the middle of a step, and while a checkpoint is written."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run_cold(job(launch_file, whole), tmp_path)
+    run(job(launch_file, whole), tmp_path)
     command = job(launch_file, killed, "resume_from_checkpoint_dir=latest")
     kill_when(command, tmp_path, lambda: logged_step(killed) >= 11)
     unfinished = killed / "tmp-checkpoint-16step"
@@ -127,27 +127,39 @@ def test_killed_and_resumed_equals_never_stopped(
     assert (status["state"], status["step"], status["exit_code"]) == ("done", STEPS, 0)
 
 
-def test_fsdp2_trains_and_exports_what_data_parallel_does(
+def test_one_process_and_fsdp2_train_as_two_processes_do(
     steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:
-    """With recomputed layers, an evaluation, and weights that the model has under two names."""
-    plain, sharded = tmp_path / "plain", tmp_path / "sharded"
+    """With recomputed layers, an evaluation, and weights that the model has under two names.
+
+    The global batch is 8: 2 x 2 x 2 processes, and 4 x 2 in one.
+    """
+    two, one, sharded = (tmp_path / name for name in ("two", "one", "sharded"))
     keys = ("max_train_steps=6", "eval_steps=3", "gradient_checkpointing=true")
-    run(job("cpu.yaml", plain, *keys), tmp_path)
+    run(job("cpu.yaml", two, *keys), tmp_path)
+    run_cold(job(None, one, *keys, "data_config.per_device_train_batch_size=4"), tmp_path)
     run(job("cpu_fsdp2.yaml", sharded, *keys, "async_save=true"), tmp_path)
-    assert documents(sharded) == documents(plain)
-    for step, event in steps(plain).items():
-        for name in ("loss", "grad_norm"):
-            assert steps(sharded)[step][name] == pytest.approx(event[name], rel=1e-4)
-    lines = [(out / "metrics.jsonl").read_text().splitlines() for out in (plain, sharded)]
-    ours, theirs = (
-        [event for event in map(json.loads, read) if event["event"] == "eval"] for read in lines
-    )
-    assert [event["step"] for event in ours] == [3, 6]
-    for one, other in zip(ours, theirs, strict=True):
-        assert one["text_bits_per_byte"] == pytest.approx(other["text_bits_per_byte"], rel=1e-4)
-    for folder in ("model", "checkpoint-6step/model"):
-        assert_same_model(plain / folder, sharded / folder)
+    shards = {name.split(":")[0] for step in documents(two).values() for name in step}
+    assert len(shards) > 1
+    assert (two / "model" / "tokenizer.json").exists()
+    assert "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz" not in shards  # the test file
+    for other in (one, sharded):
+        assert documents(other) == documents(two)
+        for step, event in steps(two).items():
+            for name in ("loss", "grad_norm"):
+                assert steps(other)[step][name] == pytest.approx(event[name], rel=1e-4)
+        ours, theirs = evaluations(two), evaluations(other)
+        assert list(ours) == list(theirs) == [3, 6]
+        for step, bits in ours.items():
+            assert theirs[step] == pytest.approx(bits, rel=1e-4)
+        for folder in ("model", "checkpoint-6step/model"):
+            assert_same_model(two / folder, other / folder)
+
+
+def evaluations(out_dir: Path) -> dict[int, float]:
+    """The bits per byte without metadata of each evaluation, by step."""
+    events = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+    return {one["step"]: one["text_bits_per_byte"] for one in events if one["event"] == "eval"}
 
 
 def assert_same_model(plain: Path, sharded: Path) -> None:
@@ -158,24 +170,3 @@ def assert_same_model(plain: Path, sharded: Path) -> None:
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
-
-
-def test_one_process_sees_the_documents_of_two(
-    steps: Steps, documents: Documents, tmp_path: Path
-) -> None:
-    """The same global batch of 8: 2 x 2 x 2 processes, and 4 x 2 in one, from another folder."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    short = "max_train_steps=6"
-    run(job("cpu.yaml", two, short), tmp_path)
-    run_cold(job(None, one, short, "data_config.per_device_train_batch_size=4"), tmp_path)
-    assert documents(one) == documents(two)
-    for step, event in steps(one).items():
-        assert event["loss"] == pytest.approx(steps(two)[step]["loss"], rel=1e-4)
-    assert (one / "model" / "tokenizer.json").exists()
-
-
-def test_the_test_file_is_not_trained_on(documents: Documents, tmp_path: Path) -> None:
-    run(job(None, tmp_path / "run", "max_train_steps=12"), tmp_path)
-    shards = {name.split(":")[0] for step in documents(tmp_path / "run").values() for name in step}
-    assert len(shards) > 1
-    assert "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz" not in shards

@@ -312,7 +312,7 @@ def test_settings_that_would_make_the_text_or_its_loss_differ_are_listed(folder:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real pages are not there")
-@pytest.mark.parametrize("packing", ["best_fit", "pad"])
+@pytest.mark.parametrize("packing", ["best_fit", pytest.param("pad", marks=pytest.mark.slow)])
 def test_real_pages(packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All types that real pages have, nested and crossing tags and entities among them."""
     from transformers import AutoTokenizer

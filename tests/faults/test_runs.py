@@ -36,11 +36,16 @@ TRAIN = REPOSITORY / "bsmeta" / "train.py"
 ENGINES = pytest.mark.parametrize(
     "stage", ["", "2", pytest.param("fsdp2", marks=pytest.mark.slow)], ids=["ddp", "zero2", "fsdp2"]
 )
-ALL_STAGES = pytest.mark.parametrize(
-    "stage",
-    ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "123"), "fsdp2"],
-    ids=["ddp", "zero1", "zero2", "zero3", "fsdp2"],
-)
+STAGES = {"": "ddp", "1": "zero1", "2": "zero2", "3": "zero3", "fsdp2": "fsdp2"}
+
+
+def all_stages(*quick: str) -> pytest.MarkDecorator:
+    """All engines; those that are not named take part in the slow tests only."""
+    found = [
+        pytest.param(stage, id=name, marks=[] if stage in quick else [pytest.mark.slow])
+        for stage, name in STAGES.items()
+    ]
+    return pytest.mark.parametrize("stage", found)
 
 
 @ENGINES
@@ -58,7 +63,8 @@ def test_row_4_a_signal_to_one_rank(
     start: Start, complete: Start, tmp_path: Path, stage: str, number: signal.Signals
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    run = start(stopped, "max_train_steps=60", "save_steps=50", stage=stage, fault="slow:0.05")
+    long = ("max_train_steps=24", "save_steps=20")
+    run = start(stopped, *long, stage=stage, fault="slow:0.15")
     run.until(lambda: (stopped / "metrics.jsonl").exists() and len(figures(stopped)) >= 3)
     os.kill(run.workers()[-1], number)
     run.wait()
@@ -66,8 +72,8 @@ def test_row_4_a_signal_to_one_rank(
     assert (state["state"], state["exit_code"]) == ("preempted", 75)
     assert checkpoints(stopped) == [f"checkpoint-{state['step']}step"]
     assert events(stopped, "stop")[0]["step"] == state["step"]
-    complete(stopped, "max_train_steps=60", "save_steps=50", RESUME, stage=stage)
-    complete(whole, "max_train_steps=60", "save_steps=50", stage=stage)
+    complete(stopped, *long, RESUME, stage=stage)
+    complete(whole, *long, stage=stage)
     assert same_run(stopped, whole)
 
 
@@ -82,7 +88,7 @@ def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, st
     assert same_run(resumed, whole)
 
 
-@ALL_STAGES
+@all_stages("fsdp2")  # data parallel: test_language_model
 def test_row_6_checkpoints_without_a_model_resume_the_same_run(
     start: Start, complete: Start, tmp_path: Path, stage: str
 ) -> None:
@@ -129,7 +135,7 @@ def test_row_6_the_first_step_after_a_resume_with_several_processes(
     assert same_run(resumed, whole)
 
 
-@ALL_STAGES
+@all_stages("", "fsdp2")
 def test_row_7_two_then_one_then_four_processes(
     complete: Start, tmp_path: Path, stage: str
 ) -> None:
@@ -166,7 +172,7 @@ def state_files(out_dir: Path, step: int) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name[0] != "."}
 
 
-@ALL_STAGES
+@all_stages("", "fsdp2")
 def test_row_11_a_nan_on_one_rank_is_skipped_by_all(
     complete: Start, tmp_path: Path, stage: str
 ) -> None:

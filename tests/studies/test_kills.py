@@ -27,7 +27,7 @@ def study_file(folder: Path) -> Path:
     overrides += [f"max_train_steps={STEPS}", "save_steps=5", "eval_documents=1"]
     study = {
         "out_dir": "study", "config": "demo", "seeds": [1], "baseline": "none", "arms": arms,
-        "overrides": overrides, "curve": [0.5, 1.0],
+        "overrides": overrides, "curve": [1.0],
         "measure": {"max_documents": 8, "max_characters": 200, "sites": 2},
     }  # fmt: skip
     path = folder / "study.yaml"

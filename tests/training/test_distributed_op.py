@@ -92,6 +92,7 @@ def blocked(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.
     process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_after_a_process_killed_while_compiling_the_next_one_compiles(
     environment: dict[str, str], blocked: subprocess.Popen[str], tmp_path: Path

@@ -91,6 +91,7 @@ LAST_LAYER = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_trained_last_layers_of_entities_resume_exactly(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:
