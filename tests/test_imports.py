@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
