@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from bsmeta.data.stream.live import open_corpora
 from bsmeta.data.stream.plan import Share
 from tests.data.helpers import Run, pages, run, same, small_config, write_shard, write_shards
 
-pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.slow  # importing TensorFlow alone takes long on a busy machine
+pytestmark = [
+    pytest.mark.slow,  # importing TensorFlow alone takes long on a busy machine
+    pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow"),
+]
 
 STEPS = 24
 
