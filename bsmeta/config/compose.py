@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -193,17 +194,21 @@ def _run_by_hydra(
 
 
 def register(schema: type, own_folder: Path | None = None) -> None:
-    """Registers the schema, the resolvers and the user's config folder with Hydra (idempotent).
-
-    A schema that extends another is also registered under the parent's name, so that YAML files of
-    the parent fit both. Hydra merges its default values without their types, which is much faster;
-    `fill` adds them.
-    """
-    for section in filter(dataclasses.is_dataclass, schema.__mro__):
-        ConfigStore.instance().store(name=store_name(section), node=dataclasses.asdict(schema()))
+    """Registers the schema, the resolvers and the user's config folder with Hydra (idempotent)."""
+    _store(schema)
     for name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
     install(key_names(schema), own_folder)
+
+
+@lru_cache(maxsize=1)  # schemas share the names of their parents: the last one stored counts
+def _store(schema: type) -> None:
+    """Stores the schema under its name and, so that YAML files of its parents fit it, theirs.
+
+    Hydra merges its default values without their types, which is much faster; `fill` adds them.
+    """
+    for section in filter(dataclasses.is_dataclass, schema.__mro__):
+        ConfigStore.instance().store(name=store_name(section), node=dataclasses.asdict(schema()))
 
 
 def compose(
