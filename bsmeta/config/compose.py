@@ -207,8 +207,10 @@ def _store(schema: type) -> None:
 
     Hydra merges its default values without their types, which is much faster; `fill` adds them.
     """
-    for section in filter(dataclasses.is_dataclass, schema.__mro__):
-        ConfigStore.instance().store(name=store_name(section), node=dataclasses.asdict(schema()))
+    own, *parents = map(store_name, filter(dataclasses.is_dataclass, schema.__mro__))
+    ConfigStore.instance().store(name=own, node=dataclasses.asdict(schema()))
+    for parent in parents:  # Hydra copies the whole store for each composition
+        ConfigStore.instance().store(name=parent, node={"defaults": [own, "_self_"]})
 
 
 def compose(

@@ -56,10 +56,8 @@ def test_entities_of_a_trained_disambiguator(disambiguator: Path, tmp_path: Path
         "annotators": ["html", "entity", "entity_paragraph"], "profile": "all",
         "entity_source": "checkpoint", "entity_model": str(disambiguator),
     }  # fmt: skip
-    for workers in (1, 2):
-        assert annotate(source, tmp_path / str(workers), workers=workers, **settings) == 0
-    row, other = rows(tmp_path / "1" / "pages.jsonl.gz")
-    assert [row, other] == rows(tmp_path / "2" / "pages.jsonl.gz")
+    assert annotate(source, tmp_path / "out", workers=2, **settings) == 0
+    row, other = rows(tmp_path / "out" / "pages.jsonl.gz")
     assert row["annotation_errors"] == {}
     found = row["metadata_entity"]
     texts = [row["text"][one["char_start_idx"] : one["char_end_idx"]] for one in found]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,8 +92,16 @@ ENDING: dict[str, tuple[Callable[[], Fault], str]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("fault", list(OUTLASTED))
+def with_workers(faults: Iterable[str], *quick: str) -> pytest.MarkDecorator:
+    """Each fault without loader workers, and with two: of those, all but `quick` are slow."""
+    found = [pytest.param(fault, 0, id=fault) for fault in faults]
+    for fault in faults:
+        marks = [] if fault in quick else [pytest.mark.slow]
+        found.append(pytest.param(fault, 2, id=f"{fault}-workers", marks=marks))
+    return pytest.mark.parametrize(("fault", "workers"), found)
+
+
+@with_workers(OUTLASTED, "all of them")
 def test_what_is_outlasted(
     stored: Hub, tmp_path: Path, whole: Run, fault: str, workers: int
 ) -> None:
@@ -107,8 +115,7 @@ def take_all(steps: Iterator[StepData], done: list[StepData]) -> None:
         done.append(step)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("fault", list(ENDING))
+@with_workers(ENDING, "401", "changed file")
 def test_what_ends_the_run(
     stored: Hub, tmp_path: Path, whole: Run, fault: str, workers: int
 ) -> None:

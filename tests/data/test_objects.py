@@ -106,11 +106,15 @@ def test_what_is_meant(s3: S3Server, tmp_path: Path, train_file: Any, expected: 
     assert names(tmp_path, train_file) == expected
 
 
-def test_a_listing_of_several_pages(s3: S3Server, tmp_path: Path) -> None:
-    s3.put({f"web/{number:04}.jsonl": b"x" for number in range(1003)})
+def test_a_listing_of_several_pages(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")  # of S3 itself: 1,000
+    s3.put({f"web/{number:04}.jsonl": b"x" for number in range(23)})
     s3.faults = [failing(503, "SlowDown", 2, where=lambda one: True)]
     found = names(tmp_path, f"{URL}/web/*.jsonl")
-    assert found == [f"{number:04}.jsonl" for number in range(1003)]
+    assert found == [f"{number:04}.jsonl" for number in range(23)]
+    assert sum("continuation-token" in query for _, query, _ in s3.requests) == 2
 
 
 def test_the_held_out_object_is_left_out_by_its_name(s3: S3Server, tmp_path: Path) -> None:
