@@ -78,7 +78,8 @@ class Claim:
     def excludes_interest(self) -> bool:
         """Whether a difference as large as the smallest of interest is excluded."""
         assert self.config.smallest_difference is not None
-        return self.verdict == UNDECIDED and self.low > -self.config.smallest_difference
+        small = self.low > -self.config.smallest_difference
+        return small and self.verdict in (SUPPORTED, UNDECIDED)  # of a refuted claim, that is clear
 
 
 def decide(study: StudyConfig, measured: Measured) -> list[Claim]:

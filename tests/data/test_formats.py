@@ -143,7 +143,7 @@ def whole(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return found
 
 
-QUICK = ("3 row groups", "300 row groups", "many frames")
+QUICK = ("300 row groups", "many frames")
 
 
 @pytest.mark.parametrize(

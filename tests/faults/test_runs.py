@@ -48,7 +48,11 @@ def all_stages(*quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("stage", found)
 
 
-@ENGINES
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param("", marks=pytest.mark.slow), "2", pytest.param("fsdp2", marks=pytest.mark.slow)],
+    ids=["ddp", "zero2", "fsdp2"],
+)  # data parallel: test_signals
 @pytest.mark.parametrize(
     "number",
     [

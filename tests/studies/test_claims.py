@@ -77,6 +77,14 @@ def test_the_verdicts() -> None:
     assert not verdicts[-0.2].excludes_interest
 
 
+def test_a_supported_claim_may_be_too_small_to_matter() -> None:
+    declared = study({"a": claim()})
+    spread = np.array([-0.001, 0.0, 0.0, 0.001])
+    bits = {"none": runs(*[2.0] * 4), "url": runs(*(1.99 + spread))}
+    found = only(decide(declared, measured(declared, bits)))
+    assert (found.verdict, found.excludes_interest) == ("supported", True)
+
+
 def test_every_declared_claim_counts_in_the_correction() -> None:
     """One claim is measured; eight more, about an arm that is missing, make its p larger."""
     arms = {"none": ArmConfig(), "url": ArmConfig(), "title": ArmConfig()}
