@@ -1,14 +1,15 @@
 """Starts Python programs without the seconds that each process spends importing torch and the like.
 
-A server imports all that once. It forks the program that is asked for: a script, torchrun or
-`accelerate launch`, whose own code runs and forks the ranks. Each process has the environment, the
+A server imports all that once for all workers of pytest, and forks a process for each. That one
+forks the programs that its worker asks for: a script, torchrun or `accelerate launch`, whose own
+code runs and forks the ranks. Each process has the environment, the
 session and the signal handlers of a new one; only `exec` is left out. Three quarters of what such
 tests took were imports.
 
 What a library reads from the environment at import, and the seed of hashes, are those of the
 server: a test that depends on them starts a new interpreter.
 
-    python -m tests.warm DESCRIPTOR      the server, which ends with its socket
+    python -m tests.warm DESCRIPTOR      the server, which ends when all connections are closed
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.waiting import POLL_S, STUCK_S
+from tests.waiting import POLL_S, STUCK_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -253,26 +254,47 @@ def ask(question: dict[str, Any], *descriptors: int) -> dict[str, Any]:
 
 @functools.cache
 def server() -> socket.socket:
-    """The connection to the server, which is started by the first one who asks."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with there:
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(there.fileno())],
-            pass_fds=[there.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            cwd=REPOSITORY,
-            env=ENVIRONMENT,
-        )
-    return here
+    """The connection to the server, which is started by the first worker that asks."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    address = f"\0bsmeta-warm-{run}"  # no file, and gone with its socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        with contextlib.suppress(OSError):  # another worker has it
+            listener.bind(address)
+            listener.listen()
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(listener.fileno())],
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd=REPOSITORY,
+                env=ENVIRONMENT,
+            )
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wait_until(lambda: connection.connect_ex(address) == 0)  # 0: also before it accepts
+    return connection
 
 
 def main() -> None:
-    """The server."""
+    """The server: forks a process for each connection, and ends when all of these have ended."""
     for module in IMPORTED:
         importlib.import_module(module)
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        serve(connection)
+    serving: set[int] = set()
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        listener.settimeout(1.0)  # between looks at who has ended
+        while True:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                pid = os.fork()
+                if pid == 0:
+                    listener.close()
+                    serve(connection)
+                    return
+                serving.add(pid)
+                connection.close()
+            ended = {pid for pid in serving if os.waitpid(pid, os.WNOHANG)[0]}
+            serving -= ended
+            if ended and not serving:
+                return
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,26 +33,23 @@ pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
-ENGINES = pytest.mark.parametrize(
-    "stage", ["", "2", pytest.param("fsdp2", marks=pytest.mark.slow)], ids=["ddp", "zero2", "fsdp2"]
-)
 STAGES = {"": "ddp", "1": "zero1", "2": "zero2", "3": "zero3", "fsdp2": "fsdp2"}
 
 
-def all_stages(*quick: str) -> pytest.MarkDecorator:
-    """All engines; those that are not named take part in the slow tests only."""
+def all_stages(*quick: str, among: Sequence[str] = (*STAGES,)) -> pytest.MarkDecorator:
+    """The engines; those that are not named as quick take part in the slow tests only."""
     found = [
-        pytest.param(stage, id=name, marks=[] if stage in quick else [pytest.mark.slow])
-        for stage, name in STAGES.items()
+        pytest.param(stage, id=STAGES[stage], marks=[] if stage in quick else [pytest.mark.slow])
+        for stage in among
     ]
     return pytest.mark.parametrize("stage", found)
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [pytest.param("", marks=pytest.mark.slow), "2", pytest.param("fsdp2", marks=pytest.mark.slow)],
-    ids=["ddp", "zero2", "fsdp2"],
-)  # data parallel: test_signals
+ENGINES = all_stages("", "2", among=("", "2", "fsdp2"))
+ZERO2 = all_stages("2", among=("", "2", "fsdp2"))
+
+
+@ZERO2  # data parallel: test_signals
 @pytest.mark.parametrize(
     "number",
     [
@@ -81,7 +78,7 @@ def test_row_4_a_signal_to_one_rank(
     assert same_run(stopped, whole)
 
 
-@ENGINES
+@ZERO2  # data parallel: tests/training/test_trainer.py
 def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, stage: str) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     complete(whole, stage=stage)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.training.run_folder import MARK
+from tests.conftest import REPOSITORY, command, run_warm
 from tests.launching.helpers import SMALL, end, run, start
 from tests.waiting import wait_until
 
@@ -50,19 +51,13 @@ def test_a_start_in_the_folder_of_a_finished_run(
     assert kept == finished
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        pytest.param("seed=1", marks=pytest.mark.slow),
-        pytest.param("learning_rate=-1", marks=pytest.mark.slow),
-        "overwrite_out_dir=true",
-    ],
-)
+@pytest.mark.parametrize("override", ["seed=1", "learning_rate=-1", "overwrite_out_dir=true"])
 def test_a_folder_of_other_files(override: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("mine")
-    code, output = run(tmp_path, "train.sh", *SMALL, override, "out_dir=run", **DEMO)
-    assert code == 2, output
+    train = command(REPOSITORY / "bsmeta/train.py", "--config-name", "demo", processes=1)
+    done = run_warm([*train, *SMALL, override, "out_dir=run"], tmp_path)
+    assert done.returncode == 2, done.stderr
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 

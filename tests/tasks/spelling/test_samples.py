@@ -109,7 +109,7 @@ def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "large.txt"
     with file.open("w") as opened:
         opened.writelines(
-            f"{'some more words of a text ' * 7}{' '.join(f'{n:05}')}\n" for n in range(15_000)
+            f"{'somemorewordsofonetext ' * 8}{' '.join(f'{n:05}')}\n" for n in range(15_000)
         )
     assert file.stat().st_size > 2_800_000
 
