@@ -2,9 +2,8 @@
 
 A server imports all that once for all workers of pytest, and forks a process for each. That one
 forks the programs that its worker asks for: a script, torchrun or `accelerate launch`, whose own
-code runs and forks the ranks. Each process has the environment, the
-session and the signal handlers of a new one; only `exec` is left out. Three quarters of what such
-tests took were imports.
+code runs and forks the ranks. Each program has the environment, the session and the signal handlers
+of a new one; only `exec` is left out. Three quarters of what such tests took were imports.
 
 What a library reads from the environment at import, and the seed of hashes, are those of the
 server: a test that depends on them starts a new interpreter.
@@ -258,8 +257,11 @@ def server() -> socket.socket:
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     address = f"\0bsmeta-warm-{run}"  # no file, and gone with its socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        with contextlib.suppress(OSError):  # another worker has it
+        try:
             listener.bind(address)
+        except OSError:  # another worker has it
+            pass
+        else:
             listener.listen()
             subprocess.Popen(
                 [sys.executable, "-m", "tests.warm", str(listener.fileno())],

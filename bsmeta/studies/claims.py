@@ -76,10 +76,13 @@ class Claim:
 
     @property
     def excludes_interest(self) -> bool:
-        """Whether a difference as large as the smallest of interest is excluded."""
+        """Whether a difference as large as the smallest of interest is excluded.
+
+        False for a refuted claim, whose verdict says more than that.
+        """
         assert self.config.smallest_difference is not None
-        small = self.low > -self.config.smallest_difference
-        return small and self.verdict in (SUPPORTED, UNDECIDED)  # of a refuted claim, that is clear
+        is_small = self.low > -self.config.smallest_difference
+        return is_small and self.verdict in (SUPPORTED, UNDECIDED)
 
 
 def decide(study: StudyConfig, measured: Measured) -> list[Claim]:
