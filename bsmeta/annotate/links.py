@@ -36,7 +36,7 @@ import xxhash
 from bsmeta.annotate import pool
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import VERSION, Page, PageError, parse_page
-from bsmeta.annotate.shard import FOLDER, Counts, damaged_shard
+from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles, damaged_shard
 from bsmeta.annotate.sources import InputFile, counted, decode
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
@@ -228,7 +228,7 @@ def make_index(
     """
     (output / FOLDER).mkdir(exist_ok=True)
     page_bytes = int(config.page_mb * 1e6)
-    paths = [output / FOLDER / f"{file.name}.pages" for file in files]
+    paths = [ShardFiles(output, file.name).pages for file in files]
     # The first line of the pages of a file: from what they were collected.
     made_from = [f"{file.xxh3} {file.bytes} {VERSION} {page_bytes}\n".encode() for file in files]
 

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from isal import igzip
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import FULL
+from bsmeta.core.files import FULL, path_inside
 from bsmeta.data.io.lines import LineReader
 
 FOLDER = "_annotation"
@@ -169,14 +169,26 @@ def _checksum(data: bytes) -> str:
 
 
 class ShardFiles:
-    """The files of a shard; its name is without suffix."""
+    """The files of a shard.
+
+    Args:
+        name: Of the shard, without suffix: that of its input file.
+
+    Raises:
+        UnsafeNameError: If no file can have the name.
+    """
 
     def __init__(self, output: Path, name: str) -> None:
-        self.shard = output / f"{name}{SHARD_SUFFIX}"
-        self.part = output / f"{name}{SHARD_SUFFIX}{PART}"
-        self.journal = output / FOLDER / f"{name}{JOURNAL_SUFFIX}"
-        self.journal_part = output / FOLDER / f"{name}{JOURNAL_SUFFIX}{PART}"
-        self.lock = output / FOLDER / f"{name}.lock"
+        def path_of(file: str) -> Path:
+            # A finished shard may have been replaced by a link to another disk.
+            return path_inside(output, file, f"input: {name}", follow_links=True)
+
+        self.shard = path_of(f"{name}{SHARD_SUFFIX}")
+        self.part = path_of(f"{name}{SHARD_SUFFIX}{PART}")
+        self.journal = path_of(f"{FOLDER}/{name}{JOURNAL_SUFFIX}")
+        self.journal_part = path_of(f"{FOLDER}/{name}{JOURNAL_SUFFIX}{PART}")
+        self.lock = path_of(f"{FOLDER}/{name}.lock")
+        self.pages = path_of(f"{FOLDER}/{name}.pages")  # the titles of its pages, for links
 
     def complete(self) -> Journal | None:
         """The journal of the shard, if there is a whole one; a rename is finished first."""

@@ -1,4 +1,4 @@
-"""Files and folders that exist complete or not at all, their hashes, and room on the disk.
+"""Files and folders that exist complete or not at all, their hashes, names, and room on the disk.
 
 `ROOT` is where the configurations, launch files, scripts and examples of the project are: the
 top-level folders of a checkout (also of one installed with `pip install -e`), or the same folders
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import unicodedata
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,9 @@ ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
 CONFIG_FOLDER = ROOT / "hydra_configs"
 
 _BLOCK = 1 << 20  # bytes read at a time
+
+_LONGEST_PART = 255  # bytes; the limit of ext4, XFS, APFS and NTFS
+_DRIVE = re.compile(r"[A-Za-z]:")
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a disk, a quota or a file that is full."""
@@ -57,6 +61,75 @@ _KNOWN = re.compile(
 
 # Under a secret's name: long, without spaces, with letters and digits (no `<special token>`).
 _LIKE_A_KEY = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[A-Za-z0-9_.+/=-]{16,}")
+
+
+class UnsafeNameError(DataError):
+    """A name from outside is not the path of a file inside the folder that it is meant for.
+
+    Attributes:
+        reason: Why it is refused, as a sentence about `it`.
+    """
+
+    def __init__(self, name: str, folder: Path, source: str, reason: str) -> None:
+        super().__init__(
+            f"{source}: the name {name!r} cannot be used for a file in {folder}: {reason}; "
+            "expected a relative path, such as folder/file. Rename it there, or leave it out"
+        )
+        self.reason = reason
+
+
+def path_inside(folder: Path, name: str, source: str, *, follow_links: bool = False) -> Path:
+    """Returns the path of a file in a folder by a name that someone else has chosen.
+
+    Every name in a listing, an archive, a manifest or a journal passes here before it is joined to
+    a folder, so that `../../.ssh/authorized_keys` cannot reach a file elsewhere.
+
+    Args:
+        name: Relative to the folder, with `/` between its parts.
+        source: Where the name comes from, for the message: a file or a URL.
+        follow_links: Whether symbolic links inside the folder may lead out of it. Only for reading:
+            in the cache of the Hub, every file of a model is such a link.
+
+    Raises:
+        UnsafeNameError: If the path is not inside the folder, or no file can have the name.
+    """
+    reason = name_fault(name)
+    path = folder / name if reason is None else folder
+
+    if reason is None and not follow_links and not _is_inside(path, folder):
+        reason = f"a symbolic link leads out of {folder}"
+
+    if reason is not None:
+        raise UnsafeNameError(name, folder, source, reason)
+    return path
+
+
+def name_fault(name: str) -> str | None:
+    """Describes why a name cannot be the relative path of a file; None if it can.
+
+    The rules are those of all systems together, whatever the one that this process runs on.
+    """
+    if not name:
+        return "it is empty"
+    if name.startswith("/") or _DRIVE.match(name):
+        return "it is an absolute path"
+    if "\\" in name:
+        return "it has a backslash"
+
+    for part in name.split("/"):
+        if part in ("", ".", ".."):
+            return f"it has the part {part!r}"
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in part):
+            return "it has a control character or half a surrogate pair"
+        if len(part.encode()) > _LONGEST_PART:
+            return f"a part of it is longer than {_LONGEST_PART} bytes"
+    return None
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is inside a folder once all symbolic links are followed."""
+    # Path.resolve would raise for a link that leads to itself.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 @contextmanager

@@ -13,7 +13,10 @@ again from its beginning). Called for a complete folder, it compares every file 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import re
+import shlex
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -29,7 +32,14 @@ from bsmeta.config.causal_lm import StageConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, differing
-from bsmeta.core.files import file_hash, free_bytes, gigabytes, replacing, writing
+from bsmeta.core.files import (
+    file_hash,
+    free_bytes,
+    gigabytes,
+    path_inside,
+    replacing,
+    writing,
+)
 from bsmeta.core.process import stoppable
 from bsmeta.core.progress import Show, progress_bar
 from bsmeta.data.io.file_sets import filled
@@ -47,6 +57,8 @@ from bsmeta.data.io.shards import (
 TRAIN, HELD_OUT, MANIFEST = "train", "validation", "staged.jsonl"
 BLOCK = 1 << 20
 SHOWN_DIFFERENCES = 10
+
+_PLAIN_VALUE = re.compile(r"[\w/.*?@%+-]+")  # a value that Hydra reads as it is
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -101,7 +113,10 @@ def stage(config: StageConfig, out: Path) -> str:
 
 
 def run_files(config: StageConfig) -> Iterator[Shard]:
-    """The files that the run reads; the name of each is its path in the folder."""
+    """The files that the run reads; the name of each is its path in the folder.
+
+    The names come from listings: `path_of` decides whether they may be joined to a folder.
+    """
     data = config.data_config
     for number, source in enumerate(source_configs(data).values()):
         folder = f"{TRAIN}/{number}" if data.sources else TRAIN
@@ -129,13 +144,20 @@ def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str
         names = [file.name.removeprefix(folder) for file in files if file.name.startswith(folder)]
         is_plain = all("/" not in name and name.endswith(SUFFIXES) for name in names)
         key = f"data_config.sources.{number}.train_file" if sources else "data_config.train_file"
-        keys[key] = f"{out}/{folder}" if is_plain else f"'{out}/{folder}**'"
+        keys[key] = as_argument(f"{out}/{folder}" if is_plain else f"{out}/{folder}**")
     for file in files:
         if file.name.startswith(f"{HELD_OUT}/"):
-            keys["data_config.validation_file"] = f"{out}/{file.name}"
+            keys["data_config.validation_file"] = as_argument(f"{out}/{file.name}")
     if config.data_config.dataset_revision is not None:  # refused where nothing is on the Hub
         keys["data_config.dataset_revision"] = "null"
     return keys
+
+
+def as_argument(value: str) -> str:
+    """Quotes a value for Hydra, then for the shell: a name from a listing must not run there."""
+    if not _PLAIN_VALUE.fullmatch(value):
+        value = json.dumps(value, ensure_ascii=False)
+    return shlex.quote(value)
 
 
 def _check_copies(out: Path, files: Iterable[Shard]) -> None:
@@ -157,7 +179,7 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
         )
     with progress_bar("checking", len(copies)) as show:
         for count, copy in enumerate(copies.values(), start=1):
-            path = out / copy.name
+            path = path_inside(out, copy.name, str(out / MANIFEST))
             found = file_hash(path) if path.is_file() else "not there"
             if found != copy.xxh3:
                 raise DataError(
@@ -193,13 +215,17 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
             "another folder in out, or delete it",
             ["out"],
         )
+    for file in files:  # all are checked before anything is written
+        path_of(file, folder)
+        path_of(file, folder, part_name(file))
+
     copies = read_manifest(folder)
     kept = {
         file.name: copy
         for file in files
         if (copy := copies.get(file.name)) is not None
         and (copy.bytes, copy.content) == (file.size, content_of(file))
-        and (folder / file.name).is_file()
+        and path_of(file, folder).is_file()
     }
     with replacing(folder / MANIFEST) as part:
         part.write_bytes(b"".join(map(_line, kept.values())))
@@ -208,7 +234,8 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
     for path in folder.rglob("*"):  # what earlier calls left of other files
         if path.is_file() and path.relative_to(folder).as_posix() not in wanted:
             path.unlink()
-    begun = [path for file in missing if (path := folder / part_name(file)).exists()]
+    parts = [path_of(file, folder, part_name(file)) for file in missing]
+    begun = [path for path in parts if path.exists()]
     total, complete = sum(file.size for file in files), sum(one.bytes for one in kept.values())
     needed = total - complete - sum(path.stat().st_size for path in begun)
     if needed > (free := free_bytes(folder)):
@@ -229,6 +256,15 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
         finally:  # after an error, or a signal
             copier.cancelled.set()
             pool.shutdown(cancel_futures=True)
+
+
+def path_of(file: Shard, folder: Path, name: str = "") -> Path:
+    """The path of a copy in a folder, under its own name or that of its part.
+
+    Raises:
+        UnsafeNameError: If the name in the listing would lead out of the folder.
+    """
+    return path_inside(folder, name or file.name, str(file.path))
 
 
 def part_name(file: Shard) -> str:
@@ -266,7 +302,7 @@ class Copier:
             DataError: If it cannot be read, or differs from its listing or its hash.
             CancelledError: If copying was cancelled.
         """
-        part = self._folder / part_name(file)
+        part = path_of(file, self._folder, part_name(file))
         part.parent.mkdir(parents=True, exist_ok=True)
         is_continued = part.exists()
         found = self._complete(file, part)
@@ -280,7 +316,7 @@ class Copier:
         # In this order: a line without its file costs nothing but reading the part again.
         with self._lock:
             self._manifest.write(_line(Copied(file.name, file.size, content_of(file), found)))
-        part.rename(self._folder / file.name)
+        part.rename(path_of(file, self._folder))
 
     def _complete(self, file: Shard, part: Path) -> str | None:
         """Appends what is missing; returns the xxh3, or None and deletes a wrong copy."""

@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
+from bsmeta.core.files import UnsafeNameError, path_inside
 from bsmeta.core.progress import report_progress
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -106,9 +107,10 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: cannot be read ({error}); expected sizes and checksums of files"
         ) from error
     for file in manifest.files:
-        parts = PurePosixPath(file).parts
-        if not parts or parts[0] == "/" or ".." in parts:
-            raise CheckpointError(f"{path}: lists {file!r}, which is not below its folder")
+        try:
+            path_inside(folder, file, str(path), follow_links=True)
+        except UnsafeNameError as error:
+            raise CheckpointError(str(error)) from error
     return manifest
 
 

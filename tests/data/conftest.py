@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.data.cloud_storage_server import gs
 from tests.data.hub_fixtures import hub, stored
 
-__all__ = ["hub", "stored"]
+__all__ = ["gs", "hub", "stored"]

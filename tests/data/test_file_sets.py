@@ -164,15 +164,17 @@ def test_problems_of_a_manifest_are_listed_together(source: Path) -> None:
         read_manifest(manifest_of(source, first, {"path": ".download/titles"}))
     assert str(error.value).splitlines() == [
         f"manifest={source}/manifest.json:",
-        "  files[0]: '../x.rar': expected a path in the target folder",
-        "  files[0]: '.download': expected a path in the target folder",
+        "  files[0]: '../x.rar': it has the part '..'; expected a path in the target folder",
+        "  files[0]: '.download': .download holds the state of the download; expected a path in "
+        "the target folder",
         "  files[0]: address 'ftp://host/x': expected http(s)://, file://, or a relative address",
         "  files[0]: sha256 '12': expected 64 hexadecimal digits",
         "  files[0]: negative number of bytes",
         "  files[0]: unpack and unpacked_bytes belong together",
         "  files[0]: '../x.rar' is unpacked by its suffix: one of .tar, .tar.gz, .tgz, .tar.bz2, "
         ".tar.xz, .zip",
-        "  files[1]: '.download/titles': expected a path in the target folder",
+        "  files[1]: '.download/titles': .download holds the state of the download; expected a "
+        "path in the target folder",
         "  .download/titles is in .download, which is a file or an archive's folder",
     ]
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import StageConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io import objects, remote, remote_file
+from bsmeta.data.io import remote, remote_file
 from bsmeta.data.io.files import FileRef, open_file
 from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
+from bsmeta.data.stage import stage
+from tests.data.cloud_storage_server import forget
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, cutting, failing, is_content
@@ -24,12 +27,6 @@ from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, cutting, fai
 CONTENT = random.Random(0).randbytes(7700)
 URL = f"s3://{BUCKET}"
 STEPS = 8
-
-
-def forget() -> None:
-    """Lists and connects anew, as a new process does."""
-    objects.list_objects.cache_clear()
-    remote.store_of.cache_clear()
 
 
 @pytest.fixture
@@ -375,3 +372,29 @@ def test_documents_of_the_held_out_object_are_not_trained_on(
     )
     with pytest.raises(DataError, match=r"/copy\.jsonl\.gz, line \d+: the document has the text"):
         run(own, 40)
+
+
+def test_staging_what_a_listing_names_outside_the_folder(s3: S3Server, tmp_path: Path) -> None:
+    """moto would not store such keys, but a server may list them."""
+    entries = "".join(
+        f"<Contents><Key>{key}</Key><Size>3</Size><ETag>&quot;0&quot;</ETag>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for key in ("d/keys.jsonl", "d/../../../victim/keys.jsonl")
+    )
+    listing = f"<ListBucketResult><Name>{BUCKET}</Name>{entries}</ListBucketResult>".encode()
+
+    def list_hostile(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
+        is_listing = "list-type" in environ["QUERY_STRING"]
+        return (200, {"Content-Type": "application/xml"}, listing) if is_listing else None
+
+    s3.faults.append(list_hostile)
+    data = small_config(tmp_path, train_file=f"{URL}/**", cache_dir=str(tmp_path / "cache"))
+    out = tmp_path / "a/b/out"
+    out.parent.mkdir(parents=True)
+    with pytest.raises(DataError) as error:
+        stage(StageConfig(data_config=data, out=str(out)), out)
+    assert str(error.value).startswith(
+        f"{URL}/d/../../../victim/keys.jsonl: the name 'train/../../../victim/keys.jsonl' cannot "
+        "be used for a file in"
+    )
+    assert [*tmp_path.rglob("*keys*")] == []

@@ -6,6 +6,7 @@ Only `bsmeta.data.io.archives` unpacks archives; nothing that it refuses leaves 
 from __future__ import annotations
 
 import ast
+import contextlib
 import gzip
 import io
 import stat
@@ -21,6 +22,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io import archives
 from bsmeta.data.io.archives import unpack
 from tests.conftest import REPOSITORY
+from tests.core.hostile_names import HOSTILE_NAMES
 
 pytestmark = pytest.mark.faults
 
@@ -118,11 +120,11 @@ def false_size(path: Path) -> Path:
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc"}
 Make = Callable[[Path], Path]
 MALICIOUS: dict[str, tuple[str, Make, str]] = {
-    "parent": ("tar.gz", lambda path: tar(path, ("../x", b"1")), "'../x': a path that leaves"),
-    "inner parent": ("tar", lambda path: tar(path, ("a/../../x", b"1"), mode="w"), "leaves the"),
-    "absolute": ("tar", lambda path: tar(path, ("/tmp/x", b"1"), mode="w"), "leaves the folder"),
-    "backslash": ("zip", lambda path: zipped(path, ("..\\x", b"1")), "leaves the folder"),
-    "zip parent": ("zip", lambda path: zipped(path, ("a/../../x", b"1")), "leaves the folder"),
+    "parent": ("tar.gz", lambda path: tar(path, ("../x", b"1")), "'../x': it has the part"),
+    "inner parent": ("tar", lambda path: tar(path, ("a/../../x", b"1"), mode="w"), "part '..'"),
+    "absolute": ("tar", lambda path: tar(path, ("/tmp/x", b"1"), mode="w"), "an absolute path"),
+    "backslash": ("zip", lambda path: zipped(path, ("..\\x", b"1")), "it has a backslash"),
+    "zip parent": ("zip", lambda path: zipped(path, ("a/../../x", b"1")), "it has the part '..'"),
     "link": ("tgz", lambda path: tar(path, ("l", LINK), ("l/x", b"1")), "'l': a link or a device"),
     "hard link": (
         "tar.xz",
@@ -160,6 +162,29 @@ def test_row_17_what_is_refused_leaves_no_trace(tmp_path: Path, name: str) -> No
     with pytest.raises(DataError, match=message):
         unpack(archive, tmp_path / "out/inner", MOST)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [archive.name, "out"]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+@pytest.mark.parametrize("suffix", ["tar", "zip"])
+def test_row_17_a_member_is_inside_the_folder_or_refused(
+    tmp_path: Path, suffix: str, name: str
+) -> None:
+    archive, out = tmp_path / f"archive.{suffix}", tmp_path / "deep/er/out"
+    try:
+        if suffix == "tar":
+            tar(archive, (name, b"1"), mode="w")
+        else:
+            zipped(archive, (name, b"1"))
+    except (UnicodeError, ValueError):
+        pytest.skip(f"{suffix} cannot hold the name")
+    with contextlib.suppress(DataError):
+        unpack(archive, out, MOST)
+    written = {path for path in tmp_path.rglob("*") if path.is_file()} - {archive}
+    assert all(path.is_relative_to(out) for path in written)
+
+    # Archivers write `./x` themselves, and both formats end a name at NUL.
+    ended = name.partition("\0")[0].removeprefix("./").removesuffix("/")
+    assert not written or ended in ("x", "a"), name
 
 
 def test_row_17_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, cast
 
 from isal import igzip
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import building
+from bsmeta.core.files import UnsafeNameError, building, path_inside
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
@@ -63,10 +63,7 @@ def _write_members(archive: Path, folder: Path, most: int, advance: Advance) -> 
     for number, (name, size, open_content) in enumerate(members(archive, most), 1):
         if number > MOST_FILES:
             raise _refused(archive, name, f"more than {MOST_FILES:,} files")
-        member = PurePosixPath(name)
-        if member.is_absolute() or ".." in member.parts or "\\" in name or "\0" in name:
-            raise _refused(archive, name, "a path that leaves the folder")
-        path = folder.joinpath(*member.parts)
+        path = _member_path(archive, name, folder)
         try:
             content = open_content()
             if content is None:
@@ -84,6 +81,17 @@ def _write_members(archive: Path, folder: Path, most: int, advance: Advance) -> 
                     advance(written)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise _refused(archive, name, "a path that is there already") from error
+
+
+def _member_path(archive: Path, name: str, folder: Path) -> Path:
+    """The path of a member; archivers write folders as `a/`, and what is below `.` as `./a`."""
+    if name in (".", "./"):
+        return folder
+    relative = name.removeprefix("./").removesuffix("/")
+    try:
+        return path_inside(folder, relative, str(archive))
+    except UnsafeNameError as error:
+        raise _refused(archive, name, error.reason) from error
 
 
 def _refused(archive: Path, name: str, reason: str) -> DataError:

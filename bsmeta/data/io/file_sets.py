@@ -30,7 +30,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import free_bytes, gigabytes
+from bsmeta.core.files import free_bytes, gigabytes, name_fault, path_inside
 from bsmeta.data.io.archives import SUFFIXES, unpack
 from bsmeta.data.io.remote import (
     CONTENT_RANGE,
@@ -121,9 +121,11 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
 
 def _problems(entry: Entry) -> Iterator[str]:
     for name in {entry.path: None, entry.target: None}:
-        parts = PurePosixPath(name).parts
-        if not parts or parts[0] in ("/", STATE) or ".." in parts or "\\" in name:
-            yield f"{name!r}: expected a path in the target folder"
+        fault = name_fault(name)
+        if fault is None and name.split("/")[0] == STATE:
+            fault = f"{STATE} holds the state of the download"
+        if fault is not None:
+            yield f"{name!r}: {fault}; expected a path in the target folder"
     if urlsplit(entry.address).scheme not in ("http", "https", "file"):
         yield f"address {entry.address!r}: expected http(s)://, file://, or a relative address"
     if not re.fullmatch("[0-9a-f]{64}", entry.sha256):
@@ -190,9 +192,9 @@ class FileSet:
     def _check(self, left: list[Entry]) -> None:
         """Refuses what is in the way, and a disk that is too small for what is left."""
         problems = [
-            f"{self.folder / entry.target} is there, but not from this manifest; move it away"
+            f"{path} is there, but not from this manifest; move it away"
             for entry in left
-            if (self.folder / entry.target).exists()
+            if (path := self._path(entry.target)).exists()
         ]
         if problems:
             raise ConfigurationError("\n".join(problems))
@@ -207,19 +209,23 @@ class FileSet:
                 ["folder"],
             )
 
+    def _path(self, name: str) -> Path:
+        """The path of a name of the manifest, in the target folder."""
+        return path_inside(self.folder, name, "the manifest")
+
     def _bytes_of(self, entry: Entry) -> int:
         """The bytes of a file that are there already."""
-        paths = self.folder / entry.path, self.folder / f"{entry.path}.part"
+        paths = self._path(entry.path), self._path(f"{entry.path}.part")
         return min(entry.bytes, max((p.stat().st_size for p in paths if p.is_file()), default=0))
 
     def _fetch(self, entry: Entry) -> None:
-        path = self.folder / entry.path
+        path = self._path(entry.path)
         if not self._is_there(entry):
             advance = self._shown("downloading", entry, entry.bytes)
             download(entry, path, retries=self.retries, timeout=self.timeout, advance=advance)
         if entry.unpack is not None and entry.unpacked_bytes is not None:
             advance = self._shown("unpacking", entry, entry.unpacked_bytes)
-            unpack(path, self.folder / entry.unpack, entry.unpacked_bytes, advance)
+            unpack(path, self._path(entry.unpack), entry.unpacked_bytes, advance)
             if not self.keep_archives:
                 path.unlink()
         record = self._record(entry)
@@ -235,7 +241,7 @@ class FileSet:
 
     def _is_there(self, entry: Entry) -> bool:
         """Whether the file of an entry is in the folder, by its content."""
-        path = self.folder / entry.path
+        path = self._path(entry.path)
         if not path.is_file() or path.stat().st_size != entry.bytes:
             return False
         with open(path, "rb") as file:
@@ -246,11 +252,11 @@ class FileSet:
         return lambda done: self.advance(f"{what} {entry.path}", done, total)
 
     def _record(self, entry: Entry) -> Path:
-        return self.folder / STATE / f"{entry.target}.json"
+        return self._path(f"{STATE}/{entry.target}.json")
 
     def _found(self, entry: Entry) -> dict[str, Any]:
         """What identifies a complete file or folder; in a folder, files may be added later."""
-        status = os.stat(self.folder / entry.target)
+        status = os.stat(self._path(entry.target))
         changed = status.st_mtime_ns if entry.unpack is None else None
         return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": changed}
 

@@ -375,9 +375,13 @@ class Cache:
             with open(path, "rb") as file:
                 key = xxhash.xxh3_64(file.read(_HEAD))
             key.update(f"{_FACTS_VERSION} {status.st_size} {status.st_mtime_ns}".encode())
-        # The name is only for readability; it may be too long to fit completely.
-        name = os.fsencode(os.path.basename(str(path)))[:_LONGEST_NAME].decode(errors="ignore")
-        return self.folder / f"{name}-{key.hexdigest()}.{kind}.npz"
+        # The name is only for readability: a remote one may have any characters, at any length.
+        name = os.path.basename(str(path)).encode(errors="replace")[:_LONGEST_NAME]
+        readable = "".join(
+            character if character.isprintable() else "_"
+            for character in name.decode(errors="ignore")
+        )
+        return self.folder / f"{readable}-{key.hexdigest()}.{kind}.npz"
 
 
 def read_arrays(path: Path) -> Arrays | None:

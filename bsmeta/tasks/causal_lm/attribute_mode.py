@@ -32,6 +32,7 @@ from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import path_inside
 from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.processors import type_of
@@ -270,6 +271,9 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
             f"{config.type} has none"
         )
     check_type(config.type, f"type={config.type}", data.metadata_config)
+    folder = Path(config.out_dir) if config.out_dir else opened.location.run_folder or Path()
+    path = report_path(folder, config.type)
+
     documents = None
     if not (config.prompt and config.candidates and config.prior == "uniform"):
         documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
@@ -301,13 +305,20 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
         "candidates": by_candidate(found),
         "documents": by_document(found),
     }
-    folder = Path(config.out_dir) if config.out_dir else opened.location.run_folder or Path()
-    path = folder / f"attribution-{config.type}.json"
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
     show_attribution(report, out)
     out.print(f"written to {path}", markup=False, soft_wrap=True)
+
+
+def report_path(folder: Path, type_name: str) -> Path:
+    """The report of a metadata type, whose name the configuration of the model has chosen.
+
+    Raises:
+        UnsafeNameError: If it would not be in the folder.
+    """
+    return path_inside(folder, f"attribution-{type_name}.json", f"type={type_name}")
 
 
 def _attribute_prompt(

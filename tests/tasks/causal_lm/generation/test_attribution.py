@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import UnsafeNameError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -28,9 +30,11 @@ from bsmeta.tasks.causal_lm.attribute_mode import (
     by_candidate,
     find_candidates,
     posterior,
+    report_path,
     summarize,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from tests.core.hostile_names import HOSTILE_NAMES
 from tests.tasks.causal_lm.evaluation.conftest import document, write_shard
 from tests.tasks.causal_lm.generation.plain import next_scores
 
@@ -225,6 +229,20 @@ def test_candidates_that_are_none_are_named(sites: DataConfig) -> None:
         find_candidates(Labels("url", sites.metadata_config), [], documents)
     with pytest.raises(ConfigurationError, match="soon is no timestamp"):
         Labels("timestamp", MetadataConfig(metadata_list=["timestamp"])).given("soon")
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_a_report_is_written_to_its_folder(tmp_path: Path, name: str) -> None:
+    with contextlib.suppress(UnsafeNameError):
+        path = report_path(tmp_path, name)
+        assert path.name == f"attribution-{name}.json".rpartition("/")[2]
+        assert path.resolve().is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/../x", "../../x", "a\nb"])
+def test_a_report_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnsafeNameError, match="^type="):
+        report_path(tmp_path, name)
 
 
 def test_the_entry_point_writes_and_prints(

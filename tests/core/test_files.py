@@ -1,0 +1,74 @@
+"""Names from outside: one function joins them to a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import UnsafeNameError, name_fault, path_inside
+from tests.core.hostile_names import HARMLESS_NAMES, HOSTILE_NAMES
+
+
+def test_there_are_sixty_hostile_names() -> None:
+    assert len(set(HOSTILE_NAMES)) == len(HOSTILE_NAMES) >= 60
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        path_inside(tmp_path, name, "listing")
+
+
+@pytest.mark.parametrize("name", HARMLESS_NAMES, ids=ascii)
+def test_harmless_names_stay_what_they_are(tmp_path: Path, name: str) -> None:
+    path = path_inside(tmp_path, name, "listing")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("content")
+    assert path.relative_to(tmp_path).as_posix() == name
+
+
+def test_the_message_says_where_the_name_is_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        path_inside(tmp_path, "a/../../x", "s3://bucket/a/../../x")
+    assert str(error.value) == (
+        f"s3://bucket/a/../../x: the name 'a/../../x' cannot be used for a file in {tmp_path}: it "
+        "has the part '..'; expected a relative path, such as folder/file. Rename it there, or "
+        "leave it out"
+    )
+
+
+def test_links_lead_out_only_where_that_is_allowed(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "link").symlink_to(outside)
+    (folder / "inner").symlink_to(folder)
+    (folder / "loop").symlink_to(folder / "loop")
+
+    with pytest.raises(UnsafeNameError, match="a symbolic link leads out of"):
+        path_inside(folder, "link/x", "listing")
+    assert path_inside(folder, "link/x", "listing", follow_links=True) == folder / "link/x"
+    assert path_inside(folder, "inner/x", "listing") == folder / "inner/x"
+    assert path_inside(folder, "loop", "listing") == folder / "loop"
+
+    # The folder itself may be reached through a link.
+    (tmp_path / "alias").symlink_to(folder)
+    assert path_inside(tmp_path / "alias", "x", "listing") == tmp_path / "alias/x"
+
+
+@given(st.text(st.sampled_from("./\\a:C\0\n~"), max_size=12) | st.text(max_size=20))
+@example("..")
+def test_a_name_is_refused_or_inside(name: str) -> None:
+    if name_fault(name) is not None:
+        return
+    folder = "/srv/folder"
+    joined = os.path.normpath(f"{folder}/{name}")
+    assert joined == f"{folder}/{name}"  # nothing to simplify: no part of it has a meaning
+    assert PurePosixPath(joined).is_relative_to(folder)
+    assert joined != folder
+    assert name.isprintable() or all(not 0 <= ord(character) < 32 for character in name)

@@ -1,0 +1,40 @@
+"""Manifests of models and checkpoints that list files outside their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bsmeta.core.errors import CheckpointError
+from bsmeta.models.pretrained import model_damage, read_manifest, write_model_manifest
+from tests.core.hostile_names import HOSTILE_NAMES
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_a_manifest_cannot_list_a_file_elsewhere(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x").write_text("content")
+    write_model_manifest(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["files"][name] = manifest["files"]["x"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(CheckpointError) as error:
+        read_manifest(tmp_path)
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path}/manifest.json: ")
+    if not message.endswith("expected sizes and checksums of files"):  # JSON has no such text
+        assert f"the name {name!r} cannot be used for a file in {tmp_path}" in message
+    assert model_damage(tmp_path) == [message]
+
+
+def test_files_in_the_cache_of_the_hub_are_links(tmp_path: Path) -> None:
+    blob = tmp_path / "blobs/0"
+    blob.parent.mkdir()
+    blob.write_text("content")
+    snapshot = tmp_path / "snapshots/0"
+    snapshot.mkdir(parents=True)
+    (snapshot / "x").symlink_to("../../blobs/0")
+    write_model_manifest(snapshot)
+    assert model_damage(snapshot) == []
