@@ -24,7 +24,8 @@ from torch.nn import functional
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.keys import key
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import TableStream, TokenBudget, open_store
+from bsmeta.data.table.store import open_store
+from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from ahocorasick_rs import AhoCorasick, MatchKind
 
@@ -23,20 +24,25 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash, writing
 from bsmeta.core.progress import file_bar
 from bsmeta.data.text.tokenizer import tokens_with_places
+from bsmeta.tasks.disambiguation.array_folder import (
+    MANIFEST,
+    ArrayFolder,
+    ArrayWriter,
+    damaged_folder,
+)
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
-from bsmeta.tasks.disambiguation.entities import (
-    MANIFEST,
-    NIL,
-    ArrayFolder,
-    ArrayWriter,
-    EntityTable,
-    Strings,
-)
+from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
 from bsmeta.tasks.disambiguation.evaluate import Scorer
 from bsmeta.tasks.disambiguation.lines import Problems, read_lines, word_spans
 from bsmeta.tasks.disambiguation.model import BiEncoder
+from bsmeta.tasks.disambiguation.string_table import (
+    Strings,
+    check_length,
+    check_strings,
+    string_layout,
+)
 from bsmeta.tasks.disambiguation.texts import Row, divide, overlapping
 from bsmeta.training.task import batched, batches_of
 
@@ -46,6 +52,7 @@ _EDGE = "\1"
 _WORD_EDGE = re.compile(r"\b")
 _SPACE = re.compile(r"\s")
 _COUNTS = ("alias", "mentions", "occurrences")
+_FORM_LAYOUT = {**string_layout("forms"), **dict.fromkeys(_COUNTS, "<i4")}
 
 
 class Span(NamedTuple):
@@ -75,6 +82,20 @@ class FormCount(NamedTuple):
     def share(self) -> float:
         """The share of its occurrences that are mentions, as far as that is known."""
         return (self.mentions + 1) / (max(self.occurrences, self.mentions) + 1)
+
+
+class FormFacts(msgspec.Struct):
+    """What the counts of forms were made from.
+
+    Attributes:
+        file: Hash of the training lines.
+        alias_form: The key of that name.
+        entities: Fingerprint of the table.
+    """
+
+    file: str
+    alias_form: str
+    entities: str
 
 
 class Detector:
@@ -144,19 +165,43 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
     """
     path = None if config.train_file is None else Path(config.train_file)
     if path is not None and path.is_file():
-        key = {"file": file_hash(path), "alias_form": config.alias_form}
+        facts = FormFacts(file_hash(path), config.alias_form, table.fingerprint)
         with writing(folder, "the forms of aliases in the training sentences"):
-            saved = ArrayFolder(folder).facts if (folder / MANIFEST).exists() else {}
-            is_same = saved.items() >= key.items()
-            if not is_same or table.entities_of(saved["entities"]) is None:
-                found = count_forms(path, table, config.alias_form)
-                _write_counts(folder, {**key, "entities": table.fingerprint}, found)
-    counts = {}
-    if (folder / MANIFEST).exists():
-        arrays = ArrayFolder(folder)
-        rows = zip(*(arrays[name].tolist() for name in _COUNTS), strict=True)
-        counts = dict(zip(Strings(arrays, "forms"), map(FormCount._make, rows), strict=True))
+            if not _has_counts(folder, facts, table):
+                _write_counts(folder, facts, count_forms(path, table, config.alias_form))
+
+    counts = _read_counts(folder, table) if (folder / MANIFEST).exists() else {}
     return Detector(table, config.alias_form, counts, config.min_mention_share)
+
+
+def _has_counts(folder: Path, facts: FormFacts, table: EntityTable) -> bool:
+    """Whether a folder has counts of the same lines, for this table or an earlier version."""
+    if not (folder / MANIFEST).exists():
+        return False
+    saved = ArrayFolder(folder, _FORM_LAYOUT, FormFacts).facts
+    is_same = (saved.file, saved.alias_form) == (facts.file, facts.alias_form)
+    return is_same and table.entities_of(saved.entities) is not None
+
+
+def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
+    """Reads the counts of forms; raises DataError if they are damaged."""
+    arrays = ArrayFolder(folder, _FORM_LAYOUT, FormFacts)
+    if table.entities_of(arrays.facts.entities) is None:
+        raise DataError(
+            f"{folder} has counts of the aliases of another table than {table.folder}; delete it, "
+            "and name the training lines in data_config.train_file, to count again"
+        )
+
+    forms = check_strings(arrays, "forms")
+    for name in _COUNTS:
+        check_length(arrays, name, forms)
+
+    aliases = arrays["alias"]
+    if len(aliases) and not (aliases.min() >= -1 and aliases.max() < len(table.aliases)):
+        raise damaged_folder(folder, f"alias has a number that {table.folder} does not have")
+
+    counts = zip(*(arrays[name].tolist() for name in _COUNTS), strict=True)
+    return dict(zip(Strings(arrays, "forms"), map(FormCount._make, counts), strict=True))
 
 
 def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, FormCount]:
@@ -185,10 +230,11 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
     return counted
 
 
-def _write_counts(folder: Path, facts: dict[str, str], counts: dict[str, FormCount]) -> None:
+def _write_counts(folder: Path, facts: FormFacts, counts: dict[str, FormCount]) -> None:
     folder.mkdir(exist_ok=True)
-    before = ArrayFolder(folder) if (folder / MANIFEST).exists() else None
-    writer = ArrayWriter(folder, before)
+    has_counts = (folder / MANIFEST).exists()
+    before = ArrayFolder(folder, _FORM_LAYOUT, FormFacts) if has_counts else None
+    writer = ArrayWriter(folder, _FORM_LAYOUT, before)
     texts = [form.encode() for form in counts]
     writer.replace("forms", np.frombuffer(b"".join(texts), np.uint8))
     writer.replace("forms_ends", np.cumsum([len(text) for text in texts], dtype=np.int64))

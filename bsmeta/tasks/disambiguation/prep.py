@@ -33,7 +33,7 @@ from bsmeta.core.process import plain_children
 from bsmeta.core.progress import file_bar
 from bsmeta.data.io.files import Cache
 from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
-from bsmeta.data.table.stream import open_store, saved_key
+from bsmeta.data.table.store import open_store, saved_key
 from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokens_with_places
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import (

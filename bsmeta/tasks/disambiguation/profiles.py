@@ -20,15 +20,16 @@ import xxhash
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import building, writing
 from bsmeta.core.progress import file_bar
+from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import (
+    ENTITY_LAYOUT,
     NIL_ID,
-    ArrayFolder,
-    ArrayWriter,
     EntityTable,
-    Names,
-    Strings,
+    TableFacts,
+    TableVersion,
 )
 from bsmeta.tasks.disambiguation.lines import Problems, json_lines
+from bsmeta.tasks.disambiguation.string_table import Names, Strings
 
 MAX_CANDIDATES = 30
 _LISTS = (
@@ -103,7 +104,7 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
     before = EntityTable.open(folder)  # or the lock file would create a folder of a wrong name
     # What an addition that does not fit has appended is after the end of the arrays.
     with writing(folder, f"the table {folder}"):
-        columns = _Columns(ArrayFolder(folder))
+        columns = _Columns(ArrayFolder(folder, ENTITY_LAYOUT, TableFacts))
         columns.add_all(json_lines(profiles, Profile, problems), problems)
         columns.write(folder, before.max_candidates)
     return EntityTable.open(folder)
@@ -157,7 +158,7 @@ class _Names(_Lists):
 class _Columns:
     """The columns of new entities, by the names of their arrays, which may have values before."""
 
-    def __init__(self, before: ArrayFolder | None) -> None:
+    def __init__(self, before: ArrayFolder[TableFacts] | None) -> None:
         self._before = before
         strings: list[Strings | None] = [None] * 4
         if before is not None:
@@ -228,7 +229,7 @@ class _Columns:
         return self._before[name] if self._before else np.empty(0, dtype)
 
     def write(self, folder: Path, max_candidates: int) -> None:
-        writer = ArrayWriter(folder, self._before)
+        writer = ArrayWriter(folder, ENTITY_LAYOUT, self._before)
         for name in _LISTS:
             column = getattr(self, name)
             values = np.array(column.values)
@@ -246,9 +247,9 @@ class _Columns:
             writer.replace(f"{name}_hashes", hashes[order])
         self._write_candidates(writer, max_candidates)
         entities = len(self._old("ids_ends", np.int64)) + len(self.ids.ends)
-        version = {"fingerprint": writer.content_hash(), "entities": entities}
-        versions = [*(self._before.facts["versions"] if self._before else []), version]
-        writer.commit({"max_candidates": max_candidates, "versions": versions})
+        versions = [*self._before.facts.versions] if self._before else []
+        versions.append(TableVersion(writer.content_hash(), entities))
+        writer.commit(TableFacts(max_candidates, versions))
 
     def _write_candidates(self, writer: ArrayWriter, most: int) -> None:
         """Writes, for each alias, the entities with the `most` highest scores, best first.

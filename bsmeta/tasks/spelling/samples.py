@@ -34,7 +34,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
 from bsmeta.core.progress import exclusively, report_progress
 from bsmeta.data import derive, permutation
-from bsmeta.data.table.stream import file_hashes, open_store
+from bsmeta.data.table.store import file_hashes, open_store
 from bsmeta.data.text.sentences import cut
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import struct
 import time
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from datasets import Dataset
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import file_hash
-from bsmeta.data.table import stream
-from bsmeta.data.table.stream import file_hashes, open_store
+from bsmeta.data.table import store as stores
+from bsmeta.data.table.store import file_hashes, open_store
+from tests.core.hostile_names import HOSTILE_NAMES
 
 KEY = {"source": "9f3a", "max_length": 16, "labels": ["no", "yes"]}
 
@@ -104,9 +106,77 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
 
 def test_a_row_count_that_disagrees_is_damage(tmp_path: Path) -> None:
     open_store(tmp_path / "store", KEY, build)
-    (tmp_path / "store/key.json").write_text(json.dumps({"key": KEY, "rows": 4, "files": {}}))
+    file = tmp_path / "store/key.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps({**saved, "rows": 4}))
     with pytest.raises(DataError, match="3 rows instead of 4"):
         open_store(tmp_path / "store", KEY, refuse)
+
+
+def seal(store: Path) -> None:
+    """Makes the hashes of a store those of its files, as whoever changes them would."""
+    file = store / "key.json"
+    saved = json.loads(file.read_text())
+    saved["files"] = {name: file_hash(store / name) for name in saved["files"]}
+    file.write_text(json.dumps(saved))
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_a_store_reads_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+    store = tmp_path / "store"
+    open_store(store, KEY, build)
+    saved = json.loads((store / "key.json").read_text())
+
+    (store / "key.json").write_text(
+        json.dumps({**saved, "files": {**saved["files"], name: "0" * 16}})
+    )
+    with pytest.raises(DataError, match=r"store is damaged \(.*key\.json"):
+        open_store(store, KEY, refuse)
+
+    state = json.loads((store / "state.json").read_text())
+    state["_data_files"].append({"filename": name})
+    (store / "state.json").write_text(json.dumps(state))
+    (store / "key.json").write_text(json.dumps(saved))
+    seal(store)
+    with pytest.raises(DataError, match=r"store is damaged \(state\.json"):
+        open_store(store, KEY, refuse)
+
+
+def test_offsets_that_lead_out_of_an_array_are_refused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    texts = pa.RecordBatch.from_pydict({"text": pa.array(["one", "two"], pa.string())})
+    open_store(store, KEY, lambda: iter([texts]))
+    (arrow,) = store.glob("*.arrow")
+    offsets = struct.pack("<3i", 0, 3, 6)
+    content = arrow.read_bytes()
+    assert content.count(offsets) == 1
+    arrow.write_bytes(content.replace(offsets, struct.pack("<3i", 0, 3, 1 << 30)))
+    seal(store)
+    with pytest.raises(DataError, match="store is damaged .*offset"):
+        open_store(store, KEY, refuse)
+
+
+def test_a_column_that_opens_files_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = pa.RecordBatch.from_pydict(
+        {"image": pa.array([{"bytes": None, "path": "http://host/x.png"}], image)}
+    )
+    with pytest.raises(DataError, match="store is damaged .column 'image' is of type"):
+        open_store(store, KEY, lambda: iter([rows]))
+
+    info = json.loads((store / "dataset_info.json").read_text())
+    info["features"]["image"] = {"_type": "Image"}
+    (store / "dataset_info.json").write_text(json.dumps(info))
+    seal(store)
+    with pytest.raises(DataError, match="store is damaged .column 'image' is of type Image"):
+        open_store(store, KEY, refuse)
+
+    info["features"]["image"] = {"_type": "Image", "decode": 1, "mode": [[]]}
+    (store / "dataset_info.json").write_text(json.dumps(info))
+    seal(store)
+    with pytest.raises(DataError, match="store is damaged"):
+        open_store(store, KEY, refuse)
 
 
 def _open_in_process(folder: Path, built: Path) -> None:
@@ -143,7 +213,7 @@ def test_a_file_is_read_again_only_if_it_has_changed(
         read.append(file)
         return file_hash(file)
 
-    monkeypatch.setattr(stream, "file_hash", noted)
+    monkeypatch.setattr(stores, "file_hash", noted)
     for file in files:
         file.write_text(file.name)
     first = file_hashes(files, tmp_path / "store")
@@ -154,5 +224,5 @@ def test_a_file_is_read_again_only_if_it_has_changed(
     changed = file_hashes(files, tmp_path / "store")
     assert changed == {file: file_hash(file) for file in files} != first
     assert read == [*files, files[1]]
-    (tmp_path / "store" / stream.HASHES).write_text("{")
+    (tmp_path / "store" / stores.HASHES).write_text("{")
     assert file_hashes(files, tmp_path / "store") == changed

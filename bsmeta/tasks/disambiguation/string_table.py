@@ -1,0 +1,178 @@
+"""Strings and lists by their numbers, in the arrays of a folder.
+
+The values of all numbers are concatenated in the array `NAME`; `NAME_ends` has the end offset of
+each number's values. Strings are UTF-8.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from bsmeta.core.progress import report_progress
+from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, damaged_folder
+
+_BLOCK = 1 << 20  # values that are checked at a time
+
+
+def list_layout(name: str, dtype: str) -> dict[str, str]:
+    """The layout of the lists of a name: the type of their values, and their end offsets."""
+    return {name: dtype, f"{name}_ends": "<i8"}
+
+
+def string_layout(name: str) -> dict[str, str]:
+    """The layout of the strings of a name."""
+    return list_layout(name, "|u1")
+
+
+def name_layout(name: str) -> dict[str, str]:
+    """The layout of strings that are found by their hashes."""
+    return {**string_layout(name), f"{name}_hashes": "<u8", f"{name}_order": "<i4"}
+
+
+class Strings:
+    """Strings by their numbers, from 0."""
+
+    def __init__(self, arrays: ArrayFolder[Any], name: str) -> None:
+        self._text = arrays[name].data
+        self._ends = arrays[f"{name}_ends"]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def utf8(self, number: int) -> memoryview:
+        """A string as UTF-8."""
+        return self._text[list_range(self._ends, number)]
+
+    def __getitem__(self, number: int) -> str:
+        return str(self.utf8(number), "utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[number] for number in range(len(self)))
+
+
+class Names(Strings):
+    """Distinct strings that are found by their hashes.
+
+    `NAME_hashes` is sorted; `NAME_order` has the number of the string of each hash.
+    """
+
+    def __init__(self, arrays: ArrayFolder[Any], name: str) -> None:
+        super().__init__(arrays, name)
+        self._hashes = arrays[f"{name}_hashes"]
+        self._order = arrays[f"{name}_order"]
+
+    def find(self, string: str) -> int:
+        """The number of a string; -1 if it is not there."""
+        data = string.encode()
+        wanted = np.uint64(xxhash.xxh3_64_intdigest(data))
+
+        position = int(self._hashes.searchsorted(wanted))
+        while position < len(self._hashes) and self._hashes[position] == wanted:
+            number = int(self._order[position])
+            if self.utf8(number) == data:
+                return number
+            position += 1
+        return -1
+
+
+def list_range(ends: np.ndarray, number: int) -> slice:
+    """The range of a number's values among the concatenated values of all numbers."""
+    return slice(int(ends[number - 1]) if number else 0, int(ends[number]))
+
+
+def check_lists(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:
+    """Checks the end offsets of lists; returns the number of lists.
+
+    Args:
+        count: The number of lists that there must be; None: any.
+
+    Raises:
+        DataError: If an end is before the previous one, or beyond the values.
+    """
+    ends = arrays[f"{name}_ends"]
+    if count is not None:
+        check_length(arrays, f"{name}_ends", count)
+
+    previous = 0
+    for start in range(0, len(ends), _BLOCK):
+        block = ends[start : start + _BLOCK]
+        if block[0] < previous or (np.diff(block) < 0).any():
+            raise damaged_folder(arrays.folder, f"{name}_ends does not increase")
+        previous = int(block[-1])
+        report_progress()
+
+    if previous != len(arrays[name]):
+        raise damaged_folder(
+            arrays.folder, f"{name}_ends ends at {previous:,}, but {name} has {len(arrays[name]):,}"
+        )
+    return len(ends)
+
+
+def check_strings(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:
+    """Checks strings: their end offsets, and that each is UTF-8; returns the number of strings.
+
+    Raises:
+        DataError: If they are damaged.
+    """
+    number = check_lists(arrays, name, count)
+    text = arrays[name]
+
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(text), _BLOCK):
+            decoder.decode(text[start : start + _BLOCK].tobytes())
+            report_progress()
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise damaged_folder(arrays.folder, f"{name} is not UTF-8: {error}") from error
+
+    # The whole is UTF-8, so each string is if none begins inside a character.
+    ends = arrays[f"{name}_ends"]
+    starts = ends[ends < len(text)]
+    if ((text[starts] & 0xC0) == 0x80).any():
+        raise damaged_folder(arrays.folder, f"{name}_ends divides a character of {name}")
+    return number
+
+
+def check_names(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:
+    """Checks strings that are found by their hashes; returns the number of strings.
+
+    Raises:
+        DataError: If they are damaged.
+    """
+    number = check_strings(arrays, name, count)
+    check_length(arrays, f"{name}_hashes", number)
+    check_length(arrays, f"{name}_order", number)
+    check_numbers(arrays, f"{name}_order", number)
+    return number
+
+
+def check_numbers(arrays: ArrayFolder[Any], name: str, count: int) -> None:
+    """Checks that every value of an array is the number of one of `count` things, from 0.
+
+    Raises:
+        DataError: If one is not.
+    """
+    values = arrays[name]
+    if len(values) and not (values.min() >= 0 and values.max() < count):
+        raise damaged_folder(
+            arrays.folder,
+            f"{name} has values from {values.min()} to {values.max()}, expected 0 to {count - 1}",
+        )
+
+
+def check_length(arrays: ArrayFolder[Any], name: str, length: int) -> None:
+    """Checks the length of an array.
+
+    Raises:
+        DataError: If it is another.
+    """
+    if len(arrays[name]) != length:
+        raise damaged_folder(
+            arrays.folder, f"{name} has {len(arrays[name]):,} values, expected {length:,}"
+        )
