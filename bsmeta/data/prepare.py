@@ -22,10 +22,11 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from torch.utils.data import DataLoader, Dataset
@@ -64,6 +65,31 @@ TARGET = 0x80
 ROWS = 256  # sequences that are written at a time
 
 
+class StreamEntry(msgspec.Struct):
+    """The manifest's entry for a stream: what its file has, its size and its xxh3."""
+
+    sequences: int
+    tokens: int
+    documents: int
+    bytes: int
+    xxh3: str
+
+
+class Manifest(msgspec.Struct):
+    """What was prepared.
+
+    Attributes:
+        fingerprint: Of the data, as `live.fingerprint` makes it.
+        shards: Names of the shards; the files refer to them by their index.
+    """
+
+    format: int
+    epochs: int
+    fingerprint: dict[str, Any]
+    shards: list[str]
+    streams: list[StreamEntry]
+
+
 class PreparedStreams:
     """All logical streams of a run: prepared first, then live.
 
@@ -84,17 +110,19 @@ class PreparedStreams:
         self._folder = Path(config.prepared or "")
         self._manifest = read_manifest(self._folder)
         self._live: LiveStreams | None = None
-        saved = saved_fingerprint(self._manifest["fingerprint"])
+        self._vocabulary = len(tokenizer)
+        self._schema = schema_of(config, self._vocabulary)
+        saved = saved_fingerprint(self._manifest.fingerprint)
         if survey.failure is not None:
             log.info("only the prepared epochs can be trained on: %s", survey.failure)
-        shards = saved["shards"]
+        shards = saved.get("shards", {})
         if survey.shards:
             corpora = open_corpora(config, survey.shards)
             shards = shards_fingerprint([shard for one in corpora for shard in one.shards])
         facts = fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
         self.fingerprint = _as_saved(facts)
         if self.fingerprint["held_out"] == NOT_THERE:  # the prepared data was filtered by it
-            self.fingerprint["held_out"] = saved["held_out"]
+            self.fingerprint["held_out"] = saved.get("held_out")
         differences = "\n".join(differing(saved, self.fingerprint, "when it was prepared"))
         if differences:
             raise ConfigurationError(
@@ -110,7 +138,9 @@ class PreparedStreams:
             DataError: If files are damaged, or the prepared epochs are used up and no live stream
                 can continue.
         """
-        prepared = PreparedStream(self._folder, self._manifest, stream)
+        prepared = PreparedStream(
+            self._folder, self._manifest, stream, self._schema, self._vocabulary
+        )
         done = position.emitted
         if done <= len(prepared) and position != prepared.position_after(done - 1):
             raise ConfigurationError(
@@ -131,7 +161,7 @@ class PreparedStreams:
                 self._live = LiveStreams(*self._arguments)
             except UserError as error:
                 raise DataError(
-                    f"stream {stream} has used up the prepared epochs ({self._manifest['epochs']}) "
+                    f"stream {stream} has used up the prepared epochs ({self._manifest.epochs}) "
                     f"of data_config.prepared={self._folder}, and cannot continue with the shards "
                     f"themselves: {error}; prepare more epochs, or make the shards available"
                 ) from error
@@ -139,13 +169,28 @@ class PreparedStreams:
 
 
 class PreparedStream:
-    """The sequences of one stream."""
+    """The sequences of one stream.
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], stream: int) -> None:
+    Raises:
+        DataError: If its file is damaged.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, stream: int, schema: pa.Schema, vocabulary: int
+    ) -> None:
         self._stream = stream
-        self._shards: list[str] = manifest["shards"]
-        path = _intact_file(folder, manifest, stream)
-        self._rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        self._vocabulary = vocabulary
+        self._shards = manifest.shards
+        self._path = _intact_file(folder, manifest, stream)
+        self._rows = _map_rows(self._path, schema)
+        self._check_shards()
+
+    def _check_shards(self) -> None:
+        """Refuses documents of shards that the manifest does not list."""
+        for chunk in self._rows["shards"].chunks:
+            numbers = chunk.flatten().to_numpy()
+            if len(numbers) and numbers.max() >= len(self._shards):
+                raise _damaged(self._path, f"it names shard {numbers.max()}")
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -159,6 +204,9 @@ class PreparedStream:
         """A sequence, as `LogicalStream` yielded it."""
         columns = zip(self._rows.column_names, self._rows.columns, strict=True)
         row = {name: column[index].values.to_numpy() for name, column in columns}
+        if len(row["tokens"]) and row["tokens"].max() >= self._vocabulary:
+            raise _damaged(self._path, f"it has the token {row['tokens'].max()}")
+
         documents = zip(row["shards"].tolist(), row["numbers"].tolist(), strict=True)
         return PackedSequence(
             ids=row["tokens"].astype(np.int32),
@@ -173,40 +221,73 @@ class PreparedStream:
         )
 
 
+def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
+    """Maps the rows of a stream.
+
+    The folder may come from someone else, and Arrow follows the offsets of lists without a look at
+    where they lead, so all of them are checked: 8 bytes for each list, not the tokens themselves.
+
+    Raises:
+        DataError: If they have other columns, or cannot be read.
+    """
+    try:
+        rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        if rows.schema != schema:
+            raise _damaged(path, f"its columns are {rows.schema.names}, or of other types")
+        rows.validate(full=True)
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(path, str(error)) from error
+    return rows
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(f"data_config.prepared: {path} is damaged ({reason}); prepare it again")
+
+
 def _file_name(stream: int) -> str:
     return f"stream-{stream:05}.arrow"
 
 
-def _intact_file(folder: Path, manifest: dict[str, Any], stream: int) -> Path:
+def _intact_file(folder: Path, manifest: Manifest, stream: int) -> Path:
     """The file of a stream, which has the size that was written."""
-    path, expected = folder / _file_name(stream), manifest["streams"][stream]["bytes"]
-    found = path.stat().st_size if path.exists() else None
-    if found != expected:
-        raise DataError(
-            f"data_config.prepared: {path} has {found} bytes, expected {expected}; it is damaged, "
-            "prepare it again"
-        )
+    path = folder / _file_name(stream)
+    if stream >= len(manifest.streams):
+        raise _damaged(folder / MANIFEST, f"it has no stream {stream}")
+
+    expected = manifest.streams[stream].bytes
+    size = path.stat().st_size if path.exists() else None
+    if size != expected:
+        raise _damaged(path, f"it has {size} bytes, expected {expected}")
     return path
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of prepared data."""
+class _Version(msgspec.Struct):
+    format: int
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads the manifest of prepared data.
+
+    Raises:
+        DataError: If there is none.
+        ConfigurationError: If another version of bsmeta has written it.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        if not isinstance(manifest, dict) or "format" not in manifest:
-            raise ValueError(f"its {MANIFEST} is of something else")
-    except (OSError, ValueError) as error:
+        # msgspec's own decoder does not read Infinity, which a configuration may have.
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        version = msgspec.convert(content, _Version).format
+        if version == FORMAT:
+            return msgspec.convert(content, Manifest)
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"data_config.prepared={folder} holds no prepared data "
             f"(python -m bsmeta.data.prepare … out={folder} makes it): {error}"
         ) from error
-    if manifest["format"] != FORMAT:
-        raise ConfigurationError(
-            f"data_config.prepared={folder} has format {manifest['format']}; this version reads "
-            f"format {FORMAT}: delete the folder, and run python -m bsmeta.data.prepare … "
-            f"out={folder} again"
-        )
-    return manifest
+
+    raise ConfigurationError(
+        f"data_config.prepared={folder} has format {version}; this version reads format {FORMAT}: "
+        f"delete the folder, and run python -m bsmeta.data.prepare … out={folder} again"
+    )
 
 
 def _as_saved(value: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +334,7 @@ class StreamWriter(Dataset):
         """Number of streams."""
         return len(self._live)
 
-    def __getitem__(self, stream: int) -> dict[str, Any] | UserError:
+    def __getitem__(self, stream: int) -> StreamEntry | UserError:
         if not 0 <= stream < len(self):
             raise IndexError(stream)
         try:
@@ -261,17 +342,20 @@ class StreamWriter(Dataset):
         except UserError as error:
             return error
 
-    def _write(self, stream: int) -> dict[str, Any]:
+    def _write(self, stream: int) -> StreamEntry:
         path = self._folder / _file_name(stream)
-        facts = {"sequences": 0, "tokens": 0, "documents": 0}
+        entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
         sequences = self._live.sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
             while part := list(itertools.islice(sequences, ROWS)):
                 writer.write(pa.RecordBatch.from_pylist([*map(self._row, part)], self._schema))
-                facts["sequences"] += len(part)
-                facts["tokens"] += sum(len(sequence.ids) for sequence in part)
-                facts["documents"] += int(sum(sequence.counts[0] for sequence in part))
-        return {**facts, "bytes": path.stat().st_size, "xxh3": file_hash(path)}
+                entry.sequences += len(part)
+                entry.tokens += sum(len(sequence.ids) for sequence in part)
+                entry.documents += int(sum(sequence.counts[0] for sequence in part))
+
+        entry.bytes = path.stat().st_size
+        entry.xxh3 = file_hash(path)
+        return entry
 
     def _row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:
         """The values of a sequence in each column."""
@@ -303,7 +387,7 @@ def main(config: PrepareConfig) -> None:
     print(summary(config, manifest))
 
 
-def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, Any]:
+def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Manifest:
     """Writes the sequences of all streams.
 
     Returns:
@@ -318,21 +402,23 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     steps = config.max_train_steps
     phases = phases_of(data, steps, plan.global_batch, decay_start(config, steps))
     live = LiveStreams(data, tokenizer, config.seed, phases, survey_data(data))
-    manifest = {
-        "format": FORMAT,
-        "epochs": config.epochs,
-        "fingerprint": live.fingerprint,
-        "shards": [shard.name for shard in live.shards],
-    }
+    manifest = Manifest(
+        format=FORMAT,
+        epochs=config.epochs,
+        fingerprint=_as_saved(live.fingerprint),
+        shards=[shard.name for shard in live.shards],
+        streams=[],
+    )
     if out.exists():
-        return _check_folder(out, _as_saved(manifest))
+        return _check_folder(out, manifest)
+
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
         writer = StreamWriter(live, schema_of(data, len(tokenizer)), config.epochs, partial)
-        manifest["streams"] = _write_streams(writer, data.num_workers)
+        manifest.streams = _write_streams(writer, data.num_workers)
         (partial / "config.yaml").write_text(to_yaml(config))
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (partial / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
         partial.rename(out)
     except OSError as error:
         raise ConfigurationError(f"out={out} cannot be written: {error}") from error
@@ -341,32 +427,36 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     return manifest
 
 
-def _write_streams(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
+def _write_streams(writer: StreamWriter, num_workers: int) -> list[StreamEntry]:
     """Writes all streams, several at a time, and shows the progress."""
-    streams = []
+    streams: list[StreamEntry] = []
     with progress_bar("streams", len(writer)) as show:
         for written in DataLoader(writer, batch_size=None, num_workers=num_workers):
             if isinstance(written, UserError):
                 raise written
             streams.append(written)
-            tokens = sum(entry["tokens"] for entry in streams)
+            tokens = sum(entry.tokens for entry in streams)
             show(len(streams), f"{len(streams)} of {len(writer)}, {tokens:,} tokens")
     return streams
 
 
-def _check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of an existing folder, after checking that it is of this data, and intact."""
+def _check_folder(out: Path, expected: Manifest) -> Manifest:
+    """The manifest of an existing folder, after checking that it is of this data, and intact.
+
+    Args:
+        expected: The manifest as it would be now, without streams.
+    """
     manifest = read_manifest(out)
-    saved = {name: manifest[name] for name in expected}
-    differences = "\n".join(differing(saved, expected, "there"))
+    saved = {**msgspec.to_builtins(manifest), "streams": []}
+    differences = "\n".join(differing(saved, msgspec.to_builtins(expected), "there"))
     if differences:
         raise ConfigurationError(
             f"out={out} holds other prepared data; name another folder, or delete it:\n"
             f"{differences}"
         )
-    for stream, entry in enumerate(manifest["streams"]):
+    for stream, entry in enumerate(manifest.streams):
         path = _intact_file(out, manifest, stream)
-        if file_hash(path) != entry["xxh3"]:
+        if file_hash(path) != entry.xxh3:
             raise DataError(
                 f"{path} is damaged: its content has another hash than when it was prepared; "
                 "delete the folder and prepare it again"
@@ -375,13 +465,13 @@ def _check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def summary(config: PrepareConfig, manifest: dict[str, Any]) -> str:
+def summary(config: PrepareConfig, manifest: Manifest) -> str:
     """A one-line summary of a folder's content."""
-    streams: Sequence[dict[str, Any]] = manifest["streams"]
-    sequences, tokens, documents = (
-        sum(stream[name] for stream in streams) for name in ("sequences", "tokens", "documents")
-    )
-    size = sum(stream["bytes"] for stream in streams)
+    streams = manifest.streams
+    sequences = sum(stream.sequences for stream in streams)
+    tokens = sum(stream.tokens for stream in streams)
+    documents = sum(stream.documents for stream in streams)
+    size = sum(stream.bytes for stream in streams)
     places = sequences * row_length(config.data_config)
     return (
         f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "

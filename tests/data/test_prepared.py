@@ -7,16 +7,20 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from bsmeta.config.causal_lm import PrepareConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import Phase
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.prepare import prepare, read_manifest, summary
+from bsmeta.data.prepare import Manifest, prepare, read_manifest, summary
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 SIZES = [30, 41, 17, 26, 33, 9]
@@ -25,7 +29,7 @@ STEPS = 36
 
 def prepared(
     config: DataConfig, out: Path, *, seed: int = 1, **values: Any
-) -> tuple[DataConfig, dict[str, Any]]:
+) -> tuple[DataConfig, Manifest]:
     """Prepares data; returns the configuration that trains on it, and the manifest."""
     request = PrepareConfig(data_config=config, seed=seed, out=str(out), **values)
     manifest = prepare(request, small_tokenizer(), out)
@@ -47,7 +51,7 @@ def config(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig
     return prepared(small_config(folder), tmp_path_factory.mktemp("out") / "data", epochs=2)[0]
 
 
-def manifest_of(config: DataConfig) -> dict[str, Any]:
+def manifest_of(config: DataConfig) -> Manifest:
     return read_manifest(Path(config.prepared or ""))
 
 
@@ -64,7 +68,7 @@ def test_the_same_batches_as_live(
     made = run(other, STEPS, world_size=world_size)
     assert same(made, live)
     assert made.state == live.state
-    assert min(one["sequences"] for one in manifest_of(config)["streams"]) < STEPS
+    assert min(stream.sequences for stream in manifest_of(config).streams) < STEPS
 
 
 @pytest.mark.parametrize("stop", [1, 9, 20, 23])
@@ -80,8 +84,8 @@ def test_a_run_may_change_between_live_and_prepared(
 
 
 def test_counts_are_kept(config: DataConfig) -> None:
-    streams = manifest_of(config)["streams"]
-    assert sum(one["documents"] for one in streams) == 2 * sum(SIZES)
+    streams = manifest_of(config).streams
+    assert sum(stream.documents for stream in streams) == 2 * sum(SIZES)
 
 
 def test_with_a_schedule_bad_documents_and_padding(tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_without_the_shards(folder: Path, live: Run, tmp_path: Path) -> None:
     shutil.copytree(folder, shards)
     ready, manifest = prepared(small_config(shards), tmp_path / "data")
     shutil.rmtree(shards)
-    steps = min(one["sequences"] for one in manifest["streams"])
+    steps = min(stream.sequences for stream in manifest.streams)
     assert same(run(ready, steps), Run(live.steps[:steps], live.documents[:steps], {}))
     with pytest.raises(DataError, match=r"has used up the prepared epochs \(1\).*prepare more"):
         run(ready, 20)
@@ -182,12 +186,81 @@ def test_what_is_no_prepared_data(folder: Path, config: DataConfig, tmp_path: Pa
         run(small_config(folder, prepared=str(tmp_path)), 1)
     for foreign in ('{"name": "a page"}', "[]"):
         (tmp_path / "manifest.json").write_text(foreign)
-        with pytest.raises(DataError, match=r"holds no prepared data .* is of something else"):
+        with pytest.raises(DataError, match=r"holds no prepared data .*: (Object|Expected)"):
             run(small_config(folder, prepared=str(tmp_path)), 1)
-    manifest = manifest_of(config) | {"format": 0}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    manifest = msgspec.structs.replace(manifest_of(config), format=0)
+    (tmp_path / "manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
     with pytest.raises(ConfigurationError, match="has format 0; .* format 7: delete the folder"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
+
+
+def rewrite(config: DataConfig, folder: Path, change: Callable[[pa.Table], pa.Table]) -> DataConfig:
+    """A copy of prepared data in which someone has changed the rows of all streams."""
+    shutil.copytree(Path(config.prepared or ""), folder)
+    manifest = read_manifest(folder)
+    for number, stream in enumerate(manifest.streams):
+        path = folder / f"stream-{number:05}.arrow"
+        rows = change(pa.ipc.open_file(path.read_bytes()).read_all())
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+            writer.write_table(rows)
+        stream.bytes = path.stat().st_size
+    (folder / "manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
+    return dataclasses.replace(config, prepared=str(folder))
+
+
+def with_column(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return rows.set_column(rows.column_names.index(name), name, column)
+
+
+def with_values(rows: pa.Table, name: str, value: int) -> pa.Table:
+    """The rows with one value everywhere in the lists of a column."""
+    lists = rows[name].combine_chunks()
+    values = pa.array(np.full(len(lists.values), value), lists.type.value_type)
+    return with_column(rows, name, pa.ListArray.from_arrays(lists.offsets, values))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda rows: with_values(rows, "tokens", 65_000), "it has the token 65000"),
+        (lambda rows: with_values(rows, "shards", 6), "it names shard 6"),
+        (lambda rows: rows.drop_columns(["counts"]), "its columns are .*or of other types"),
+        (
+            lambda rows: with_column(
+                rows, "tokens", rows["tokens"].cast(pa.list_(pa.int64())).combine_chunks()
+            ),
+            "its columns are .*or of other types",
+        ),
+    ],
+)
+def test_rows_that_lead_nowhere_are_refused(
+    config: DataConfig, tmp_path: Path, change: Callable[[pa.Table], pa.Table], reason: str
+) -> None:
+    other = rewrite(config, tmp_path / "copy", change)
+    with pytest.raises(DataError, match=rf"stream-0000\d.arrow is damaged \(.*{reason}"):
+        run(other, 1)
+
+
+def test_offsets_that_lead_out_of_the_file_are_refused(config: DataConfig, tmp_path: Path) -> None:
+    """Arrow would read whatever is in memory there."""
+    other = rewrite(config, tmp_path / "copy", lambda rows: rows)
+    for path in (tmp_path / "copy").glob("*.arrow"):
+        content = path.read_bytes()
+        tokens = pa.ipc.open_file(content).read_all()["tokens"].chunk(0)
+        offsets = tokens.offsets.to_numpy()
+        forged = np.append(offsets[:-1], np.int32(1 << 30))
+        assert content.count(offsets.tobytes()) == 2  # of the tokens, and of their marks
+        path.write_bytes(content.replace(offsets.tobytes(), forged.tobytes()))
+    with pytest.raises(DataError, match=r"stream-0000\d.arrow is damaged \(.*offset"):
+        run(other, 1)
+
+
+def test_a_manifest_without_the_streams(config: DataConfig, tmp_path: Path) -> None:
+    other = rewrite(config, tmp_path / "copy", lambda rows: rows)
+    manifest = msgspec.structs.replace(read_manifest(tmp_path / "copy"), streams=[])
+    (tmp_path / "copy/manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
+    with pytest.raises(DataError, match=r"manifest.json is damaged \(it has no stream"):
+        run(other, 1)
 
 
 def test_summary(config: DataConfig) -> None:
