@@ -3,14 +3,21 @@
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
-STAMP := $(VENV)/.installed-$(shell cat requirements.txt requirements-dev.txt setup.py | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.installed-$(shell cat requirements.lock setup.py | cksum | cut -d' ' -f1)
+
+# torch is installed by its version alone, without a hash: it comes as a build for a CPU or for one of
+# several versions of CUDA, each of which brings packages of its own.
+NOT_LOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas \
+	nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft \
+	nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 \
+	nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 
 # DeepSpeed compiles a small op for training on a CPU: once, inside the environment, with its ninja.
 export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-slurm lint format docs release clean
+.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-slurm lint lock audit format docs release clean
 
 env: $(STAMP)
 
@@ -20,7 +27,7 @@ $(STAMP):
 	@command -v c++ >/dev/null || { echo "bsmeta needs a C++ compiler for DeepSpeed (Debian: apt-get install g++)" >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $$(grep '^torch==' requirements.txt)
-	$(VENV)/bin/python -m pip install -r requirements-dev.txt
+	$(VENV)/bin/python -m pip install --require-hashes --no-deps -r requirements.lock
 	$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
 	$(VENV)/bin/python -c 'from bsmeta.training.distributed import prepare_cpu_op; prepare_cpu_op()'
 	rm -f $(VENV)/.installed-*
@@ -56,6 +63,16 @@ lint: env
 	ruff check .
 	ruff format --check .
 	mypy
+
+# After a change of requirements*.txt: the exact versions and the hashes of all packages they need.
+lock: env
+	uv pip compile requirements-dev.txt --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+	  $(NOT_LOCKED:%=--no-emit-package %) --output-file requirements.lock
+
+# Known vulnerabilities of the locked versions; asks PyPI, or another service: AUDIT="-s osv".
+audit: env
+	uv tool run pip-audit==2.10.1 --requirement requirements.lock --no-deps --disable-pip $(AUDIT)
 
 format: env
 	ruff check --fix .

@@ -21,6 +21,16 @@ def read(file: str | Path) -> Any:
     return yaml.safe_load((REPOSITORY / file).read_text())
 
 
+def test_actions_are_pinned_by_commit() -> None:
+    """A tag of someone else's repository may be moved to other code."""
+    text = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    actions = re.findall(r"uses: *(\S+)(.*)", text)
+    assert actions
+    for action, comment in actions:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+
+
 def test_the_workflow_runs_what_exists() -> None:
     workflow = read(".github/workflows/ci.yml")
     assert set(workflow[True]) == {"push", "pull_request"}  # YAML 1.1 reads `on` as a boolean

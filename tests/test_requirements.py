@@ -99,3 +99,24 @@ def test_lower_bound_has_what_is_used(line: str) -> None:
 def test_installed_version_is_the_pinned_one(line: str) -> None:
     name, pinned = line.split("==")
     assert version(name).split("+")[0] == pinned  # torch adds its build: 2.13.0+cpu
+
+
+def locked() -> dict[str, tuple[str, int]]:
+    """Version and number of hashes of each package in the lock file."""
+    packages: dict[str, tuple[str, int]] = {}
+    for entry in re.split(r"\n(?=\S)", (REPOSITORY / "requirements.lock").read_text()):
+        name, _, rest = entry.partition("==")
+        packages[normalized(name)] = re.split(r"[ ;\\\n]", rest)[0], entry.count("--hash=sha256:")
+    return packages
+
+
+def test_every_pinned_package_is_locked_with_its_hashes() -> None:
+    packages = locked()
+    pinned = {normalized(line): line.split("==")[1] for line in LINES}
+    assert pinned.pop("torch")  # its builds differ, see the Makefile
+    assert {name: packages[name][0] for name in pinned if name in packages} == pinned, (
+        "requirements.lock is older than requirements*.txt: make lock"
+    )
+    assert [name for name, (_, hashes) in packages.items() if hashes == 0] == []
+    assert not {"torch", "triton"} & packages.keys()
+    assert [name for name in packages if name.startswith("nvidia-")] == []
