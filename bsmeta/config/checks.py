@@ -21,6 +21,7 @@ from typing import Any
 
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import fsdp_problems, launch_problems
+from bsmeta.config.machine_checks import machine_problems
 from bsmeta.config.schema import (
     ADAMW,
     OPTIMIZERS,
@@ -183,6 +184,7 @@ def check(
     problems = [*mistakes, *_own_problems(config, entry, overridden)]
     problems += launch_problems(config, launch)
     problems += fsdp_problems(config, launch, entry)
+    problems += machine_problems(config)
     document = deepspeed = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
         from bsmeta.config.deepspeed import DeepSpeedJson, read_json  # imports pydantic

@@ -40,6 +40,9 @@ _BLOCK = 1 << 20  # bytes read at a time
 _LONGEST_PART = 255  # bytes; the limit of ext4, XFS, APFS and NTFS
 _DRIVE = re.compile(r"[A-Za-z]:")
 
+SHARED_MEMORY = Path("/dev/shm")
+"""Memory that processes share as files; torch's loader processes pass batches through it."""
+
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a disk, a quota or a file that is full."""
 
@@ -208,15 +211,20 @@ def free_bytes(path: Path) -> int:
 
 def is_full(error: BaseException | None) -> bool:
     """Whether an error, or any error in its cause chain, means that the disk is full."""
+    return any(
+        getattr(cause, "errno", None) in FULL
+        or any(text in str(cause).lower() for text in _FULL_TEXTS)
+        for cause in causes_of(error)
+    )
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error, its cause, the cause of that, and so on."""
     seen: set[int] = set()  # a chain of causes may be cyclic
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if getattr(error, "errno", None) in FULL:
-            return True
-        if any(text in str(error).lower() for text in _FULL_TEXTS):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
 @contextmanager
@@ -236,16 +244,18 @@ def writing(path: Path, what: str, lock: Path | None = None) -> Iterator[None]:
         with exclusively(lock, what):
             yield
     except OSError as error:
-        free = gigabytes(free_bytes(path))
+        free = format_bytes(free_bytes(path))
         raise DataError(
             f"{path} cannot be written: {error} ({free} are free there); free some space, or name "
             "another folder"
         ) from error
 
 
-def gigabytes(count: int) -> str:
-    """Formats a number of bytes for display."""
-    return f"{count / 1e9:,.2f} GB" if count >= 10**7 else f"{count / 1e3:,.0f} kB"
+def format_bytes(count: int) -> str:
+    """Formats a number of bytes for display: `410 kB`, `17.0 MB`, `1.50 GB`."""
+    if count < 10**7:
+        return f"{count / 1e3:,.0f} kB"
+    return f"{count / 1e6:,.1f} MB" if count < 10**9 else f"{count / 1e9:,.2f} GB"
 
 
 def redact(text: str) -> str:

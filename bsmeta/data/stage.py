@@ -34,8 +34,8 @@ from bsmeta.config.data import check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.core.files import (
     file_hash,
+    format_bytes,
     free_bytes,
-    gigabytes,
     path_inside,
     replacing,
     writing,
@@ -107,7 +107,7 @@ def stage(config: StageConfig, out: Path) -> str:
             _copy_files(part, files, config.parallel_files)
             part.rename(out)
             done = "is complete, and every file is verified"
-    total = gigabytes(sum(file.size for file in files))
+    total = format_bytes(sum(file.size for file in files))
     keys = [f"  {key}={value}" for key, value in run_keys(config, out, files).items()]
     return "\n".join([f"{out} {done} ({len(files):,} files, {total}). Train with", *keys])
 
@@ -240,8 +240,8 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
     needed = total - complete - sum(path.stat().st_size for path in begun)
     if needed > (free := free_bytes(folder)):
         raise DataError(
-            f"{folder}: {gigabytes(needed)} are missing, and the disk has room for "
-            f"{gigabytes(free)}; free some space, or name another folder"
+            f"{folder}: {format_bytes(needed)} are missing, and the disk has room for "
+            f"{format_bytes(free)}; free some space, or name another folder"
         )
     with (
         open(folder / MANIFEST, "ab", buffering=0) as manifest,
@@ -352,7 +352,7 @@ class Copier:
     def _advance(self, count: int) -> None:
         with self._lock:
             self._done += count
-            self._show(self._done, gigabytes(self._done))
+            self._show(self._done, format_bytes(self._done))
 
 
 def _blocks_of(path: str) -> Iterator[bytes]:

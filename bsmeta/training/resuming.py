@@ -50,10 +50,10 @@ from bsmeta.training.checkpoint import (
     named,
     newest_whole,
 )
+from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engines import FSDP, PLAIN, TAG, engine_name
 from bsmeta.training.processes import Processes
-from bsmeta.training.saving import check_room
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.files import redact
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest
+from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, start
 from bsmeta.training.processes import Processes
 from bsmeta.training.resuming import resume_point, resumes
@@ -24,7 +25,6 @@ from bsmeta.training.run_folder import (
     refusal_in_status,
     write_stopped_start,
 )
-from bsmeta.training.saving import explain_full_disk
 from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog

@@ -32,18 +32,16 @@ import torch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
 from bsmeta.config.values import to_yaml
-from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
-from bsmeta.core.files import free_bytes, gigabytes, is_full
+from bsmeta.core.errors import CheckpointError, ConfigurationError
 from bsmeta.core.progress import opaque_work
 from bsmeta.models.pretrained import record_tokenizer, write_model_manifest
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import (
     Checkpoint,
     list_checkpoints,
-    manifest_of,
-    newest_whole,
     problems,
 )
+from bsmeta.training.disk_space import check_room, explain_full_disk
 from bsmeta.training.engines import Engine, Snapshot
 from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.run_folder import RunFolder
@@ -51,8 +49,6 @@ from bsmeta.training.task import Exports, Metric, Task
 
 KEEP = "KEEP"
 """A checkpoint that contains a file of this name is never deleted."""
-# Allows for logs, file system overhead, and a model that has grown by a token.
-MARGIN = 1.1
 # Before each further attempt at a save during which the run folder is deleted: the deletion of a
 # large folder takes a while, and takes along what is written into it meanwhile.
 _PAUSES = (0.1, 1.0, 10.0)
@@ -284,65 +280,6 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
-
-
-def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
-    """Refuses a save, perhaps `with_model`, that would not fit.
-
-    Its size is estimated from that of the checkpoint `like`, by default the last one in `out_dir`.
-    """
-    size = _last_size([like] if like else list_checkpoints(out_dir), with_model=with_model)
-    needed, free = int(size * MARGIN), free_bytes(out_dir)
-    if free < needed:
-        raise DataError(
-            f"no checkpoint was written: {out_dir} has {gigabytes(free)} free, and one needs "
-            f"{gigabytes(needed)} ({MARGIN} times the last one). {_remedy(out_dir)}"
-        )
-
-
-def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
-    """Size in bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
-
-    If it has no `model/`, that is estimated as float32 weights.
-    """
-    for saved in reversed(checkpoints):
-        try:
-            files = manifest_of(saved).files
-        except CheckpointError:
-            continue
-        model = sum(own.bytes for file, own in files.items() if file.startswith("model/"))
-        rest = sum(own.bytes for own in files.values()) - model
-        return rest + (model or 4 * _weights(saved)) if with_model else rest
-    return 0
-
-
-def _weights(saved: Checkpoint) -> int:
-    """The number of weights of a checkpoint's model; 0 if it cannot be read."""
-    try:
-        shapes = saved.state()["parameters"]
-    except (OSError, ValueError, KeyError):
-        return 0
-    return sum(math.prod(shape) for shape in shapes.values())
-
-
-def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
-    """Returns the error itself, or for a full disk a DataError that explains what to do."""
-    if not is_full(error):
-        return error
-    free = gigabytes(free_bytes(out_dir))
-    return DataError(
-        f"the disk of {out_dir} is full or its quota used up ({error}; {free} free): the "
-        f"checkpoint was not completed and its parts were removed. {_remedy(out_dir)}"
-    )
-
-
-def _remedy(out_dir: Path) -> str:
-    saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
-    last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
-    return (
-        f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "
-        "resume_from_checkpoint_dir=latest"
-    )
 
 
 class Retention:

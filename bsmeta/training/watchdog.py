@@ -58,7 +58,6 @@ class Beat:
         count: Increases as long as the rank is alive.
         phase: What the rank is doing.
         entered: How many phases it has entered; all ranks go through the same phases.
-        began: When this phase began (Unix time).
         silent_s: Seconds since it last made progress.
     """
 
@@ -66,7 +65,6 @@ class Beat:
     host: str
     phase: str
     entered: int
-    began: float
     silent_s: float
 
 
@@ -90,7 +88,7 @@ class Watchdog:
         self._stop = stop
         self.step = 0
         self._last_progress = watch_progress()
-        self._phase = ("starting", time.time(), 0)
+        self._phase = ("starting", 0)
         self._count = 0
         self._stopped = threading.Event()
         self._ending = threading.Lock()  # either thread may end the process, but not both at once
@@ -120,7 +118,7 @@ class Watchdog:
         """
         if logged:
             logger.debug(phase)
-        self._phase = (phase, time.time(), self._phase[-1] + 1)
+        self._phase = (phase, self._phase[1] + 1)
         report_progress()
 
     # --- the thread -------------------------------------------------------------------------
@@ -160,9 +158,9 @@ class Watchdog:
 
     def _beat(self) -> None:
         self._count += 1
-        phase, began, entered = self._phase
+        phase, entered = self._phase
         silent_s = time.monotonic() - self._last_progress()
-        self._publish("beat", asdict(Beat(self._count, _HOST, phase, entered, began, silent_s)))
+        self._publish("beat", asdict(Beat(self._count, _HOST, phase, entered, silent_s)))
 
     def _give_up(self, waited_s: float, blamed: str) -> None:
         with self._ending:
@@ -219,7 +217,8 @@ class Watchdog:
                 f"No sign of life from {silent}: killed, stopped, ended, or on a machine that "
                 f"cannot be reached from {_HOST}"
             )
-        slowest = min(after, key=lambda rank: (after[rank].entered, after[rank].began))
+        # Clocks of machines differ and may be set back, so none of them is compared.
+        slowest = min(after, key=lambda rank: (after[rank].entered, -after[rank].silent_s))
         doing = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in after.items())
         return f"Longest without progress: rank {slowest}. What the ranks do: {doing}"
 

@@ -30,7 +30,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import free_bytes, gigabytes, name_fault, path_inside
+from bsmeta.core.files import format_bytes, free_bytes, name_fault, path_inside
 from bsmeta.data.io.archives import SUFFIXES, unpack
 from bsmeta.data.io.remote import (
     CONTENT_RANGE,
@@ -203,9 +203,9 @@ class FileSet:
         free = free_bytes(self.folder)
         if free < compressed + unpacked:
             raise ConfigurationError(
-                f"folder={self.folder}: {gigabytes(free)} are free, and "
-                f"{gigabytes(compressed + unpacked)} are needed ({gigabytes(compressed)} to "
-                f"download, {gigabytes(unpacked)} unpacked); nothing was downloaded",
+                f"folder={self.folder}: {format_bytes(free)} are free, and "
+                f"{format_bytes(compressed + unpacked)} are needed ({format_bytes(compressed)} to "
+                f"download, {format_bytes(unpacked)} unpacked); nothing was downloaded",
                 ["folder"],
             )
 

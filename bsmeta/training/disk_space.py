@@ -1,0 +1,111 @@
+"""Room on the disk: enough for a checkpoint, and what a run that has run out of it can do."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bsmeta.core.errors import CheckpointError, DataError
+from bsmeta.core.files import SHARED_MEMORY, causes_of, format_bytes, free_bytes, is_full
+from bsmeta.training.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    manifest_of,
+    newest_whole,
+)
+from bsmeta.training.processes import ALONE
+
+# Allows for logs, file system overhead, and a model that has grown by a token.
+MARGIN = 1.1
+_FULL_BELOW = 1 << 20  # free bytes of a file system that may have refused a write
+
+
+def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
+    """Refuses a save, perhaps `with_model`, that would not fit.
+
+    Its size is estimated from that of the checkpoint `like`, by default the last one in `out_dir`.
+    """
+    size = _last_size([like] if like else list_checkpoints(out_dir), with_model=with_model)
+    needed, free = int(size * MARGIN), free_bytes(out_dir)
+    if free < needed:
+        raise DataError(
+            f"no checkpoint was written: {out_dir} has {format_bytes(free)} free, and one needs "
+            f"{format_bytes(needed)} ({MARGIN} times the last one). {_remedy(out_dir)}"
+        )
+
+
+def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
+    """Size in bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
+
+    If it has no `model/`, that is estimated as float32 weights.
+    """
+    for saved in reversed(checkpoints):
+        try:
+            files = manifest_of(saved).files
+        except CheckpointError:
+            continue
+        model = sum(own.bytes for file, own in files.items() if file.startswith("model/"))
+        rest = sum(own.bytes for own in files.values()) - model
+        return rest + (model or 4 * _weights(saved)) if with_model else rest
+    return 0
+
+
+def _weights(saved: Checkpoint) -> int:
+    """The number of weights of a checkpoint's model; 0 if it cannot be read."""
+    try:
+        shapes = saved.state()["parameters"]
+    except (OSError, ValueError, KeyError):
+        return 0
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
+    """Returns the error itself, or for a full disk a DataError that explains what to do."""
+    if not is_full(error):
+        return error
+
+    elsewhere = _full_elsewhere(error, out_dir)
+    if elsewhere is not None:
+        return DataError(f"{elsewhere}. {_remedy(out_dir)}")
+
+    free = format_bytes(free_bytes(out_dir))
+    return DataError(
+        f"the disk of {out_dir} is full or its quota used up ({error}; {free} free): the "
+        f"checkpoint was not completed and its parts were removed. {_remedy(out_dir)}"
+    )
+
+
+def _full_elsewhere(error: Exception, out_dir: Path) -> str | None:
+    """Describes another full file system than that of the run; None if it is that one."""
+    if free_bytes(out_dir) < _FULL_BELOW:
+        return None
+    if free_bytes(SHARED_MEMORY) < _FULL_BELOW:
+        return (
+            f"{SHARED_MEMORY} is full ({error}): loader processes pass batches through it. Give "
+            "the container more (docker run --shm-size=1g), or set data_config.num_workers=0"
+        )
+
+    for path in (*_files_of(error), Path(tempfile.gettempdir())):
+        if free_bytes(path) < _FULL_BELOW:
+            return f"the disk of {path} is full ({error})"
+    return None
+
+
+def _files_of(error: Exception) -> Iterator[Path]:
+    """Yields the files that an error and its causes name."""
+    for cause in causes_of(error):
+        name = getattr(cause, "filename", None)
+        if isinstance(name, (str, bytes)):
+            yield Path(os.fsdecode(name))
+
+
+def _remedy(out_dir: Path) -> str:
+    saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
+    last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
+    return (
+        f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "
+        "resume_from_checkpoint_dir=latest"
+    )
