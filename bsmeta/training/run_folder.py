@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,8 +35,9 @@ METRICS = "metrics.jsonl"
 STATUS = "status.json"
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
 _LOCK = ".lock"
+_OWNER = ".owner"  # names the process that holds the lock
 _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
-_OF_REFUSED_STARTS = {_LOCK, STATUS}
+_OF_REFUSED_STARTS = {_LOCK, _OWNER, STATUS}
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +151,8 @@ class RunFolder:
         self.log: ProcessLog | None = None  # of this process; restored with the folder
         self._lock = FileLock(path / _LOCK)
         self._lock_file: tuple[int, int] | None = None  # its identity, in the process that holds it
+        self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}\n"
+        self._owner_file: tuple[int, int] | None = None  # its identity, likewise
         self._directory = -1  # kept open, so that no other folder gets its inode
         self._texts: dict[str, str] = {}  # the small files, by name
         self._logs: list[Log] = []
@@ -269,8 +273,16 @@ class RunFolder:
                 return
             try:
                 replaced = _identity(self.path / _LOCK) != self._lock_file
+                taken_by = None if replaced else self._other_owner()
             except OSError:
                 return
+            if taken_by is not None:
+                raise TrainingError(
+                    f"out_dir: {self.path} is also used by the run of {taken_by}, which the lock "
+                    "did not keep out: its file system has no locks between machines. Nothing more "
+                    "was written. Give each run an out_dir of its own; what both have logged is "
+                    "mixed since the later one began"
+                )
             try:
                 if replaced:
                     self._lock_again()
@@ -288,11 +300,29 @@ class RunFolder:
                 )  # fmt: skip
 
     def is_replaced(self) -> bool:
-        """Whether another lock has taken the place of the one that this process holds."""
+        """Whether the folder belongs to another run now."""
+        if self._lock_file is None:
+            return False
         with suppress(OSError):
             present = _identity(self.path / _LOCK)
-            return None not in (present, self._lock_file) and present != self._lock_file
+            if present == self._lock_file:
+                return self._other_owner() is not None
+            return present is not None
         return False
+
+    def _other_owner(self) -> str | None:
+        """The process, on whatever machine, that has opened the folder after this one; or None.
+
+        On some network file systems, a lock only holds on one machine.
+        """
+        owner_file = _identity(self.path / _OWNER)
+        if owner_file in (None, self._owner_file):
+            return None
+        owner = (self.path / _OWNER).read_text(encoding="utf-8", errors="replace")
+        if owner == self._owner:
+            self._owner_file = owner_file  # written again with the folder
+            return None
+        return owner.partition(",")[0]
 
     def _restore_logs(self) -> bool:
         own = [] if self.log is None or self.log.file is None else [self.log.file]
@@ -320,6 +350,10 @@ class RunFolder:
             os.close(self._directory)
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._lock_file = _identity(self.path / _LOCK)
+
+        write_text(self.path / _OWNER, self._owner)
+        self._owner_file = _identity(self.path / _OWNER)
+        self._texts[_OWNER] = self._owner
 
     def _taken(self) -> TrainingError:
         return TrainingError(

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -433,3 +434,29 @@ def test_row_20_two_runs_in_one_folder(start: Start, complete: Start, tmp_path: 
     assert second.wait() == 2
     assert "held by another run" in second.errors
     assert first.process.poll() is None
+
+
+@pytest.fixture(scope="module")
+def no_locks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library under which every lock succeeds, as on some network file systems."""
+    folder = tmp_path_factory.mktemp("no-locks")
+    source = folder / "no_locks.c"
+    source.write_text("int flock(int file, int operation) { return 0; }\n")
+    library = folder / "no_locks.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return str(library)
+
+
+def test_row_20_two_runs_in_one_folder_that_the_lock_lets_in(
+    start: Start, tmp_path: Path, no_locks: str
+) -> None:
+    endless = ("max_train_steps=100000", "save_steps=4")
+    first = start(tmp_path, *endless, processes=1, fault="slow:0.05")
+    first.until(lambda: checkpoints(tmp_path) != [])
+    second = start(
+        tmp_path, *endless, RESUME, processes=1, fault="slow:0.05", cold=True, LD_PRELOAD=no_locks
+    )
+    assert first.wait() == 1
+    assert f"{tmp_path} is also used by the run of process {second.process.pid} on " in first.errors
+    assert second.process.poll() is None
+    assert status(tmp_path)["state"] == "running"

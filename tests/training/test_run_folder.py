@@ -205,7 +205,7 @@ def test_a_deleted_folder_is_rebuilt_by_the_next_line(
     metrics = run.open_log(METRICS)
     metrics.write({"step": 1})
     before = content(run.path)
-    assert set(before) == {MARK, ".lock", "config.yaml", "status.json", METRICS}
+    assert set(before) == {MARK, ".lock", ".owner", "config.yaml", "status.json", METRICS}
     shutil.rmtree(run.path)
     metrics.write({"step": 2})
     assert content(run.path) == {**before, METRICS: '{"step": 1}\n{"step": 2}\n'}
@@ -248,7 +248,14 @@ def test_files_of_the_user_in_place_of_a_deleted_folder_are_not_marked(tmp_path:
     run.path.mkdir()
     (run.path / "thesis.tex").write_text("mine")
     run.open_log(METRICS).write({"step": 1})
-    assert set(content(run.path)) == {".lock", "config.yaml", "status.json", METRICS, "thesis.tex"}
+    assert set(content(run.path)) == {
+        ".lock",
+        ".owner",
+        "config.yaml",
+        "status.json",
+        METRICS,
+        "thesis.tex",
+    }
 
 
 def test_the_logs_of_other_ranks_wait_for_rank_0(tmp_path: Path) -> None:

@@ -404,7 +404,7 @@ def _batches(rendered: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
     """Documents in batches of about `ENCODED_AT_ONCE` characters, or of one longer document.
 
     A tokenizer needs 10 to 80 bytes of memory per character of a batch, which for a whole window
-    of long documents would be many format_bytes.
+    of long documents would be many gigabytes.
     """
     begin = size = 0
     for place, document in enumerate(rendered):
