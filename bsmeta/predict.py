@@ -25,6 +25,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.process import stoppable
 from bsmeta.core.progress import progress_bar
+from bsmeta.core.secrets import redact_values
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, flattened, read_records
 from bsmeta.tasks import TASKS
@@ -70,7 +71,7 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
             file.name: file_hash(file) for file in sorted(model.folder.iterdir()) if file.is_file()
         },
         "data": model.data_fingerprint(),
-        "overrides": config.overrides,
+        "overrides": redact_values(config.overrides),  # a file beside the output keeps the key
         "csv_separator": separator,
         "csv_encoding": encoding,
         "on_bad_row": config.on_bad_row,

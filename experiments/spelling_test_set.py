@@ -10,8 +10,10 @@ in correct.txt beside it.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
+from bsmeta.core.process import exit_code
 from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
 from bsmeta.tasks.spelling.samples import make_noise, samples_of
 
@@ -54,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

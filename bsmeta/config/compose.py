@@ -64,9 +64,11 @@ from bsmeta.core.errors import (
     refuse,
     show,
 )
-from bsmeta.core.files import CONFIG_FOLDER, ROOT, redact
-from bsmeta.core.keys import bound_problems, key_names, type_hints
+from bsmeta.core.files import CONFIG_FOLDER, ROOT
+from bsmeta.core.keys import bound_problems, key_names, leaves, type_hints
 from bsmeta.core.process import exit_code, leave, rank
+from bsmeta.core.redacted_streams import redact_streams
+from bsmeta.core.secrets import HIDDEN, hide_values, redact
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)
@@ -108,6 +110,7 @@ def run_entry_point(
         takes_mistakes: If composing finds mistakes, call `main(config, mistakes)` with what can be
             composed, so that it reports its own problems along with them; it must then raise.
     """
+    redact_streams()
     offered = [schemas] if isinstance(schemas, type) else schemas
     schema = choose(sys.argv[1:], offered, config_name)
     if {"--help", "-h"} & set(sys.argv[1:]):
@@ -118,7 +121,8 @@ def run_entry_point(
 
     def call(composed: DictConfig, found: Sequence[Problem]) -> int:
         config, more = finished(composed, schema)
-        problems = [*found, *more, *bound_problems(config)]
+        hide_values([reading.written, OmegaConf.to_container(composed)])
+        problems = [*found, *more, *_unsaved_secrets(config), *bound_problems(config)]
         if problems:
             if takes_mistakes:
                 main(config, problems)
@@ -126,6 +130,15 @@ def run_entry_point(
         return main(config) or 0
 
     leave(exit_code(lambda: _run(schema, config_name, call)))
+
+
+def _unsaved_secrets(config: Any) -> Iterator[Problem]:
+    """Yields the values in which a secret was redacted when a run saved its configuration."""
+    for name, section, field in leaves(config):
+        value = getattr(section, field.name)
+        if HIDDEN in str(value):
+            expected = "the value with its secret, which no run saves with its configuration"
+            yield Problem(name, HYDRA, show(value), expected, f"pass {name}=VALUE again")
 
 
 def _log_to_console() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import HYDRA, Problem, refuse, show
 from bsmeta.core.keys import bound_problems, key
+from bsmeta.core.secrets import shown_url
 
 MOST_PARTS = 1 << 20
 """Largest sum of the weights of a mixture as whole numbers in lowest terms: the sequences of a
@@ -304,21 +305,22 @@ def _address_problems(config: DataConfig) -> Iterator[Problem]:
         address = re.match(r"([a-z][a-z0-9+.-]*)://", entry, re.IGNORECASE)
         if address is None:
             continue
+        shown = shown_url(entry)
         by_tensorflow = config.reader == "tf" and name != _HELD_OUT
         scheme = address[0].lower()
         if by_tensorflow and scheme in (SCHEME, *_WEB):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
-            yield Problem(name, HYDRA, show(entry), expected, "data_config.reader=native")
+            yield Problem(name, HYDRA, show(shown), expected, "data_config.reader=native")
         elif not by_tensorflow and scheme not in REMOTE:
             expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, s3://BUCKET/… or gs://BUCKET/…"
             fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
             if scheme in _ALIASES:
-                fix = f"{name}={_ALIASES[scheme]}{entry[len(scheme) :]}"
+                fix = f"{name}={_ALIASES[scheme]}{shown[len(scheme) :]}"
             elif name != _HELD_OUT and scheme not in _WEB:
                 fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
             if scheme == "file://":
-                fix = f"{name}={entry[len(scheme) :]}"
-            yield Problem(name, HYDRA, f"{show(entry)} ({scheme})", expected, fix)
+                fix = f"{name}={shown[len(scheme) :]}"
+            yield Problem(name, HYDRA, f"{show(shown)} ({scheme})", expected, fix)
 
 
 def _pattern_problems(config: DataConfig) -> Iterator[Problem]:

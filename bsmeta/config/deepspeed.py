@@ -24,6 +24,7 @@ from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import MISSING, Problem, look_up, nearest, same, same_type, show
 from bsmeta.core.keys import about, leaves
+from bsmeta.core.secrets import hide_values
 
 AUTO = "auto"
 
@@ -128,6 +129,7 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
     if not isinstance(document, dict):
         found = type(document).__name__
         return None, [Problem(_WHOLE, file, found, "an object", "begin the file with {")]
+    hide_values(document)  # DeepSpeed prints it
     return document, [
         Problem(key, file, "two values", "one (the last wins silently)", "delete one of them")
         for key in twice

@@ -17,6 +17,7 @@ import yaml
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import ROOT
+from bsmeta.core.secrets import hide_values
 
 ENVIRONMENT = "the environment"
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -265,6 +266,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path}: found {type(content).__name__}, expected keys and values"
         )
+    hide_values(content)  # a message may quote any of them
     return content
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.secrets import redact
 
 if TYPE_CHECKING:
     from bsmeta.config.checks import Row, TaskEntry
@@ -242,12 +243,12 @@ def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, redact(value))  # before it is folded to the width of the terminal
     console = Console(soft_wrap=False)
     console.print(table, highlight=False)
     for note in notes:
         console.print(
-            f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True
+            f"note: {redact(note)}", style="yellow", markup=False, highlight=False, soft_wrap=True
         )
 
 

@@ -28,8 +28,8 @@ from omegaconf.errors import (
 
 from bsmeta.config.sources import MISSING, NO_VALUE, group_options, reading
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, look_up, refuse, show
-from bsmeta.core.files import redact_values
 from bsmeta.core.keys import expand_home, key_names, refuse_out_of_bounds, type_hints
+from bsmeta.core.secrets import redact_values
 
 if TYPE_CHECKING:
     from bsmeta.config.checks import TaskEntry

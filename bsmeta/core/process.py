@@ -36,7 +36,8 @@ from typing import Any, NoReturn, TextIO
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError, missing_extra
-from bsmeta.core.files import redact
+from bsmeta.core.redacted_streams import redact_streams
+from bsmeta.core.secrets import redact
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -115,8 +116,10 @@ def note_exit_code(code: int) -> None:
 def exit_code(action: Callable[[], int | None]) -> int:
     """Runs `action`, reports its error if it raises one, and returns the exit code.
 
-    If the reader of the output has ended, as `head` does, there is nothing to report.
+    If the reader of the output has ended, as `head` does, there is nothing to report. No secret is
+    printed from now on.
     """
+    redact_streams()
     try:
         code = action() or 0
         if sys.stdout is not None:  # closed by the caller
@@ -194,7 +197,10 @@ def announce(error: BaseException) -> None:
     """Passes an error from before the start to the other machines, which wait in `meet`."""
     if not _has_several_machines() or _is_connected() or isinstance(error, RefusedElsewhere):
         return
-    refusal = {"user": isinstance(error, UserError), "message": f"{socket.gethostname()}: {error}"}
+    refusal = {
+        "user": isinstance(error, UserError),
+        "message": redact(f"{socket.gethostname()}: {error}"),
+    }
     try:
         store = _connect(CONNECT_S)
         store.add(_READ, 1)
@@ -345,6 +351,7 @@ class StopRequest:
         """
         self.leave = leave
         sys.stdout, sys.stderr = _Lossy(sys.stdout), _Lossy(sys.stderr)
+        redact_streams()  # outermost, where a tracker may record what is printed
         # The main thread may be blocked in native code, waiting for other ranks, so a thread acts.
         reading, writing = os.pipe()
         os.set_blocking(writing, False)

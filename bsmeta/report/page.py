@@ -26,7 +26,7 @@ from rich.table import Table as RichTable
 
 from bsmeta import __version__
 from bsmeta.config.command_line import pasteable
-from bsmeta.core.files import redact
+from bsmeta.core.secrets import redact
 from bsmeta.report import figures
 from bsmeta.report.inference import Bounded, value_of
 

@@ -39,6 +39,7 @@ from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import ROOT, replacing, write_text
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
+from bsmeta.core.secrets import redact, redact_values
 from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.training.run_folder import METRICS, STATUS, last_events
 
@@ -344,7 +345,8 @@ def keep_settings(study: StudyConfig) -> None:
     file = settings_file(study)
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
     now = {"config": study.config, "overrides": study.overrides, "curve": study.curve}
-    arms = {name: asdict(arm) for name, arm in study.arms.items()}
+    now = redact_values(now)
+    arms = redact_values({name: asdict(arm) for name, arm in study.arms.items()})
     seeds, claims = study.seeds, {name: _tested(one) for name, one in study.claims.items()}
     if earlier is not None:
         pairs = [(name, earlier.get(name), value) for name, value in now.items()]
@@ -432,7 +434,7 @@ class Launcher:
     def line(self, run: Run) -> str | None:
         """The command and its environment, as a line for a shell; None if it waits for others."""
         command = self.command(run)
-        return None if command is None else pasteable(command, **self._own)
+        return None if command is None else redact(pasteable(command, **self._own))
 
     def make_all(self, runs: Sequence[Run], measure: Sequence[str] = ()) -> int:
         """Makes the runs that are not done yet; returns the exit code of the study.

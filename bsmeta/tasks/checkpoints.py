@@ -18,6 +18,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
 from bsmeta.config.values import refuse_unused, saved_config, saved_task
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.task import Task
@@ -230,7 +231,7 @@ def report_folder(config: EvaluateConfig, location: Location, *, has_other_data:
         return folder / "-".join(parts)
     assert config.validation_file is not None
     data = Path(config.validation_file)
-    source = str(data.absolute()) if data.exists() else config.validation_file
+    source = redact(str(data.absolute()) if data.exists() else config.validation_file)
     parts.append(data.name if data.is_dir() else data.name.partition(".")[0])
     digest = xxhash.xxh3_64_hexdigest(source.encode())[:8]
     names = ["-".join([*parts, *more]) for more in ([], [data.absolute().parent.name], [digest])]

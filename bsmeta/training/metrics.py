@@ -36,8 +36,9 @@ from rich.console import Console
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import HYDRA, Problem, refuse
-from bsmeta.core.files import redact, redact_values, write_json
+from bsmeta.core.files import write_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
+from bsmeta.core.secrets import redact, redact_values
 from bsmeta.training.optimization import NonFiniteGuard
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import METRICS, Log, RunFolder
@@ -364,7 +365,7 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
     }
     try:
         accelerator.init_trackers(
-            config.run_name, config=settings, init_kwargs=arguments(folder, step)
+            redact(config.run_name), config=settings, init_kwargs=arguments(folder, step)
         )
     except Exception as error:
         expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"

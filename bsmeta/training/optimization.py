@@ -27,6 +27,7 @@ from torch import nn
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import decay_start, warm_up_steps
 from bsmeta.core.errors import ConfigurationError, TrainingError
+from bsmeta.core.secrets import redact
 from bsmeta.training.task import Metric
 
 if TYPE_CHECKING:  # imports this module
@@ -220,7 +221,7 @@ class NonFiniteGuard:
         values = {"loss": repr(loss), "grad_norm": repr(norm)}
         report = {"step": step, "rank": self.rank, **values, "micro_batches": parts}
         with suppress(FileNotFoundError):  # the run folder was deleted, and rank 0 rebuilds it
-            file.write_text(json.dumps(report, indent=1) + "\n")
+            file.write_text(redact(json.dumps(report, indent=1)) + "\n")
         found = (
             f"step {step}: loss {loss}, gradient norm {norm}. The documents of the step are in "
             f"{self.folder}/nonfinite-step{step}-rank*.json; no checkpoint of it was written"

@@ -11,8 +11,8 @@ from typing import Any
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
-from bsmeta.core.files import redact
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest
+from bsmeta.core.secrets import hide, redact
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, start
 from bsmeta.training.processes import Processes
@@ -176,6 +176,9 @@ def _upload(folder: Path, repository: str, timeout_s: float) -> str:
 
     The run stays done whatever the server does: refuses, fails, or does not respond for hours.
     """
+    from huggingface_hub import get_token  # takes a second to import
+
+    hide(get_token())  # which may come from a file
     command = [sys.executable, "-c", _UPLOAD, str(folder), repository]
     try:
         done = subprocess.run(

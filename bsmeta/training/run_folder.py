@@ -23,8 +23,9 @@ from filelock import FileLock, Timeout
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
-from bsmeta.core.files import redact, replacing, write_text
+from bsmeta.core.files import replacing, write_text
 from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
+from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG
 

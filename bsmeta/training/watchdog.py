@@ -32,6 +32,7 @@ import torch.distributed as dist
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.process import EXIT_FAILURE, StopRequest
 from bsmeta.core.progress import report_progress, watch_progress
+from bsmeta.core.secrets import redact
 from bsmeta.training.distributed import is_connection_error, print_stacks
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder, write_status
@@ -174,7 +175,7 @@ class Watchdog:
 
     def _end(self, waited_s: float, blamed: str) -> None:
         asked = "asked to stop, but " if self._stop.name else ""
-        text = f"{asked}no progress for {waited_s:.0f} s in: {self._phase[0]}. {blamed}"
+        text = redact(f"{asked}no progress for {waited_s:.0f} s in: {self._phase[0]}. {blamed}")
         self._publish("failure", report_of(TrainingError(text)))
         if self.run is not None and not self.run.is_replaced():
             self._write(self.run.path, text)
@@ -303,7 +304,7 @@ class Watchdog:
 
 def report_of(error: Exception) -> dict[str, Any]:
     """Serializes an error, so that another rank can end with the same one."""
-    return {"user": isinstance(error, UserError), "message": str(error)}
+    return {"user": isinstance(error, UserError), "message": redact(str(error))}
 
 
 def reported_error(rank: int, report: dict[str, Any]) -> Exception:

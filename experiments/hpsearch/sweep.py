@@ -38,7 +38,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
+from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, exit_code
+from bsmeta.core.secrets import redact, redact_values
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.sh"
 SETTINGS = "sweep.json"
@@ -115,7 +116,7 @@ def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
     Raises:
         ConfigurationError: The folder contains a sweep with other settings.
     """
-    file = folder / SETTINGS
+    file, settings = folder / SETTINGS, redact_values(settings)
     if file.exists():
         earlier = json.loads(file.read_text())
         differing = [name for name in settings if earlier.get(name) != settings[name]]
@@ -155,7 +156,7 @@ class Sweep:
 
     def line(self, run: Run) -> str:
         """The command and its environment, as a line for a shell."""
-        return pasteable(self.command(run), **self._own)
+        return redact(pasteable(self.command(run), **self._own))
 
     def make(self, run: Run) -> int:
         """Execute a run, with its output logged next to its folder; returns its exit code."""
@@ -229,8 +230,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except ConfigurationError as error:
-        print(f"sweep.py: {error}", file=sys.stderr)
-        sys.exit(EXIT_USER_ERROR)
+    sys.exit(exit_code(main))

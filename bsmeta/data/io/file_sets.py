@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import httpx2
 import msgspec
@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import format_bytes, free_bytes, name_fault, path_inside
+from bsmeta.core.secrets import hide_values, shown_url
 from bsmeta.data.io.archives import SUFFIXES, unpack
 from bsmeta.data.io.remote import (
     CONTENT_RANGE,
@@ -53,7 +54,7 @@ _ADVICE = "see whether the address can be reached from here, and start again: it
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A file of a manifest; its string is its address without user and password.
+    """A file of a manifest; its string is its address as messages show it.
 
     Attributes:
         path: Its name in the target folder.
@@ -71,8 +72,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     unpacked_bytes: int | None = None
 
     def __str__(self) -> str:
-        parts = urlsplit(self.address)
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return shown_url(self.address)
 
     @property
     def target(self) -> str:
@@ -107,6 +107,7 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
     for entry in entries:
         entry.address = urljoin(base, entry.address)
         entry.sha256 = entry.sha256.lower()
+        hide_values(entry.address)
     problems = [
         f"files[{number}]: {problem}"
         for number, entry in enumerate(entries)
@@ -127,7 +128,7 @@ def _problems(entry: Entry) -> Iterator[str]:
         if fault is not None:
             yield f"{name!r}: {fault}; expected a path in the target folder"
     if urlsplit(entry.address).scheme not in ("http", "https", "file"):
-        yield f"address {entry.address!r}: expected http(s)://, file://, or a relative address"
+        yield f"address {str(entry)!r}: expected http(s)://, file://, or a relative address"
     if not re.fullmatch("[0-9a-f]{64}", entry.sha256):
         yield f"sha256 {entry.sha256!r}: expected 64 hexadecimal digits"
     if entry.bytes < 0 or (entry.unpacked_bytes or 0) < 0:

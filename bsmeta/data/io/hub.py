@@ -30,6 +30,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, get_token_to_se
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
+from bsmeta.core.secrets import hide
 from bsmeta.data.io.files import EVERYWHERE, HUB, FileRef, RemoteSettings, kept_if_possible
 from bsmeta.data.io.remote import (
     Pattern,
@@ -150,7 +151,7 @@ class Hub(Store):
             if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
                 raise DataError(
                     f"{what}: the next page of the listing is on another host, "
-                    f"{urlsplit(next_page).netloc}, which must not get the token; set HF_ENDPOINT "
+                    f"{shown_server(next_page)}, which must not get the token; set HF_ENDPOINT "
                     "to the Hub itself, or to a mirror that serves all pages"
                 )
             yield page
@@ -176,6 +177,7 @@ class Hub(Store):
         if self.is_offline():
             raise DataError(f"{what}: HF_HUB_OFFLINE is set, and this is not in the cache")
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        hide(get_token_to_send(None))  # which may come from a file
         try:
             with transport_errors(what, f"{self.server} (HF_ENDPOINT)"):
                 sent = build_hf_headers(headers=headers)

@@ -30,6 +30,7 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
+from bsmeta.core.process import exit_code
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.files import (
     BLOCK,
@@ -431,4 +432,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -31,6 +31,7 @@ import httpx2
 import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
+from bsmeta.core.secrets import hide
 from bsmeta.data.io.files import FileRef, RemoteSettings
 from bsmeta.data.io.remote import (
     Pattern,
@@ -292,6 +293,10 @@ class S3(Bucket):
         """The signed address of a request, which grants what it asks for until it expires."""
         with self._errors():
             client = self._client(self.regions.get(bucket))
+            credentials = self._session.get_credentials()
+            if credentials is not None:  # which may come from a file, or from the machine
+                frozen = credentials.get_frozen_credentials()
+                hide(frozen.secret_key, frozen.token)
             asked = {"Bucket": bucket, **parameters}
             return str(client.generate_presigned_url(method, Params=asked, ExpiresIn=EXPIRY))
 
@@ -503,4 +508,5 @@ class CloudStorage(Bucket):
                 f"gs://… cannot be read: {error_message(error)}; run gcloud auth "
                 "application-default login, or correct GOOGLE_APPLICATION_CREDENTIALS"
             ) from None
+        hide(self._credentials.token)
         return {"Authorization": f"Bearer {self._credentials.token}"}

@@ -24,15 +24,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
-from urllib.parse import urlsplit
 
 import httpx2
 from fsspec.utils import glob_translate
-from huggingface_hub.utils import get_token_to_send, parse_ratelimit_headers
+from huggingface_hub.utils import parse_ratelimit_headers
 
 from bsmeta.core.errors import ConfigurationError, DataError, missing_extra
-from bsmeta.core.files import redact
 from bsmeta.core.progress import report_progress, reporting
+from bsmeta.core.secrets import redact, shown_url
 from bsmeta.data.io.files import HUB, FileRef, RemoteSettings, root_of
 
 if TYPE_CHECKING:
@@ -216,8 +215,8 @@ def remote_files(
         glob_translate(pattern.pattern)
     except ValueError as error:
         raise ConfigurationError(
-            f"{key}={url}: expected {store.form}, where PATH is a file, a folder or a glob "
-            f"({error})"
+            f"{key}={shown_url(url)}: expected {store.form}, where PATH is a file, a folder or a "
+            f"glob ({error})"
         ) from error
     files = store.list_files(pattern, settings)
     if glob.has_magic(pattern.pattern):
@@ -357,8 +356,8 @@ def range_parts(ref: FileRef, start: int, stop: int, cancelled: threading.Event)
 
 def shown_server(url: str) -> str:
     """The scheme, host and port of a URL, without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    scheme, separator, rest = shown_url(url).partition("://")
+    return f"{scheme}{separator}{rest.partition('/')[0]}"
 
 
 @contextlib.contextmanager
@@ -453,6 +452,4 @@ def requested_wait(headers: httpx2.Headers) -> float | None:
 
 def error_message(error: BaseException) -> str:
     """The type of an error and its message, without secrets."""
-    text = redact(f"{type(error).__name__}: {error}".removesuffix(": "))
-    token = get_token_to_send(None)  # of the Hub, which may come from a file
-    return text.replace(token, "<token>") if token else text
+    return redact(f"{type(error).__name__}: {error}".removesuffix(": "))

@@ -34,6 +34,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import path_inside
 from bsmeta.core.progress import Advance, progress_bar
+from bsmeta.core.secrets import redact_values
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
@@ -296,7 +297,7 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
     with progress_bar("scoring", 1) as progress:
         found = _attribute_documents(config, documents, candidates, likelihoods, progress)
     report = {
-        "settings": asdict(config),
+        "settings": redact_values(asdict(config)),
         "model": opened.location.model,
         "type": config.type,
         "prior": config.prior,

@@ -16,6 +16,7 @@ from bsmeta.config.data import REMOTE, in_dataset
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.progress import Advance, progress_bar
+from bsmeta.core.secrets import redact_values
 from bsmeta.report.inference import central, holm, resampled
 from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import (
@@ -103,7 +104,7 @@ def evaluate(
 
         models.append(_evaluate_one(config, location, context, advance))
     pairs = compare_models(models, resamples=config.bootstrap_resamples, seed=config.seed)
-    return Report(settings=asdict(config), models=models, pairs=pairs)
+    return Report(settings=redact_values(asdict(config)), models=models, pairs=pairs)
 
 
 def _evaluate_one(

@@ -18,7 +18,7 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, SCHEME, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.files import redact, redact_values
+from bsmeta.core.secrets import redact, redact_values, shown_url
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document
@@ -170,4 +170,4 @@ def _command(command: Sequence[str]) -> str | None:
 
 def _public(path: str) -> str:
     """The last part of a path on this machine; names on the Hub stay as they are."""
-    return Path(path).name if Path(path).is_absolute() else path
+    return Path(path).name if Path(path).is_absolute() else shown_url(path)

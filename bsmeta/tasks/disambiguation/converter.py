@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, UserError
+from bsmeta.core.process import exit_code
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
 ENCODER_OF_FIRST = "google-bert/bert-base-cased"
@@ -499,4 +500,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

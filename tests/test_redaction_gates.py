@@ -1,0 +1,69 @@
+"""Every program, and every message with a URL, passes through redaction: found by reading all."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bsmeta.cli import PROGRAMS
+from bsmeta.core.files import ROOT
+
+PACKAGE = ROOT / "bsmeta"
+
+# Where an address is put together to be opened, not shown; and a column of documents.
+OPENED = {
+    ("data/io/file_sets.py", "(mirror or path.resolve().parent.as_uri()).rstrip('/')"),
+    ("data/io/hub.py", "constants.ENDPOINT"),
+    ("data/io/hub.py", "endpoint"),
+    ("data/io/objects.py", "self._endpoint"),
+    ("data/io/objects.py", "url"),
+    ("metadata/decoding.py", "ADDRESS_KEY"),
+    ("metadata/metadata_type.py", "url"),
+}
+ADDRESS_WORDS = ("address", "endpoint", "mirror", "proxy", "url")
+SHOWN = {"shown_url", "shown_server"}
+
+
+def called(tree: ast.AST) -> set[str]:
+    """The names of the functions that are called in a tree."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {call.attr if isinstance(call, ast.Attribute) else ast.unparse(call) for call in calls}
+
+
+def named_addresses(path: Path) -> Iterator[str]:
+    """The expressions in f-strings whose names say that they are addresses, and are shown bare."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FormattedValue) and not called(node.value) & SHOWN:
+            names = [ast.unparse(part).rpartition(".")[2] for part in ast.walk(node.value)
+                     if isinstance(part, (ast.Name, ast.Attribute))]  # fmt: skip
+            if any(word in name.lower() for name in names for word in ADDRESS_WORDS):
+                yield ast.unparse(node.value)
+
+
+def test_messages_show_addresses_through_one_function() -> None:
+    bare = {
+        (path.relative_to(PACKAGE).as_posix(), expression)
+        for path in PACKAGE.rglob("*.py")
+        for expression in named_addresses(path)
+    }
+    assert bare == OPENED
+
+
+@pytest.mark.parametrize("program", sorted(PROGRAMS))
+def test_programs_redact_what_they_print(program: str) -> None:
+    target, _ = PROGRAMS[program]
+    path = ROOT / target
+    if not target.endswith(".py"):
+        spec = importlib.util.find_spec(target)
+        path = Path(str(spec and spec.origin))
+        if path.name == "__init__.py":
+            path = path.with_name("__main__.py")
+    blocks = [
+        node for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+    ]  # fmt: skip
+    assert called(blocks[-1]) & {"run_entry_point", "exit_code"}
