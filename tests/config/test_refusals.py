@@ -13,6 +13,7 @@ import pytest
 from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.values import to_yaml
 from bsmeta.core.process import exit_code
 from tests.conftest import REPOSITORY, run_warm
 
@@ -103,3 +104,20 @@ def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
     told = capsys.readouterr().err
     assert "1. WORLD_SIZE in the environment: found 'two'" in told
     assert "2. save_steps in Hydra configuration: found -1" in told
+
+
+def test_secrets_that_a_saved_configuration_lacks_must_be_given_again(tmp_path: Path) -> None:
+    secret = "https://" + "a1" * 12 + "@host.invalid/x"
+    config = compose(CausalLMConfig, "demo", [f"data_config.exclude=['{secret}']"])
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    saved = ("--config-dir", str(tmp_path), "--config-name", "config", "check_only=true")
+    refused = start(tmp_path, *saved)
+    assert refused.returncode == 2
+    assert (
+        "1. data_config.exclude in Hydra configuration: found ['https://[redacted]@host.invalid/x'],"
+        " expected the value with its secret, which no run saves with its configuration.\n"
+        "   Fix: pass data_config.exclude=VALUE again"
+    ) in refused.stderr
+    given = start(tmp_path, *saved, f"data_config.exclude=['{secret}']")
+    assert given.returncode == 0, given.stderr
+    assert secret not in given.stdout + given.stderr
