@@ -42,6 +42,7 @@ from bsmeta.config.command_line import (
     read,
     repeated,
 )
+from bsmeta.config.schema import RunConfig
 from bsmeta.config.sources import expand_override, group_options, install, reading, shown_path
 from bsmeta.config.values import (
     COMMAND_LINE,
@@ -133,8 +134,11 @@ def run_entry_point(
 
 
 def _unsaved_secrets(config: Any) -> Iterator[Problem]:
-    """Yields the values in which a secret was redacted when a run saved its configuration."""
-    for name, section, field in leaves(config):
+    """Yields the values in which a secret was redacted when a run saved its configuration.
+
+    Only runs save theirs: elsewhere, such as in a prompt, the mark is a text like any other.
+    """
+    for name, section, field in leaves(config) if isinstance(config, RunConfig) else ():
         value = getattr(section, field.name)
         if HIDDEN in str(value):
             expected = "the value with its secret, which no run saves with its configuration"

@@ -30,8 +30,14 @@ _CLEAR_PAIRS = frozenset(
 _VAGUE = frozenset(
     {"auth", "cookie", "key", "otp", "pass", "pat", "policy", "pwd", "sas", "sig", "signature"}
 )
-# What ends in `pass` and is no password; all other words that do, such as `sshpass`, name one.
-_NO_PASSWORD = frozenset({"bypass", "compass", "overpass", "surpass", "trespass", "underpass"})
+# Words that end in `pass` and name no password, as `sshpass` does; and those before a `pass` over
+# something, which is none either.
+_NO_PASSWORD = frozenset(
+    {"bypass", "compass", "overpass", "pass", "surpass", "trespass", "underpass"}
+)
+_OVER_SOMETHING = frozenset(
+    {"all", "backward", "each", "first", "forward", "last", "one", "second", "single", "two"}
+)
 
 # The last word of a name that says something about a secret: where it is, how long, of which type.
 _ABOUT = frozenset(
@@ -42,11 +48,11 @@ _ABOUT = frozenset(
     }
 )  # fmt: skip
 
-# Values that switch something, under names such as `HF_TOKEN` and `SMTP_AUTH`.
-_SWITCHES = frozenset(
+# Values that switch something, under names such as `HF_TOKEN` and `SMTP_AUTH`, and stand-ins.
+_NO_SECRETS = frozenset(
     {
-        "anonymous", "automatic", "default", "disabled", "enabled", "interactive", "keychain",
-        "keyring", "optional", "required", "undefined",
+        "anonymous", "automatic", "changeme", "default", "disabled", "enabled", "example",
+        "interactive", "keychain", "keyring", "optional", "password", "required", "undefined",
     }
 )  # fmt: skip
 
@@ -85,7 +91,8 @@ def naming(name: str) -> Naming:
     last = words[-1]
     if last.endswith("pass") and last not in _NO_PASSWORD:
         return Naming.PASSWORD
-    if last == "pwd" and len(words) > 1:  # alone it is the working folder
+    # alone they are a word, and the working folder
+    if last in ("pass", "pwd") and len(words) > 1 and words[-2] not in _OVER_SOMETHING:
         return Naming.PASSWORD
     if any(word in _PASSWORDS or word.endswith("password") for word in words):
         return Naming.PASSWORD
@@ -147,8 +154,8 @@ def looks_mixed(value: str) -> bool:
 
 
 def may_be_secret(value: str) -> bool:
-    """Whether a value is long enough, and neither a switch, a number nor a path."""
-    if not SHORTEST <= len(value) <= _LONGEST or value.lower() in _SWITCHES:
+    """Whether a value is long enough, and neither a stand-in, a number nor a path."""
+    if not SHORTEST <= len(value) <= _LONGEST or value.lower() in _NO_SECRETS:
         return False
     if len(value) < _SHORTEST_WORD and value.isalpha():
         return False

@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
-from bsmeta.core.secret_names import is_secret, is_secret_variable, may_be_secret
+from bsmeta.core.secret_names import is_secret, is_secret_variable, looks_mixed, may_be_secret
 from bsmeta.core.token_forms import replace_tokens, tokens_in
 
 HIDDEN = "[redacted]"
@@ -162,7 +162,11 @@ def _pattern_of(secret: str) -> re.Pattern[str]:
 def _forms(secret: str) -> set[str]:
     """The forms in which a secret may be written: as it is, in JSON, Python, HTML and URLs."""
     lines = [line.strip() for line in secret.splitlines()]
-    plain_forms = {secret, unquote(secret), *(one for one in lines if len(one) >= _SHORTEST_LINE)}
+    plain_forms = {
+        secret,
+        unquote(secret),
+        *(line for line in lines if len(line) >= _SHORTEST_LINE),
+    }
     forms: set[str] = set()
     for plain in filter(may_be_secret, plain_forms):
         encoded = {quote(plain, safe=""), quote(plain), quote_plus(plain)}
@@ -173,12 +177,13 @@ def _forms(secret: str) -> set[str]:
 
 
 def _secrets_in_urls(text: str) -> set[str]:
-    """The passwords of URLs (without one, the users), and the secrets in queries."""
+    """The passwords of URLs (without one, users that are tokens), and the secrets in queries."""
     secrets = set()
     for address in _ADDRESS.findall(text):
         authority = re.split("[/?#]", address, maxsplit=1)[0]
         user, has_password, password = authority.rpartition("@")[0].partition(":")
-        secrets.add(password if has_password else user)
+        if has_password or looks_mixed(user):
+            secrets.add(password or user)
         query = parse_qsl(address.partition("?")[2].partition("#")[0])
         secrets |= {value for name, value in query if is_secret(name, value)}
     return {*filter(may_be_secret, secrets)}

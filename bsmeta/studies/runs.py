@@ -344,8 +344,9 @@ def keep_settings(study: StudyConfig) -> None:
     """
     file = settings_file(study)
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    now = {"config": study.config, "overrides": study.overrides, "curve": study.curve}
-    now = redact_values(now)
+    now = redact_values(
+        {"config": study.config, "overrides": study.overrides, "curve": study.curve}
+    )
     arms = redact_values({name: asdict(arm) for name, arm in study.arms.items()})
     seeds, claims = study.seeds, {name: _tested(one) for name, one in study.claims.items()}
     if earlier is not None:

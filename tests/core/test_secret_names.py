@@ -68,6 +68,9 @@ ORDINARY_VARIABLES = {
     "MONKEY": "capuchin-42-monkey",
     "PASSAGE": "chapter-11-verse-4",
     "DB_PASS": "short",
+    "FORWARD_PASS": "layer-2-of-12",
+    "PASS": "second-of-3",
+    "ADMIN_PASSWORD": "changeme",
 }
 
 

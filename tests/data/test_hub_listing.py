@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.secrets import redact
 from bsmeta.data.io.files import FileRef
 from bsmeta.data.io.hub import commit_of
 from bsmeta.data.io.remote import Pattern
@@ -196,6 +197,18 @@ def test_private_without_and_with_a_token(
     assert TOKEN not in str(error.value)
     monkeypatch.setenv("HF_TOKEN", "hf_another")
     assert len(names(tmp_path, train_file=URL)) == 5
+
+
+def test_a_token_of_a_file_is_hidden_from_then_on(
+    files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.token = token = "token-of-a-file"
+    (tmp_path / "token").write_text(token)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.delenv("HF_TOKEN")
+    assert redact(f"401 for {token}") == f"401 for {token}"
+    assert len(names(tmp_path, train_file=URL)) == 5
+    assert redact(f"401 for {token}") == "401 for [redacted]"
 
 
 @pytest.mark.parametrize("url", ["hf://owner/name/*.gz", "hf://datasets/owner", "hf://models/a/b"])

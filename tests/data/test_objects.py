@@ -14,6 +14,7 @@ import pytest
 from bsmeta.config.causal_lm import StageConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.secrets import redact
 from bsmeta.data.io import remote, remote_file
 from bsmeta.data.io.files import FileRef, open_file
 from bsmeta.data.io.remote_file import BadCopyError
@@ -264,6 +265,22 @@ def test_no_secret_is_said(s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptu
     )
     assert "HTTP 500" in said
     assert not any(secret in said for secret in (SECRET, "Signature", "AKIA"))
+
+
+def test_credentials_of_a_file_are_hidden_from_then_on(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, token = "file-secret-0123456789", "file-token-0123456789"
+    content = {"aws_access_key_id": "AKIAIOSFODNN7EXAMPLE", "aws_secret_access_key": secret}
+    lines = [f"{name} = {value}" for name, value in content.items()]
+    lines.append(f"aws_session_token = {token}")
+    (tmp_path / "credentials").write_text("\n".join(["[default]", *lines]))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    assert redact(f"{secret}, {token}") == f"{secret}, {token}"
+    one(s3, tmp_path)
+    assert redact(f"{secret}, {token}") == "[redacted], [redacted]"
 
 
 def test_without_the_library(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

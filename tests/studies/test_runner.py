@@ -186,6 +186,20 @@ def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None
         keep_settings(loaded(tmp_path, arms=changed))
 
 
+def test_kept_settings_and_commands_hold_no_secrets(tmp_path: Path) -> None:
+    secret = "https://" + "a1" * 12 + "@host.invalid"
+    study = loaded(tmp_path, overrides=["max_train_steps=20", f"run_name={secret}"])
+    keep_settings(study)
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    hidden = "run_name=https://[redacted]@host.invalid"
+    assert kept["overrides"] == ["max_train_steps=20", hidden]
+    keep_settings(study)  # they have not changed
+    line = Launcher(study).line(runs_of(study)[0])
+    assert line is not None
+    assert hidden in line
+    assert secret not in line
+
+
 def test_a_start_replaces_the_kept_settings_in_one_operation(tmp_path: Path) -> None:
     keep_settings(loaded(tmp_path))
     with (tmp_path / "study" / "study.json").open() as earlier:  # by another task of an array
