@@ -149,10 +149,11 @@ class Hub(Store):
         while next_page:
             page, next_page = attempts.call(what, partial(self._page, next_page, what, form))
             if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
+                host = shown_server(next_page).partition("://")[2]
                 raise DataError(
-                    f"{what}: the next page of the listing is on another host, "
-                    f"{shown_server(next_page)}, which must not get the token; set HF_ENDPOINT "
-                    "to the Hub itself, or to a mirror that serves all pages"
+                    f"{what}: the next page of the listing is on another host, {host}, which must "
+                    "not get the token; set HF_ENDPOINT to the Hub itself, or to a mirror that "
+                    "serves all pages"
                 )
             yield page
 
