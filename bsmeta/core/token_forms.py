@@ -68,7 +68,7 @@ TOKEN_FORMS = (
     ),
     # gitleaks gcp-api-key: 35 characters after the prefix
     _form("Google, API key", "AIza", rf"{_START}AIza[\w-]{{30,}}+"),
-    # developers.google.com, "Using OAuth 2.0": 2048 bytes at most
+    # as in the answers of the OAuth endpoint of Google ("access_token": "ya29.…")
     _form("Google, access token", "ya29.", rf"{_START}ya29\.[\w.-]{{20,}}+"),
     # Sonar text rule S6691: GOCSPX- and 28 characters
     _form("Google, client secret", "GOCSPX-", rf"{_START}GOCSPX-[\w-]{{20,}}+"),
