@@ -8,24 +8,16 @@ The same call continues after an interruption, and does nothing if all is comple
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bsmeta.config.causal_lm import DownloadConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import stoppable
+from bsmeta.core.terminal import ProgressDisplay, TextColumn
 
 
 def main(config: DownloadConfig) -> int:
@@ -44,7 +36,7 @@ def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
     entries = read_manifest(manifest, config.mirror)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     times = (TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(file=sys.stderr)) as progress:
+    with ProgressDisplay(*columns, *times) as progress:
         tasks: dict[str, Any] = {}
 
         def advance(what: str, done: int, total: int) -> None:

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, Problem, refuse
+from bsmeta.core.terminal import Console
 from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from bsmeta.core.files import replacing
 from bsmeta.core.process import stoppable
 from bsmeta.core.progress import progress_bar
 from bsmeta.core.secrets import redact_values
+from bsmeta.core.terminal import write_data
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, flattened, read_records
 from bsmeta.tasks import TASKS
@@ -122,15 +123,14 @@ def change_text(config: PredictConfig) -> None:
         replace(change, start=start + change.start, end=start + change.end)
         for change in model.changes(text[start:])
     ]
-    content = render(text, changes, form, name, corrects="text" in model.forms).encode()
+    content = render(text, changes, form, name, corrects="text" in model.forms)
     if output is None:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        write_data(content, is_styled=form == "color")
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as part:
-            part.write_bytes(content)
+            part.write_bytes(content.encode())
     except OSError as error:
         raise DataError(f"output={output} cannot be written: {error}") from error
 

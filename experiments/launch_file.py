@@ -14,6 +14,7 @@ from dataclasses import replace
 from bsmeta.config.launch import read_launch
 from bsmeta.config.launch_checks import launcher_problems
 from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.core.process import exit_code
 
 
 def main() -> None:
@@ -30,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -18,8 +18,6 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from bsmeta.annotate import plan, pool
 from bsmeta.annotate.annotator import Annotation, Annotator
 from bsmeta.annotate.config import AnnotateConfig
@@ -31,6 +29,7 @@ from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.process import EXIT_PREEMPTED
 from bsmeta.core.progress import progress_bar
+from bsmeta.core.terminal import Console
 
 _REQUEUE = {"signal": "USR1@90"}  # before the time limit; datatrove then requeues the task
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
 
 from bsmeta.annotate.annotator import ERRORS
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.plan import ShardPlan
 from bsmeta.annotate.shard import Counts, existing_rows
 from bsmeta.annotate.sources import counted, decode, read_items
+from bsmeta.core.terminal import Console
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD
 from bsmeta.report.inference import value_of

@@ -68,8 +68,8 @@ from bsmeta.core.errors import (
 from bsmeta.core.files import CONFIG_FOLDER, ROOT
 from bsmeta.core.keys import bound_problems, key_names, leaves, type_hints
 from bsmeta.core.process import exit_code, leave, rank
-from bsmeta.core.redacted_streams import redact_streams
 from bsmeta.core.secrets import HIDDEN, hide_values, redact
+from bsmeta.core.terminal import screened_output
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
 }
 
 
+@screened_output()
 def run_entry_point(
     main: Callable[..., int | None],
     schemas: type[Config] | Sequence[type[Config] | str],
@@ -111,7 +112,6 @@ def run_entry_point(
         takes_mistakes: If composing finds mistakes, call `main(config, mistakes)` with what can be
             composed, so that it reports its own problems along with them; it must then raise.
     """
-    redact_streams()
     offered = [schemas] if isinstance(schemas, type) else schemas
     schema = choose(sys.argv[1:], offered, config_name)
     if {"--help", "-h"} & set(sys.argv[1:]):

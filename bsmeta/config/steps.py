@@ -14,12 +14,12 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.secrets import redact
+from bsmeta.core.terminal import Console
 
 if TYPE_CHECKING:
     from bsmeta.config.checks import Row, TaskEntry
@@ -247,9 +247,7 @@ def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     console = Console(soft_wrap=False)
     console.print(table, highlight=False)
     for note in notes:
-        console.print(
-            f"note: {redact(note)}", style="yellow", markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(f"note: {redact(note)}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def _batch(plan: BatchPlan) -> str:

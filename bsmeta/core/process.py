@@ -26,18 +26,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError, missing_extra
-from bsmeta.core.redacted_streams import redact_streams
 from bsmeta.core.secrets import redact
+from bsmeta.core.terminal import ignore_write_errors, screened_output
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -113,13 +113,13 @@ def note_exit_code(code: int) -> None:
                 stream.write(f"{code}\n")
 
 
+@screened_output()
 def exit_code(action: Callable[[], int | None]) -> int:
     """Runs `action`, reports its error if it raises one, and returns the exit code.
 
     If the reader of the output has ended, as `head` does, there is nothing to report. No secret is
     printed from now on.
     """
-    redact_streams()
     try:
         code = action() or 0
         if sys.stdout is not None:  # closed by the caller
@@ -350,8 +350,7 @@ class StopRequest:
             parent: Process id of the parent when this process began.
         """
         self.leave = leave
-        sys.stdout, sys.stderr = _Lossy(sys.stdout), _Lossy(sys.stderr)
-        redact_streams()  # outermost, where a tracker may record what is printed
+        ignore_write_errors()
         # The main thread may be blocked in native code, waiting for other ranks, so a thread acts.
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
@@ -421,29 +420,3 @@ class StopRequest:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # it has already ended
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-class _Lossy:
-    """A stream that ignores write errors: a closed terminal or a broken pipe does not end the run.
-
-    A run that is asked to stop must still save: in `… | tee log`, Ctrl-C also ends `tee`, before
-    the run.
-
-    Args:
-        stream: None if the caller closed it, as in `train.py … >&-`: all output is discarded.
-    """
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

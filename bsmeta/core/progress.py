@@ -22,8 +22,9 @@ from typing import Protocol, TypeVar
 
 import psutil
 from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bsmeta.core.terminal import ProgressDisplay, TextColumn
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ class _Bar:
             TimeRemainingColumn(),
         )
         # Without its refreshing thread, which must not be running when a worker is forked.
-        self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+        self._bar = ProgressDisplay(*columns, auto_refresh=False)
         self._task = self._bar.add_task(name, total=total, note="")
         self._last = 0.0
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup, escape
-from rich import box, markup
-from rich.console import Console
+from rich import box
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from bsmeta import __version__
 from bsmeta.config.command_line import pasteable
 from bsmeta.core.secrets import redact
+from bsmeta.core.terminal import Console
 from bsmeta.report import figures
 from bsmeta.report.inference import Bounded, value_of
 
@@ -289,10 +289,10 @@ def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Seque
     for table in filter(lambda table: table.rows, tables):
         print_table(console, table)
     for sentence in sentences:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        console.print(sentence, highlight=False, soft_wrap=True)
     for folder in dict.fromkeys(file.parent for file in files):
         names = ", ".join(file.name for file in files if file.parent == folder)
-        console.print(f"written to {folder}: {names}", markup=False, soft_wrap=True)
+        console.print(f"written to {folder}: {names}", soft_wrap=True)
 
 
 def report_console(*, highlight: bool = True) -> Console:
@@ -307,7 +307,7 @@ def report_console(*, highlight: bool = True) -> Console:
 def print_table(console: Console, table: Table) -> None:
     """Prints a table and its note; its numbers are never cut."""
     shown = RichTable(
-        title=markup.escape(table.title), box=box.SIMPLE_HEAD, title_justify="left",
+        title=table.title, box=box.SIMPLE_HEAD, title_justify="left",
         padding=(0, 1, 0, 0),
     )  # fmt: skip
     texts = table.texts()
@@ -315,14 +315,14 @@ def print_table(console: Console, table: Table) -> None:
         widest = max((len(row[number]) for row in texts), default=0)
         is_text = column.format is None
         shown.add_column(
-            markup.escape(column.head),
+            column.head,
             justify="left" if is_text else "right",
             min_width=min(widest, WIDEST_NAME) if is_text else widest,
             overflow="fold",
         )
     for row in texts:
-        shown.add_row(*map(markup.escape, row))
+        shown.add_row(*row)
     needed = Measurement.get(console, console.options, shown).minimum
     console.print(shown, width=max(console.width, needed), crop=False)
     if table.note:
-        console.print(f"[dim]{markup.escape(table.note)}[/dim]")
+        console.print(table.note, style="dim")

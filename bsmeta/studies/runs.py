@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -40,6 +39,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import ROOT, replacing, write_text
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.secrets import redact, redact_values
+from bsmeta.core.terminal import Console
 from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.training.run_folder import METRICS, STATUS, last_events
 
@@ -521,4 +521,4 @@ def show_progress(study: StudyConfig, runs: Sequence[Run]) -> None:
         counts = [f"{number:,}" for number in (now.step, now.targets, now.tokens)]
         loss = "–" if now.loss is None else f"{now.loss:.4f}"
         table.add_row(run.arm, str(run.seed), WAITS if waits else now.state, *counts, loss)
-    Console(markup=False).print(table)
+    Console().print(table)

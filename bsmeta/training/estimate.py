@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
@@ -40,6 +40,7 @@ from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import StopRequest
+from bsmeta.core.terminal import Console
 from bsmeta.training.distributed import start
 from bsmeta.training.optimization import matrices_in_layers
 from bsmeta.training.processes import Processes
@@ -261,10 +262,11 @@ class Forecast:
     def show(self, console: Console) -> None:
         """Prints it, with the formulas."""
         counts = self._counts
-        console.print(
-            f"\n[bold]parameters[/]  {counts.total:,}, of which trainable {counts.trainable:,}, "
+        numbers = (
+            f"  {counts.total:,}, of which trainable {counts.trainable:,}, "
             f"in embeddings {counts.embeddings:,}"
         )
+        console.print(Text.assemble("\n", ("parameters", "bold"), numbers))
         console.print(self._memory_table())
         for line in self._notes():
             console.print(f"  {line}", style="dim")

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from rich import progress as rich_progress
-from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
@@ -39,6 +38,7 @@ from bsmeta.core.errors import HYDRA, Problem, refuse
 from bsmeta.core.files import write_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
 from bsmeta.core.secrets import redact, redact_values
+from bsmeta.core.terminal import ProgressDisplay, TextColumn
 from bsmeta.training.optimization import NonFiniteGuard
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import METRICS, Log, RunFolder
@@ -288,16 +288,15 @@ class Screen:
 
     def __init__(self, total: int, step: int) -> None:
         self._total = total
-        self._bar: rich_progress.Progress | None = None
+        self._bar: ProgressDisplay | None = None
         self._last_line = 0.0
         if sys.stderr.isatty():
-            self._bar = rich_progress.Progress(
-                rich_progress.TextColumn("training"),
-                rich_progress.BarColumn(),
-                rich_progress.MofNCompleteColumn(),
-                rich_progress.TimeRemainingColumn(),
-                rich_progress.TextColumn("{task.description}"),
-                console=Console(stderr=True),
+            self._bar = ProgressDisplay(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
             )
             self._task = self._bar.add_task("", total=total, completed=step)
             self._bar.start()

@@ -24,6 +24,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.files import replacing, write_text
+from bsmeta.core.printable import printable
 from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
 from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
@@ -500,7 +501,7 @@ class ProcessLog(logging.Handler):
         self._held_back.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = redact(self.format(record))
+        line = printable(redact(self.format(record)))
         if self.file is None:
             self._held_back.append(line)
         else:

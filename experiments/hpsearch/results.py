@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+
+from bsmeta.core.terminal import Console
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +114,7 @@ def _print(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(markup=False).print(table)
+    Console().print(table)
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], measure: str) -> str:

@@ -218,13 +218,13 @@ def main() -> int:
     if not given.config.endswith(".yaml"):
         for run in runs:  # find a misspelled key or value before the first run starts
             compose(CausalLMConfig, given.config, [*fixed, *run.overrides])
-    sweep = Sweep(given.config, fixed)
+    runner = Sweep(given.config, fixed)
     if given.dry_run:
         for run in runs:
-            print(sweep.line(run))
+            print(runner.line(run))
         return 0
     keep_settings(folder, {"config": given.config, "overrides": fixed})
-    code = 0 if given.report else sweep.make_all(runs)
+    code = 0 if given.report else runner.make_all(runs)
     write_report(folder, {run.folder: run.values for run in runs})
     return code
 

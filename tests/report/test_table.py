@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
-
+from bsmeta.core.terminal import Console
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, Column, Table, print_table
 

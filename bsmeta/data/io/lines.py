@@ -30,7 +30,7 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import EXIT_USER_ERROR, exit_code
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.files import (
     BLOCK,
@@ -411,8 +411,8 @@ def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
         return bool(reader.read(line, 1))
 
 
-def main() -> None:
-    """Builds the indexes of the shards that the command line names."""
+def main() -> int:
+    """Builds the indexes of the shards that the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(description="Build the access points of shards.")
     parser.add_argument("shards", nargs="+", help="files, folders or globs, also hf://")
     parser.add_argument("--cache", help="cache folder (data_config.cache_dir)")
@@ -428,7 +428,8 @@ def main() -> None:
             print(path)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return EXIT_USER_ERROR
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -35,6 +34,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import path_inside
 from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.core.secrets import redact_values
+from bsmeta.core.terminal import Console
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
@@ -310,7 +310,7 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
     text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
     show_attribution(report, out)
-    out.print(f"written to {path}", markup=False, soft_wrap=True)
+    out.print(f"written to {path}", soft_wrap=True)
 
 
 def report_path(folder: Path, type_name: str) -> Path:
@@ -397,8 +397,7 @@ def show_attribution(report: dict[str, Any], out: Console) -> None:
     print_table(out, Table("", "", columns, rows))
     out.print(
         f"mean reciprocal rank {metrics['mean_reciprocal_rank']:.3f}; the right one costs "
-        f"{metrics['mean_bits_of_the_truth']:.2f} bits; majority: {metrics['majority_label']}",
-        markup=False,
+        f"{metrics['mean_bits_of_the_truth']:.2f} bits; majority: {metrics['majority_label']}"
     )
 
 

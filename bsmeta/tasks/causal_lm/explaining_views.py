@@ -18,7 +18,7 @@ from enum import Enum
 from functools import partial
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.style import Style
 from rich.table import Table
@@ -28,17 +28,12 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import train_files
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.printable import printable
+from bsmeta.core.terminal import Console
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.data.text.tokenizer import byte_alphabet, byte_lengths
 from bsmeta.report.page import load_template
 from bsmeta.tasks.causal_lm.explaining import ExplainedDocument, ExplainedWindow, PackedChunk
-
-# Characters that would move the cursor, color the terminal or change the text direction.
-_CONTROLS = {
-    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
-    0x7F: 0x2421,
-    **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
-}
 
 # The terminal's palette colors, which its theme makes readable on its background.
 COLORS = (
@@ -66,8 +61,8 @@ class ShownToken:
     """A token to show.
 
     Attributes:
-        text: Its text, `harmless`; "" if it ends inside a character, which is then part of the text
-            of the character's last token.
+        text: Its text, `printable`; "" if it ends inside a character, which is then part of the
+            text of the character's last token.
         part: The part of the document that it belongs to.
         token_type: Its token type: 0 for text, 1 + i for metadata of type metadata_list[i].
         target: Whether it contributes to the loss.
@@ -114,7 +109,7 @@ def shown_tokens(chunk: Chunk, texts: TokenTexts) -> list[ShownToken]:
     """The tokens of a chunk, including its prefix."""
     ids = chunk.ids.tolist()
     types, targets = chunk.token_types.tolist(), chunk.loss_mask.tolist()
-    shown = map(harmless, texts(ids))
+    shown = map(printable, texts(ids))
     return list(map(ShownToken, ids, shown, _parts(chunk), types, targets))
 
 
@@ -141,11 +136,6 @@ def _parts(chunk: Chunk) -> list[Part]:
     if chunk.stop == len(encoded.ids):
         parts[-1] = Part.END
     return [Part.PREFIX] * chunk.prefix_length + parts
-
-
-def harmless(text: str) -> str:
-    """The text with control characters other than tab and newline made visible."""
-    return text.translate(_CONTROLS)
 
 
 def described(
@@ -246,7 +236,7 @@ def show(
     parts: list[RenderableType] = []
     for document in window.documents:
         lines, chunks = described(document, window, texts)
-        parts += [heading(document.name), *(Text(line, FAINT) for line in lines)]
+        parts += [heading(document.name), *(Text(printable(line), FAINT) for line in lines)]
         for caption, tokens in chunks:
             parts += [Text(f"\n{caption}", FAINT), colored(tokens, boundaries=config.tokens)]
         parts.append(Text())
@@ -258,7 +248,7 @@ def show(
 def show_legend(console: Console, config: ExplainConfig) -> None:
     """Print the meaning of the colors and styles."""
     types = [
-        Text(key, style_of(Part.TEXT, token_type, target=True))
+        Text(printable(key), style_of(Part.TEXT, token_type, target=True))
         for token_type, key in enumerate(config.data_config.metadata_config.metadata_list, 1)
     ]
     styles = [
@@ -274,7 +264,7 @@ def show_legend(console: Console, config: ExplainConfig) -> None:
 
 def heading(text: str) -> Rule:
     """A horizontal rule with a title."""
-    return Rule(Text(text, "bold"), align="left", style=FAINT)
+    return Rule(Text(printable(text), "bold"), align="left", style=FAINT)
 
 
 def colored(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
@@ -305,7 +295,7 @@ def style_of(part: Part, token_type: int, *, target: bool) -> Style:
 def packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
     """Yield a table of the sequences: the documents that share each, and its padding."""
     yield heading("packing")
-    yield Text(packing_facts(window), FAINT)
+    yield Text(printable(packing_facts(window)), FAINT)
     yield Text("the first sequences, and those with documents from above (bold):\n", FAINT)
     table = Table(box=None, pad_edge=False, header_style=FAINT)
     table.add_column("sequence", justify="right")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.markup import escape
+from rich.text import Text
 
+from bsmeta.core.printable import printable
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
@@ -62,14 +63,13 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
     if report.pairs:
         print_table(console, tables.pair_table(report))
     for model in report.models:
-        console.print(
-            f"[bold]{escape(model.checkpoint)}[/bold]: {escape(described(model, report))}",
-            soft_wrap=True,
-        )
+        name, about = printable(model.checkpoint), printable(described(model, report))
+        heading = Text.assemble((name, "bold"), f": {about}")
+        console.print(console.highlighter(heading), soft_wrap=True)
         print_table(console, tables.comparison_table(model, tables.TERMINAL))
         if tables.controls_of(model):
             print_table(console, tables.control_table(model).without(tables.TOGETHER, tables.HOLM))
-        console.print(tables.summary(model), markup=False)
+        console.print(tables.summary(model))
     page.print_report([], [], files)
 
 

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +28,8 @@ from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.keys import refuse_out_of_bounds
+from bsmeta.core.printable import printable
+from bsmeta.core.terminal import Console, write_data
 from bsmeta.report.page import report_console
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.decoding import (
@@ -360,25 +361,36 @@ def _write_file(results: Iterable[Result], path: str) -> None:
 
 
 def show(result: Result, out: Console) -> None:
-    """Print the texts of a request, each after its prefix (dim) and its prompt (bold)."""
+    """Print the texts of a request, each after its prefix (dim) and its prompt (bold).
+
+    A file or a pipe receives prefix, prompt and text as they are.
+    """
+    request, prefix = result.request, f"{result.prefix}\n" if result.prefix else ""
     for number, sample in enumerate(result.samples, start=1):
         if len(result.samples) > 1:
             out.rule(f"{number} of {len(result.samples)}, seed {sample.seed}", align="left")
-        text = Text(f"{result.prefix}\n" if result.prefix else "", style="dim")
-        out.print(text + _text(result.request, sample), soft_wrap=not out.is_terminal)
+        if out.is_terminal:
+            out.print(Text(printable(prefix), style="dim") + _styled(request, sample))
+        else:
+            write_data(f"{prefix}{request.prompt}{sample.text}{_ending(sample)}\n")
 
 
 def show_side_by_side(results: Sequence[Result], out: Console) -> None:
     """Print a table with a column per request (its metadata) and a row per seed."""
     table = Table(box=box.SIMPLE_HEAD, expand=True, show_lines=True, pad_edge=False)
     for result in results:
-        table.add_column(Text(result.prefix or "(no metadata)"), ratio=1, overflow="fold")
+        prefix = printable(result.prefix) or "(no metadata)"
+        table.add_column(Text(prefix), ratio=1, overflow="fold")
     for samples in zip(*(result.samples for result in results), strict=True):
         cells = zip(results, samples, strict=True)
-        table.add_row(*[_text(result.request, sample) for result, sample in cells])
+        table.add_row(*[_styled(result.request, sample) for result, sample in cells])
     out.print(table)
 
 
-def _text(request: Request, sample: Sample) -> Text:
-    ending = "" if sample.finished == "eos" else " …"
-    return Text.assemble((request.prompt, "bold"), sample.text, (ending, "dim"))
+def _styled(request: Request, sample: Sample) -> Text:
+    prompt, text = printable(request.prompt), printable(sample.text)
+    return Text.assemble((prompt, "bold"), text, (_ending(sample), "dim"))
+
+
+def _ending(sample: Sample) -> str:
+    return "" if sample.finished == "eos" else " …"

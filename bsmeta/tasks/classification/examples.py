@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
@@ -35,6 +33,7 @@ from bsmeta.core.errors import ConfigurationError, DataError, differing, refuse
 from bsmeta.core.files import file_hash
 from bsmeta.core.process import log_once, rank, release_signals
 from bsmeta.core.progress import exclusively, opaque_work
+from bsmeta.core.terminal import Console
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import (
     special_tokens,
@@ -235,7 +234,7 @@ def prepare(config: ClassificationConfig) -> None:
         facts, console = examples.facts, Console()
         lines = [f"{facts['csv']} -> {examples.database}", *facts["notes"]]
         lines += [f"{facts['skipped']:,} bad rows left out"] if facts["skipped"] else []
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        console.print("\n".join(lines), highlight=False, soft_wrap=True)
         console.print(_split_table(examples))
 
 
@@ -255,7 +254,7 @@ def _split_table(examples: Examples) -> Table:
     table.add_section()
     counts = [examples.label_counts(split) for split in SPLITS]
     for label in examples.labels[:_LISTED_LABELS]:
-        table.add_row(escape(label), *(f"{count[label]:,}" for count in counts))
+        table.add_row(label, *(f"{count[label]:,}" for count in counts))
     if len(examples.labels) > _LISTED_LABELS:
         table.add_row(f"and {len(examples.labels) - _LISTED_LABELS:,} more labels")
     return table

@@ -21,7 +21,8 @@ from typing import Any
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, UserError
-from bsmeta.core.process import exit_code
+from bsmeta.core.printable import printable
+from bsmeta.core.process import EXIT_USER_ERROR, exit_code
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
 ENCODER_OF_FIRST = "google-bert/bert-base-cased"
@@ -440,7 +441,8 @@ def as_yaml(rows: list[Row], source: str) -> str:
         for part in sections:
             section = section.setdefault(part, {})
         section[last] = found[name]
-    return HEADER.format(source=source) + yaml.safe_dump(nested, sort_keys=False)
+    header = HEADER.format(source=printable(source, one_line=True))
+    return header + yaml.safe_dump(nested, sort_keys=False)
 
 
 def as_text(rows: list[Row]) -> str:
@@ -475,7 +477,7 @@ def main(arguments: list[str]) -> int:
             print(f"written to {chosen.out}")
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return EXIT_USER_ERROR
     return 0
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
+from bsmeta.core.printable import printable
 from bsmeta.data.text.sentences import Span, words
 from bsmeta.report.inference import Estimate, central, resampled
 
@@ -300,21 +301,21 @@ def restricted(
 
 
 def highlighted(text: str, changes: Iterable[Change]) -> str:
-    """The text for a terminal: what is wrong in red, its correction after it in green."""
+    """The text for a terminal, printable: errors in red, each correction after it in green."""
     parts, at = [], 0
     for change in changes:
-        parts.append(text[at : change.start])
+        parts.append(printable(text[at : change.start]))
         if isinstance(change, Correction):
             parts += [_styled(change.text, _WRONG), _styled(change.correction, _RIGHT)]
         else:
             parts.append(_styled(change.text, _FLAGGED))
         at = change.end
-    return "".join([*parts, text[at:]])
+    return "".join([*parts, printable(text[at:])])
 
 
 def _styled(text: str, style: str) -> str:
     """Text in a style of terminals (ECMA-48, `SGR`); line ends are outside of it."""
-    return re.sub(r"[^\r\n]+", lambda line: f"\x1b[{style}m{line[0]}\x1b[0m", text)
+    return re.sub(r"[^\r\n]+", lambda line: f"\x1b[{style}m{line[0]}\x1b[0m", printable(text))
 
 
 def as_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 from bsmeta.tasks.causal_lm.explaining_views import (
     Part,
     TokenTexts,
-    harmless,
     json_line,
     shown_tokens,
 )
@@ -177,7 +176,3 @@ def test_only_the_last_chunk_has_the_end(tmp_path: Path) -> None:
     assert [one[Part.END] for one in parts] == [0] * (len(parts) - 1) + [1]
     total = sum(int(np.count_nonzero(chunk.token_types)) for chunk in document.chunks)
     assert sum(one[Part.LOCAL] + one[Part.SUFFIX] + one[Part.PREFIX] for one in parts) == total
-
-
-def test_control_characters_are_made_visible() -> None:
-    assert harmless("a\tb\n\x1b[31mred\x7f \x9b\u202e") == "a\tb\n␛[31mred␡ \ufffd\ufffd"

@@ -1,0 +1,213 @@
+"""The way of all output to the terminal, or to the file that is in its place.
+
+Text of data may contain sequences that a terminal executes: they color, move the cursor, disguise
+links, or write to the clipboard. In every entry point (`screened_output`), `print`, log messages,
+warnings and tracebacks reach standard output and error through a `ScreenedStream`, which makes them
+`printable`. Only a `Console` bypasses it: there, texts are made printable before they are styled,
+so that all sequences that the terminal receives are those of the project.
+
+Results that other programs read are data, not display: `write_data` leaves them as they are, unless
+standard output is a terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, TextIO, cast
+
+import rich.console
+import rich.progress
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from bsmeta.core.printable import printable
+
+
+class ScreenedStream:
+    """A stream whose text is made printable.
+
+    Attributes:
+        unscreened: The stream to which it writes.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.unscreened = stream
+        self._can_redraw = True  # the line is empty, or began with a carriage return
+
+    def write(self, text: str) -> int:
+        """Writes the printable text.
+
+        A carriage return at the beginning is kept where it overwrites nothing else than a line that
+        began with one: with it, progress bars of libraries are drawn.
+        """
+        redraws = self._can_redraw and text.startswith("\r")
+        shown = f"\r{printable(text[1:])}" if redraws else printable(text)
+        self.unscreened.write(shown)
+        if text:
+            self._can_redraw = redraws if "\n" not in text else text.endswith("\n")
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes each of the lines."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unscreened, name)
+
+
+class LossyStream:
+    """A stream that ignores write errors: a closed terminal or a broken pipe does not end the run.
+
+    A run that is asked to stop must still save: in `… | tee log`, Ctrl-C also ends `tee`, before
+    the run.
+
+    Args:
+        stream: None if the caller closed it, as in `train.py … >&-`: all output is discarded.
+    """
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self._stream = stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Console(rich.console.Console):
+    """A console for texts of data: it prints them as they are but for what is not printable.
+
+    Markup (`[bold]`) and names of emoji in a text are text, too, unless a call asks for them.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **settings})
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream that it writes to, unscreened."""
+        return _unscreened(super().file)
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as it is laid out; printable, because escapes take more columns."""
+        return super().render_str(printable(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yields the segments of anything that is printed; control segments are rich's own."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            if segment.control or text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(text), segment.style)
+
+
+class TextColumn(rich.progress.TextColumn):
+    """A column of a progress display, with text in one line, without markup."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False)
+
+    def render(self, task: rich.progress.Task) -> Text:
+        """The text, without line ends, which would disturb the display."""
+        return Text(printable(self.text_format.format(task=task), one_line=True))
+
+
+class ProgressDisplay(rich.progress.Progress):
+    """A progress display on standard error, above which other output of the process appears."""
+
+    def __init__(self, *columns: rich.progress.ProgressColumn, **settings: Any) -> None:
+        super().__init__(*columns, console=Console(stderr=True), **settings)
+
+    def start(self) -> None:
+        """Begins to show it. Rich then reads output to it for sequences to style it with."""
+        is_screened = isinstance(sys.stdout, ScreenedStream)
+        super().start()
+        if is_screened:
+            sys.stdout, sys.stderr = _screened(sys.stdout), _screened(sys.stderr)
+
+
+class PrintableRecord(logging.LogRecord):
+    """A log record whose message is printable, whichever handlers get it."""
+
+    def getMessage(self) -> str:
+        return printable(super().getMessage())
+
+
+@contextmanager
+def screened_output() -> Iterator[None]:
+    """Screens standard output and error, and all logs: the outermost context of entry points."""
+    before = sys.stdout, sys.stderr
+    factory = logging.getLogRecordFactory()
+    own = sys.stdout, sys.stderr = _screened(sys.stdout), _screened(sys.stderr)
+    logging.setLogRecordFactory(PrintableRecord)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(factory)
+        if (sys.stdout, sys.stderr) == own:  # those of `ignore_write_errors` stay to the end
+            sys.stdout, sys.stderr = before
+
+
+def ignore_write_errors() -> None:
+    """From now on, output that cannot be written is lost; see `LossyStream`."""
+    sys.stdout, sys.stderr = (
+        cast("TextIO", ScreenedStream(cast("TextIO", LossyStream(_unscreened(stream)))))
+        for stream in (sys.stdout, sys.stderr)
+    )
+
+
+def write_data(text: str, *, is_styled: bool = False) -> None:
+    """Writes data to standard output in UTF-8, byte for byte; to a terminal, printable.
+
+    Args:
+        text: The data.
+        is_styled: Whether it has been made printable and then styled, and is to stay so.
+    """
+    if sys.stdout is None:  # closed by the caller
+        return
+    if sys.stdout.isatty():
+        _unscreened(sys.stdout).write(text if is_styled else printable(text))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()
+
+
+def _screened(stream: TextIO) -> TextIO:
+    if stream is None or isinstance(stream, ScreenedStream):
+        return stream
+    if isinstance(stream, io.TextIOWrapper):
+        # A character that its encoding lacks ends no program. Some streams cannot be changed.
+        with suppress(OSError):
+            stream.reconfigure(errors="backslashreplace")
+    return cast("TextIO", ScreenedStream(stream))
+
+
+def _unscreened(stream: Any) -> Any:
+    """The innermost stream of screens and of rich's proxies."""
+    for name in ("unscreened", "rich_proxied_file"):
+        inner = getattr(stream, name, None)
+        if inner is not None:
+            return _unscreened(inner)
+    return stream
