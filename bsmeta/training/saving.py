@@ -33,6 +33,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import CheckpointError, ConfigurationError
+from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import opaque_work
 from bsmeta.models.pretrained import record_tokenizer, write_model_manifest
 from bsmeta.training import checkpoint
@@ -218,6 +219,7 @@ class Saver:
                 self._task.complete(temporary)
             record_tokenizer(temporary)
             write_model_manifest(temporary)
+            follow_umask(temporary)
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
 
@@ -233,6 +235,7 @@ class Saver:
             with opaque_work():
                 self._task.export(self._engine.plain, weights, folder)
             record_tokenizer(folder)
+            follow_umask(folder)
 
 
 def capture_rng() -> dict[str, Any]:

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import building, delete
+from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import exclusively, opaque_work
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks.classification.classifier import (
@@ -151,6 +152,7 @@ def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
         facts = {name: fitting.facts[name] for name in FITTED if name in fitting.facts}
         content = {"key": key, "systems": facts, "notes": fitting.notes}
         (part / FACTS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        follow_umask(part)
 
 
 def _read_splits(task: TextClassifier, encoder: PreTrainedModel | None) -> tuple[Split, Split]:
