@@ -41,6 +41,13 @@ BYTE_ORDER_MARK = "\ufeff"
 
 def main(config: PredictConfig) -> int:
     """Predicts all records; 75 if a signal has ended it before."""
+    makes_table = config.output is not None and config.output.endswith(".csv")
+    if config.spreadsheet_safe and not makes_table:
+        raise ConfigurationError(
+            f"spreadsheet_safe=true has no effect on output={config.output}; expected an output "
+            "that ends in .csv",
+            ["spreadsheet_safe"],
+        )
     if config.input is not None and not config.input.endswith(RECORDS):
         change_text(config)
         return 0
@@ -76,8 +83,9 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
         "csv_separator": separator,
         "csv_encoding": encoding,
         "on_bad_row": config.on_bad_row,
+        "spreadsheet_safe": config.spreadsheet_safe,
     }
-    writer = RecordWriter(output, key)
+    writer = RecordWriter(output, key, spreadsheet_safe=config.spreadsheet_safe)
     if writer.done:
         print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
     rest = islice(read(BadRows(source, config.on_bad_row)), writer.done, None)

@@ -307,6 +307,9 @@ class PredictConfig:
     """encoding of a CSV file; auto: UTF-8, UTF-16 or UTF-32"""
     on_bad_row: str = key("refuse", choices=("refuse", "skip"))
     """a record without text, or that cannot be read; skip: leave it out, and count"""
+    spreadsheet_safe: bool = key(False)
+    """put ' before cells of a .csv output that a spreadsheet would compute (=1+1); false: cells are
+    as they were read"""
 
 
 @dataclass(kw_only=True)

@@ -11,6 +11,7 @@ import csv
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,9 @@ from bsmeta.data.table.text_file import (
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
 Record = dict[str, Any]
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def read_records(
@@ -107,6 +111,7 @@ class RecordWriter:
     Args:
         path: The output, which appears when it is complete; its name says the format.
         key: What determines the records; JSON-serializable.
+        spreadsheet_safe: Whether the cells of a CSV file are `spreadsheet_safe_cell`s.
 
     Attributes:
         done: The number of records that an interrupted call has written.
@@ -117,13 +122,16 @@ class RecordWriter:
         DataError: If it cannot be written.
     """
 
-    def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, key: Mapping[str, Any], *, spreadsheet_safe: bool = False
+    ) -> None:
         check_output(path)
         self._path = path
         self._part = path.with_name(f"{path.name}.part")
         self._about = path.with_name(f"{path.name}.part.json")
         self._is_json = path.name.endswith(".jsonl")
         self._columns: list[str] = []
+        self._spreadsheet_safe = spreadsheet_safe
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._part.open("a+", encoding="utf-8", newline="")
@@ -142,6 +150,11 @@ class RecordWriter:
                 self._file.write(msgspec.json.encode(record).decode() + "\n")
                 return
             flat = flattened(record)
+            if self._spreadsheet_safe:
+                flat = {
+                    spreadsheet_safe_cell(name): spreadsheet_safe_cell(cell)
+                    for name, cell in flat.items()
+                }
             if not self._columns:
                 self._columns = list(flat)
                 self._write_row(self._columns)
@@ -211,6 +224,17 @@ class RecordWriter:
 
     def _not_written(self, error: OSError) -> DataError:
         return DataError(f"output={self._path} cannot be written: {error}")
+
+
+def spreadsheet_safe_cell(cell: Any) -> Any:
+    """A cell that a spreadsheet shows; with ' before a text that it would compute as a formula.
+
+    Formulas can start programs and send cells to a server. Numbers stay as they are. The characters
+    are those of OWASP's page on CSV injection.
+    """
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA_STARTS) or _NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"
 
 
 def check_output(path: Path) -> None:

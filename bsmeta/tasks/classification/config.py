@@ -117,6 +117,9 @@ class ClassificationConfig(PretrainedConfig):
     results_dir: str | None = key(None, is_path=True, heading="Results")
     """folder of the result files NAME_testset_predictions.csv, NAME_train_test_stats.json and
     NAME_trained_model.sav; null: that of the CSV file"""
+    spreadsheet_safe: bool = key(False)
+    """put ' before labels in NAME_testset_predictions.csv that a spreadsheet would compute (=1+1);
+    false: labels are as they were read"""
     bootstrap_resamples: int = key(2000, at_least=1)
     """resamples of the test set's texts (or groups) for each interval of the report"""
 

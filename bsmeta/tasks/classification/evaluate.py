@@ -16,7 +16,7 @@ import csv
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import mul
 from pathlib import Path
@@ -32,7 +32,12 @@ from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import opaque_work
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import JSON_LINES, flattened, read_records
+from bsmeta.data.table.records import (
+    JSON_LINES,
+    flattened,
+    read_records,
+    spreadsheet_safe_cell,
+)
 from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.checkpoints import Location, check_keys, report_folder, training_run
@@ -266,7 +271,9 @@ def finish(
     write_stats(stats_file, stats)
     results = None
     if scored is not None:
-        write_predictions(predictions_file, scored, examples.labels)
+        write_predictions(
+            predictions_file, scored, examples.labels, spreadsheet_safe=config.spreadsheet_safe
+        )
         predicted, notes = baselines(test, *_training(examples), task.weights, predicted)
         test.notes.extend([*notes, *([] if choice is None else choice.notes)])
         results = results_of(
@@ -336,16 +343,26 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
     return sum(map(mul, values, weights)) / sum(weights) if sum(weights) else None
 
 
-def write_predictions(file: Path, scored: Scored, labels: Sequence[str]) -> None:
-    """Writes a line for each source text: its row in the CSV file, label, and what is predicted."""
+def write_predictions(
+    file: Path, scored: Scored, labels: Sequence[str], *, spreadsheet_safe: bool = False
+) -> None:
+    """Writes a line for each source text: its row in the CSV file, label, and what is predicted.
+
+    With `spreadsheet_safe`, labels are `spreadsheet_safe_cell`s.
+    """
+
+    def shown(cells: Iterable[Any]) -> list[Any]:
+        return [spreadsheet_safe_cell(cell) if spreadsheet_safe else cell for cell in cells]
+
     with _replacing(file) as part, part.open("w", encoding="utf-8", newline="") as output:
         writer = csv.writer(output, lineterminator="\n")
         found = predictions(scored, labels)
         for number, (source, label) in enumerate(zip(scored.sources, scored.labels, strict=True)):
             row = {"row": source, "label": labels[label], **flattened(next(found))}
             if number == 0:
-                writer.writerow(row)
-            writer.writerow(f"{v:.6f}" if isinstance(v, float) else v for v in row.values())
+                writer.writerow(shown(row))
+            cells = (f"{v:.6f}" if isinstance(v, float) else v for v in row.values())
+            writer.writerow(shown(cells))
 
 
 def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import RecordWriter, read_records
+from bsmeta.data.table.records import RecordWriter, read_records, spreadsheet_safe_cell
 
 KEY = {"input": "1f", "checkpoint": {"model.safetensors": "2e"}}
 CSV = b'id,text\n1,stop\n2,"signs,\nfrom"\n'
@@ -92,8 +93,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, re
         read(path)
 
 
-def write(path: Path, records: list[dict[str, Any]], key: dict[str, Any] = KEY) -> int:
-    writer = RecordWriter(path, key)
+def write(path: Path, records: list[dict[str, Any]], key: dict[str, Any] = KEY, **how: bool) -> int:
+    writer = RecordWriter(path, key, **how)
     for record in records[writer.done :]:
         writer.write(record)
     writer.finish()
@@ -125,6 +126,54 @@ def test_rows_of_a_csv_output(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     write(path, [{"text": "a\rb", "n": 1, "x": None, "of": {"a": 0.5}, "tags": ["x"]}])
     assert path.read_bytes() == b'text,n,x,of.a,tags\n"a\rb","1","","0.5","[""x""]"\n'
+
+
+FORMULAS = (
+    "=cmd|'/C calc'!A0",
+    "+1+1",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "＝1",
+    "-",
+    "+x",
+)
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_spreadsheet_computes_no_cell_of_a_safe_table(tmp_path: Path, formula: str) -> None:
+    record = {"text": formula, formula: "a", "of": {formula: [formula]}}
+    assert spreadsheet_safe_cell(formula) == f"'{formula}"
+    write(tmp_path / "plain.csv", [record])
+    write(tmp_path / "safe.csv", [record], spreadsheet_safe=True)
+    write(tmp_path / "safe.jsonl", [record], spreadsheet_safe=True)
+    rows = [
+        [*csv.reader((tmp_path / name).open(newline="", encoding="utf-8"))]
+        for name in ("plain.csv", "safe.csv")
+    ]
+    cells = json.dumps([formula], ensure_ascii=False)
+    head, row = ["text", formula, f"of.{formula}"], [formula, "a", cells]
+    assert rows[0] == [head, row]
+    assert rows[1] == [["text", f"'{formula}", f"of.{formula}"], [f"'{formula}", "a", cells]]
+    assert read(tmp_path / "safe.jsonl") == [record]
+
+
+@pytest.mark.parametrize(
+    "cell", ["-1", "+4.6", "-.5e-3", "1=1", "a@b", "'=1", "", " =1", 7, -0.5, None]
+)
+def test_other_cells_of_a_safe_table_stay(cell: Any) -> None:
+    assert spreadsheet_safe_cell(cell) == cell
+
+
+def test_a_safe_table_is_continued(tmp_path: Path) -> None:
+    records = [{"=text": f"={number}", "n": -number} for number in range(3)]
+    writer = RecordWriter(tmp_path / "out.csv", KEY, spreadsheet_safe=True)
+    writer.write(records[0])
+    del writer
+    assert write(tmp_path / "out.csv", records, spreadsheet_safe=True) == 1
+    assert (tmp_path / "out.csv").read_text() == "'=text,n\n'=0,0\n'=1,-1\n'=2,-2\n"
 
 
 def test_rows_of_another_call_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 from pathlib import Path
@@ -48,9 +49,9 @@ from tests.tasks.classification.helpers import (
 def run(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     """The folder of a run that made no step."""
     folder = tmp_path_factory.mktemp("run")
-    csv = write_leanings(tmp_path_factory.mktemp("data"))
+    table = write_leanings(tmp_path_factory.mktemp("data"))
     config = ClassificationConfig(
-        data_config=data_config(csv), model_name=str(encoder), method="fine_tune", pooling="head"
+        data_config=data_config(table), model_name=str(encoder), method="fine_tune", pooling="head"
     )
     task = TextClassifier(config)
     model = task.build_model()
@@ -308,6 +309,20 @@ def test_what_was_trained_is_kept_if_the_report_fails(
     assert saved["labels"] == ["left", "neutral", "right"]
     stats = json.loads((tmp_path / "leanings_train_test_stats.json").read_text())
     assert 0 <= stats["test"]["scores"]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(("safe", "label"), [(False, "=1+1"), (True, "'=1+1")])
+def test_labels_of_the_predictions_that_are_formulas(
+    tmp_path: Path, safe: bool, label: str
+) -> None:
+    chunks = [Chunk([1], 0, 3, 0, "a"), Chunk([1], 1, 4, 0, "b")]
+    scored = Scored.of(chunks, np.zeros((2, 2)))
+    write_predictions(tmp_path / "out.csv", scored, ["=1+1", "-2"], spreadsheet_safe=safe)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["label"] for row in rows] == [label, "-2"]
+    assert [row["prediction"] for row in rows] == [label, label]
+    assert [row["row"] for row in rows] == ["3", "4"]
 
 
 def test_logits_of_some_texts_at_a_time_predict_alike(

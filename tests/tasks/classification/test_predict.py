@@ -128,6 +128,11 @@ def test_an_interrupted_call_is_continued(
             "overrides={'data_config': {",
         ),
         (b"text\na\n", {"csv_encoding": "utf8x"}, "csv_encoding=utf8x: there is no such encoding"),
+        (
+            b"text\na\n",
+            {"spreadsheet_safe": True, "output": "out.jsonl"},
+            "spreadsheet_safe=true has no effect on output=out.jsonl; expected an output that ends",
+        ),
         (None, {}, "new.csv cannot be read: No such file or directory"),
     ],
 )
