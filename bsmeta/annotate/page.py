@@ -156,11 +156,7 @@ def parse_page(html: str, *, profile: Profile = "published") -> Page:
     Raises:
         PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
     """
-    _refuse_slow(html)
-    try:
-        tree = LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
-    except SelectolaxError as error:  # usually for lack of memory
-        raise PageError("not_parsed", str(error)) from error
+    tree = parse_html(html)
     page = Page("", [])
     if tree.head is not None:
         page.head.append(tree.head.html or "")
@@ -168,6 +164,19 @@ def parse_page(html: str, *, profile: Profile = "published") -> Page:
     if tree.body is not None:  # a page of frames has none
         page.text, page.tags = walk(tree.body, _RULES[profile])
     return page
+
+
+def parse_html(html: str) -> LexborHTMLParser:
+    """The tree of a page.
+
+    Raises:
+        PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
+    """
+    _refuse_slow(html)
+    try:
+        return LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
+    except SelectolaxError as error:  # usually for lack of memory
+        raise PageError("not_parsed", str(error)) from error
 
 
 def _refuse_slow(html: str) -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from markupsafe import escape
 
 from bsmeta.annotate.annotator import ERRORS
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.frames import inert_html
+from bsmeta.annotate.page import PageError
 from bsmeta.annotate.plan import ShardPlan
 from bsmeta.annotate.shard import Counts, existing_rows
 from bsmeta.annotate.sources import counted, decode, read_items
@@ -172,12 +175,20 @@ def _pages_of_shard(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[st
             row = msgspec.json.decode(line)
             yield {
                 "url": row["url"],
-                "html": (html or "")[:_SHOWN_HTML],
+                "html": _shown_html(html or ""),
                 "parts": list(text_parts(row)),
                 "is_cut": len(row["text"]) > _SHOWN_TEXT,
                 "values": list(_values(row)),
                 "errors": row[ERRORS],
             }
+
+
+def _shown_html(html: str) -> str:
+    """The beginning of a raw page, for its frame."""
+    try:
+        return inert_html(html[:_SHOWN_HTML])
+    except PageError as error:
+        return f"The raw page cannot be shown: {escape(str(error))}."
 
 
 def _values(row: dict[str, Any]) -> Iterator[tuple[str, str]]:

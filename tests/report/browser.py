@@ -81,6 +81,13 @@ class Browser:
         """What the body of a function in JavaScript returns."""
         return self._call("/execute/sync", {"script": script, "args": []})
 
+    def click(self, left: float, top: float) -> None:
+        """Clicks at a place of the window, in pixels."""
+        for kind in ("mousePressed", "mouseReleased"):
+            self._command(
+                "Input.dispatchMouseEvent", type=kind, x=left, y=top, button="left", clickCount=1
+            )
+
     def shoot(self, file: Path) -> None:
         """Writes the whole page as PNG."""
         shot = self._command("Page.captureScreenshot", captureBeyondViewport=True)
