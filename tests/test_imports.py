@@ -53,7 +53,7 @@ ROOMS = {
     "tensorflow": ["data/*"],
     "matplotlib": [
         "report/figures*",
-        "report/page*",
+        "report/drawing*",
         "*/report*",
         "tasks/*/report*",
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,19 @@ from bsmeta.annotate.shard import Counts, existing_rows
 from bsmeta.annotate.sources import counted, decode, read_items
 from bsmeta.core.terminal import Console
 from bsmeta.report import figures
+from bsmeta.report.drawing import draw_figures
 from bsmeta.report.figures import GOOD
 from bsmeta.report.inference import value_of
-from bsmeta.report.page import COUNT, Column, Page, Section, Table, html, own_command, print_table
+from bsmeta.report.page import (
+    COUNT,
+    Column,
+    Page,
+    Section,
+    Table,
+    own_command,
+    print_table,
+    write_html,
+)
 from bsmeta.report.page import HTML as PAGE
 
 if TYPE_CHECKING:
@@ -116,11 +127,13 @@ def write_report(
 ) -> list[Path]:
     """Writes the report as JSON and as a page; returns the files."""
     data = json.dumps(msgspec.to_builtins(report, str_keys=True), indent=1, ensure_ascii=False)
-    (output / DATA).write_text(data + "\n", encoding="utf-8")
+    (output / DATA).write_text(data + "\n", encoding="utf-8", errors="backslashreplace")
     lengths, total = _lengths(report), report.total
-    plots = {"types": _bar_plot(_types(report), "share", "% of the rows")} if total.rows else {}
+    plots: dict[str, Callable[[], Figure]] = {}
+    if total.rows:
+        plots["types"] = partial(_bar_plot, _types(report), "share", "% of the rows")
     if lengths.rows:
-        plots["lengths"] = _bar_plot(lengths, "pages", "pages by characters of their text")
+        plots["lengths"] = partial(_bar_plot, lengths, "pages", "pages by characters of their text")
     page = Page(
         title="Annotated pages",
         answers=[f"{summary(report)}."],
@@ -132,10 +145,9 @@ def write_report(
         sections=[Section(tables=[*tables(report), lengths], plots=plots)],
         commands=own_command(),
     )
-    drawn = {name: figures.svg(plot, name) for name, plot in page.plots.items()}
+    drawings = draw_figures(page.plots, output)
     pages = list(shown_pages(config, plans))
-    text = html(page, drawn, [DATA], template="annotate/pages.html.j2", pages=pages)
-    (output / PAGE).write_text(text, encoding="utf-8")
+    write_html(page, drawings, [DATA], output / PAGE, "annotate/pages.html.j2", pages=pages)
     return [output / PAGE, output / DATA]
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from bsmeta.core.printable import printable
 from bsmeta.report.inference import Bounded, value_of
 
 if TYPE_CHECKING:
@@ -60,9 +61,14 @@ DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (4, 1.5))]
 
 TEXT, SMALL = 10.0, 9.0
 """Sizes of text in points: 13.3 and 12 pixels."""
+LONGEST_NAME = 60
+"""Characters of a line of a name."""
+MOST_LINES = 5
+"""Lines of a name."""
 WIDE, NARROW = 8.4, 7.0
 """Widths of figures in inches: with two panels, and with one."""
 
+_LONGEST_END = 40  # characters of a name beside the axes, which leave it that much less room
 _PIXELS_PER_INCH = 130
 _SHARE_OF_AXES = 0.78  # of the height of a row of panels, about
 _SETTINGS: dict[str, Any] = {
@@ -73,6 +79,8 @@ _SETTINGS: dict[str, Any] = {
     "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "grid.color": GRID,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
     "svg.fonttype": "none", "axes.formatter.useoffset": False,
+    # Names are text, in which two dollar signs enclose no formula.
+    "text.parse_math": False, "text.usetex": False,
 }  # fmt: skip
 
 
@@ -137,11 +145,31 @@ def canvas(
     return figure, list(grid[:panels])
 
 
+def short_name(text: str, longest: int = LONGEST_NAME) -> str:
+    """A name from the data as figures show it: printable, in one line, and not too long."""
+    shown = printable(text[: longest + 1], one_line=True)
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
+def name_lines(text: str) -> str:
+    """A name that may have several lines, each a `short_name`; no more than `MOST_LINES`."""
+    return "\n".join(map(short_name, text.split("\n")[:MOST_LINES]))
+
+
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Names the places 0, 1, … of the y-axis, from top to bottom."""
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [*map(name_lines, names)])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x")
+
+
+def name_columns(axes: Axes, names: Sequence[str], **style: Any) -> None:
+    """Names the places 0, 1, … of the x-axis.
+
+    Args:
+        style: Properties of the texts.
+    """
+    axes.set_xticks(range(len(names)), [*map(name_lines, names)], **style)
 
 
 def draw_interval(
@@ -200,8 +228,9 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> No
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
         axes.text(
-            1.09, place, name, va="center", fontsize=SMALL, transform=axes.get_yaxis_transform()
-        )
+            1.09, place, short_name(name, _LONGEST_END), va="center", fontsize=SMALL,
+            transform=axes.get_yaxis_transform(),
+        )  # fmt: skip
 
 
 def spread(values: Sequence[float], step: float, low: float, high: float) -> list[float]:
@@ -218,13 +247,16 @@ def legend_below(figure: Figure, entries: Iterable[tuple[str, Look]], columns: i
     """A legend below the axes."""
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], color=style.color, marker=style.marker, linestyle=style.line, label=name,
-               markersize=5)
-        for name, style in entries
-    ]  # fmt: skip
+    handles, names = [], []
+    for name, style in entries:
+        names.append(name_lines(name))
+        handles.append(
+            Line2D(
+                [], [], color=style.color, marker=style.marker, linestyle=style.line, markersize=5
+            )
+        )
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, fontsize=SMALL, frameon=False,
+        handles, names, loc="outside lower center", ncols=columns, fontsize=SMALL, frameon=False,
         labelcolor=INK, handlelength=2.6,
     )  # fmt: skip
 
@@ -263,10 +295,7 @@ def svg(figure: Figure, name: str) -> str:
     source = source[source.index("<svg") :]
     source = re.sub(r"<metadata>.*?</metadata>\s*", "", source, flags=re.DOTALL)
     source = re.sub(r"<!--.*?-->\s*", "", source, flags=re.DOTALL)
-    source = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", source)
-    source = re.sub(r"font: (?:[a-z]+ )*([\d.]+)px [^;\"]*", r"font-size: \1px", source)
-    for variable, color in LIGHT.items():
-        source = source.replace(color, f"var(--{variable})")
+    source = re.sub("<[^>]*>", lambda tag: _adapt_tag(tag[0], name), source)
     width, height = (72 * inches for inches in figure.get_size_inches())
     words = name.replace("-", " ")
     head = (
@@ -274,3 +303,12 @@ def svg(figure: Figure, name: str) -> str:
         f'style="min-width: {width / 0.75:.0f}px; max-width: {1.2 * width / 0.75:.0f}px"'
     )
     return re.sub(r"^<svg[^>]*>", f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">', source)
+
+
+def _adapt_tag(tag: str, name: str) -> str:
+    """A tag of an SVG with the ids, the font and the colors of the page; text is none of them."""
+    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)
+    tag = re.sub(r"font: (?:[a-z]+ )*([\d.]+)px [^;\"]*", r"font-size: \1px", tag)
+    for variable, color in LIGHT.items():
+        tag = tag.replace(color, f"var(--{variable})")
+    return tag

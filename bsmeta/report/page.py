@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
+import msgspec
+from markupsafe import Markup
 from rich import box
 from rich.measure import Measurement
 from rich.table import Table as RichTable
@@ -27,11 +27,10 @@ from bsmeta import __version__
 from bsmeta.config.command_line import pasteable
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
-from bsmeta.report import figures
+from bsmeta.report import figures, markdown
+from bsmeta.report.drawing import Drawings, Plots, draw_figures
 from bsmeta.report.inference import Bounded, value_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from bsmeta.report.markdown import Part, parts
 
 HTML = "report.html"
 NONE = "–"
@@ -117,15 +116,11 @@ class Table:
 
     def markdown(self, level: int = 2) -> Iterator[str]:
         """Yields the table's parts in GitHub's Markdown, under a heading of this level."""
-        yield f"{'#' * level} {self.title}"
-        marks = ["---" if column.format is None else "---:" for column in self.columns]
-        escaped = [
-            [text.replace("|", "\\|") for text in row] for row in (self.heads, *self.texts())
-        ]
-        heads, *rows = (f"| {' | '.join(row)} |" for row in escaped)
-        yield "\n".join([heads, f"|{'|'.join(marks)}|", *rows])
+        yield markdown.heading(self.title, level)
+        heads, *rows = ([*map(markdown.inline, row)] for row in (self.heads, *self.texts()))
+        yield markdown.table(heads, rows, [column.format is not None for column in self.columns])
         if self.note:
-            yield self.note
+            yield markdown.sentence(self.note)
 
 
 @dataclass(frozen=True)
@@ -136,13 +131,13 @@ class Section:
         title: Its heading; empty for the first one, which follows the answer.
         lines: Sentences, as a list.
         tables: Tables; those without rows are left out.
-        plots: Figures by the name of their file.
+        plots: What draws each figure, by the name of its file.
     """
 
     title: str = ""
     lines: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    plots: Mapping[str, Figure] = field(default_factory=dict)
+    plots: Plots = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ class Page:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def plots(self) -> dict[str, Figure]:
+    def plots(self) -> Plots:
         return {name: plot for part in self.sections for name, plot in part.plots.items()}
 
 
@@ -187,7 +182,9 @@ def write_report(
     plot_endings: Sequence[str] = ("png",),
     further: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes a report.
+    """Writes a report: first the numbers, then the figures.
+
+    A figure that cannot be drawn is named in the report, with the reason.
 
     Args:
         content: The result, for the JSON file.
@@ -199,60 +196,83 @@ def write_report(
         The files, those of `further` included.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    plots = [f"{name}.{ending}" for name in page.plots for ending in plot_endings]
-    names = [json_name, markdown_name, HTML, *further, *plots]
-    drawn = {name: figures.svg(plot, name) for name, plot in page.plots.items()}
     # None for the numbers that JSON does not have
     plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
-    texts = {
-        json_name: json.dumps(plain, indent=1, ensure_ascii=False) + "\n",
-        markdown_name: "\n\n".join(_markdown(page)) + "\n",
-        HTML: html(page, drawn, names),
-    }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    for name, plot in page.plots.items():
-        for ending in plot_endings:
-            figures.save(plot, folder / f"{name}.{ending}")
+    _write(folder / json_name, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+    _write(folder / markdown_name, _markdown(page, {}))
+    drawings = draw_figures(page.plots, folder, plot_endings)
+    if drawings.problems:
+        _write(folder / markdown_name, _markdown(page, drawings.problems))
+    names = [json_name, markdown_name, HTML, *further, *drawings.files]
+    write_html(page, drawings, names, folder / HTML)
     return [folder / name for name in names]
 
 
-def _markdown(page: Page) -> Iterator[str]:
-    """Yields the parts of a page in GitHub's Markdown; its plots are PNG files beside it."""
-    yield f"# {page.title}"
-    yield from page.answers
-    yield "\n".join(f"- {name}: {fact}" for name, fact in page.facts.items())
+def _markdown(page: Page, problems: Mapping[str, str]) -> str:
+    """A page in GitHub's Markdown; its plots are PNG files beside it, unless they have problems."""
+    return "\n\n".join(_markdown_parts(page, problems)) + "\n"
+
+
+def _markdown_parts(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
+    yield markdown.heading(page.title, 1)
+    yield from map(markdown.sentence, page.answers)
+    yield "\n".join(
+        f"- {markdown.paragraph(name)}: {markdown.inline(fact)}"
+        for name, fact in page.facts.items()
+    )
     for section in page.sections:
         if section.title:
-            yield f"## {section.title}"
+            yield markdown.heading(section.title, 2)
         if section.lines:
-            yield "\n".join(f"- {line}" for line in section.lines)
-        yield from (f"![{name}]({name}.png)" for name in section.plots)
+            yield "\n".join(f"- {markdown.sentence(line)}" for line in section.lines)
+        for name in section.plots:
+            is_drawn = name not in problems
+            yield f"![{name}]({name}.png)" if is_drawn else _undrawn(name, problems[name])
         for table in filter(lambda table: table.rows, section.tables):
             yield from table.markdown(level=3 if section.title else 2)
     if page.commands:
-        yield "## Commands"
-        yield "\n".join(["```bash", *page.commands, "```"])
+        yield markdown.heading("Commands", 2)
+        yield markdown.fenced("\n".join(page.commands), "bash")
 
 
-def html(
+def _undrawn(name: str, problem: str) -> str:
+    return f"The figure {markdown.code(name)} could not be drawn: {markdown.inline(problem)}"
+
+
+def json_line(value: Any) -> bytes:
+    """A value as a line of JSON; lone surrogates, which UTF-8 does not have, as their escapes."""
+    try:
+        return msgspec.json.encode(value) + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
+
+
+def _write(file: Path, text: str) -> None:
+    """Writes a text; a lone surrogate, which no file can have, as its escape."""
+    file.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_html(
     page: Page,
-    drawn: Mapping[str, str],
+    drawings: Drawings,
     files: Sequence[str],
+    file: Path,
     template: str = "report/base.html.j2",
     **more: Any,
-) -> str:
-    """The page as HTML without any external resource.
+) -> None:
+    """Writes the page as HTML without any external resource.
 
     Args:
-        drawn: The figures as SVG, by name.
+        drawings: Its figures.
         files: Names of the files beside the page.
+        file: The file to write.
         template: The template, below the package.
         more: Further values for the template.
     """
-    return load_template(template).render(
+    text = load_template(template).render(
         page=page,
-        drawn={name: Markup(drawing) for name, drawing in drawn.items()},
+        drawn={name: Markup(drawing) for name, drawing in drawings.svg.items()},
+        problems=drawings.problems,
         files=files,
         made=f"bsmeta {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         settings=json.dumps(page.settings, indent=1, ensure_ascii=False),
@@ -260,6 +280,7 @@ def html(
         dark=figures.DARK,
         **more,
     )
+    _write(file, text)
 
 
 def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
@@ -278,9 +299,9 @@ def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
 
 
 def marked(text: str) -> Markup:
-    """Text with Markdown's `**strong**` and backticks as HTML."""
-    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(text)))
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
+    """A sentence with its `**strong**` and backticks as HTML."""
+    tags = {Part.TEXT: "{}", Part.STRONG: "<strong>{}</strong>", Part.CODE: "<code>{}</code>"}
+    return Markup("").join(Markup(tags[part]).format(own) for part, own in parts(text))
 
 
 def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from bsmeta.config.command_line import pasteable
 from bsmeta.report import figures, page
-from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look
+from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, short_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, answer, claim_tables, sentences
@@ -37,7 +38,8 @@ INTERVALS = (
 CLAIMS, SHARED = "What the declared claims come to", "What the arms share with the baseline"
 EXPLORATORY = "Exploratory: no claim was declared about what follows"
 GAINS = "Exploratory: where the arms gain"
-_LONGEST_LINE = 44  # characters of a label in a figure
+_LONGEST_LINE = 44  # characters of a line of a label in a figure
+_LONGEST_LABEL = 160  # characters of a label in several lines
 _CLOSEST_TICKS = 1.4  # ratio of two named amounts
 _MANY = 5  # arms from which on only the last point of a curve has its interval
 
@@ -169,11 +171,12 @@ def page_of(results: Results, further: Sequence[Table], commands: Sequence[str])
     """The report as a page."""
     study = results.study
     curves = {
-        f"curves-{axis.lower().replace(' ', '-')}": curve_plot(results, axis) for axis in AXES
+        f"curves-{axis.lower().replace(' ', '-')}": partial(curve_plot, results, axis)
+        for axis in AXES
     }
     has_effects = any(claim.effect is not None for claim in results.claims)
     has_gains = any(arm.gains for arm in results.arms.values())
-    plots = {"gains": gain_plot(results)} if has_gains else {}
+    plots = {"gains": partial(gain_plot, results)} if has_gains else {}
     gains = Section(GAINS, [], gain_tables(results), plots)
     return Page(
         title=study.title,
@@ -189,7 +192,7 @@ def page_of(results: Results, further: Sequence[Table], commands: Sequence[str])
         sections=[
             Section(
                 CLAIMS, sentences(results) if results.claims else [], claim_tables(results),
-                {"claims": claim_plot(results)} if has_effects else {},
+                {"claims": partial(claim_plot, results)} if has_effects else {},
             ),
             Section(SHARED, results.shared),
             Section(EXPLORATORY, [], [*exploratory_tables(results), *further], curves),
@@ -234,7 +237,7 @@ def curve_plot(results: Results, axis: str) -> Figure:
         axes.set_xlabel(f"{axis} used in training")
         figures.label_ends(axes, ends)
     panels[0].set_ylabel("bits per byte")
-    panels[len(modes)].set_ylabel(f"minus {base.label}")
+    panels[len(modes)].set_ylabel(f"minus {short_name(base.label)}")
     unit = "compute" if axis == FLOPS else "data"
     seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "1 seed"
     what = "95% bands" if has_bands else "95% intervals of the last points"
@@ -305,8 +308,10 @@ def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
 def claim_plot(results: Results) -> Figure:
     """The effect of each claim with its own interval, and the one for all claims at once."""
     known = [claim for claim in results.claims if claim.effect is not None]
+    names = [short_name(claim.config.label, _LONGEST_LABEL) for claim in known]
     labels = [
-        textwrap.fill(f"{claim.config.label} ({claim.verdict})", _LONGEST_LINE) for claim in known
+        textwrap.fill(f"{name} ({claim.verdict})", _LONGEST_LINE)
+        for name, claim in zip(names, known, strict=True)
     ]
     lines = sum(max(label.count("\n") + 1, 2) for label in labels)
     figure, (axes,) = figures.canvas(1.3 + 0.21 * lines, width=figures.WIDE)
@@ -353,10 +358,11 @@ def gain_plot(results: Results) -> Figure:
         figures.name_rows(axes, [f"{by}: {name}" for by, name in parts])
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(labelbottom=True)
-        axes.set_title(textwrap.fill(arm.label, 24 if columns > 1 else 60), loc="left")
+        label = short_name(arm.label, _LONGEST_LABEL)
+        axes.set_title(textwrap.fill(label, 24 if columns > 1 else 60), loc="left")
     margin = 0.05 * (max(ends) - min(ends))
     panels[0].set_xlim(min(ends) - margin, max(ends) + margin)
-    base = results.arms[results.study.baseline].label
+    base = short_name(results.arms[results.study.baseline].label)
     figure.suptitle(
         f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left"
     )  # fmt: skip

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from rich import box
 from rich.table import Table
 
 from bsmeta.core.terminal import Console
+from bsmeta.report import figures, markdown
+from bsmeta.report.drawing import draw_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,15 +81,17 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
     header = [*short.values(), "state", "step", *COLUMNS]
     rows = [[*runs[run].values(), *_cells(results[run])] for run in ordered]
     _print(header, rows, f"{folder.name}: {MEASURES[measure]}, best first")
-    (folder / "sweep.md").write_text(_markdown(header, rows, measure))
+    page, page_file = _markdown(header, rows, measure), folder / "sweep.md"
+    page_file.write_text(page, encoding="utf-8", errors="backslashreplace")
     points = [
         (dict(zip(short.values(), runs[run].values(), strict=True)), results[run].metrics[measure])
         for run in ordered
         if results[run].state == "done" and measure in results[run].metrics
     ]
     if points:
-        plot(points, MEASURES[measure]).savefig(folder / "sweep.png", dpi=150)
-        print(f"written: {folder / 'sweep.md'}, {folder / 'sweep.png'}")
+        draw = partial(plot, points, MEASURES[measure])
+        files = draw_figures({"sweep": draw}, folder, ["png"]).files
+        print(f"written: {', '.join(map(str, (page_file, *(folder / file for file in files))))}")
 
 
 def _rank(result: Result, measure: str) -> tuple[bool, float]:
@@ -118,18 +123,16 @@ def _print(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], measure: str) -> str:
-    lines = [
+    about = (
         f"Best first by {MEASURES[measure]}; finished runs before others. `with` and `without`: "
         "bits per byte of held-out text with and without metadata, at the last evaluation; `loss`: "
-        f"mean of the last {LAST_STEPS} steps, in nats per token.",
-        "",
-        f"| {' | '.join(header)} |",
-        f"|{'---|' * len(header)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-    return "\n".join(lines) + "\n"
+        f"mean of the last {LAST_STEPS} steps, in nats per token."
+    )
+    heads, *cells = ([*map(markdown.inline, row)] for row in (header, *rows))
+    return f"{about}\n\n{markdown.table(heads, cells, [False] * len(heads))}\n"
 
 
+@figures.styled
 def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
     """Plot the measure over the first numeric swept key, a line per choice of the other keys.
 
@@ -149,12 +152,12 @@ def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
     axes.grid(color="#d9d9d9", axis="both" if axis else "x")
     if axis:
         _lines(axes, points, axis)
-        axes.set_xlabel(axis)
+        axes.set_xlabel(figures.short_name(axis))
         axes.set_ylabel(words)
     else:
         labels = [", ".join(values.values()) for values, _ in points]
         axes.plot([value for _, value in points], range(len(points)), "o", color=COLORS[0])
-        axes.set_yticks(range(len(points)), labels)
+        axes.set_yticks(range(len(points)), [*map(figures.short_name, labels)])
         axes.invert_yaxis()
         axes.set_xlabel(words)
     return figure
@@ -174,12 +177,14 @@ def _lines(axes: Any, points: Sequence[tuple[dict[str, str], float]], axis: str)
     for values, measured in points:
         others = [f"{name} {value}" for name, value in values.items() if name != axis]
         lines.setdefault(", ".join(others), []).append((float(values[axis]), measured))
+    drawn = {}
     for (label, line), color in zip(sorted(lines.items()), itertools.cycle(COLORS)):
-        axes.plot(*zip(*sorted(line), strict=True), "o-", color=color, label=label)
+        (mark,) = axes.plot(*zip(*sorted(line), strict=True), "o-", color=color)
+        drawn[figures.short_name(label)] = mark
     at = _numbers(points, axis)
     if at[0] > 0 and at[-1] / at[0] >= 4:
         axes.set_xscale("log")
     axes.set_xticks(at, [f"{value:g}" for value in at])
     axes.set_xticks([], minor=True)
     if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend([*drawn.values()], [*drawn], frameon=False, fontsize=9)

@@ -1,8 +1,12 @@
-"""A report of every kind, written by the code that writes real ones, from made-up measurements."""
+"""A report of every kind, written by the code that writes real ones, from made-up measurements.
+
+Every name that comes from data or from a configuration can be given a mark of its own.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +44,7 @@ from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.spelling import evaluate as spelling
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.training.processes import ALONE
-from tests.annotate.helpers import RAWPAGES, annotate
+from tests.annotate.helpers import RAWPAGES, WORDS, annotate, write_pages
 from tests.studies.simulated import measurement
 from tests.tasks.disambiguation.test_results import scored
 
@@ -61,11 +65,24 @@ CHECKPOINT = "runs/a_model_with_a_long_name/checkpoint-600step"
 INTERVALS = "bootstrap, 200 resamples, seed 1"
 
 
-def evaluation_page(folder: Path) -> Path:
+Marks = Sequence[str]
+"""What is added to the names, one after the other, beginning again where there are more names."""
+PLAIN: Marks = ("",)
+
+
+def marked(names: Sequence[str], marks: Marks) -> list[str]:
+    """The names with their marks."""
+    return [f"{name}{marks[number % len(marks)]}" for number, name in enumerate(names)]
+
+
+def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
     """Seven types and their controls over 60 documents, by position, with slices and curves."""
     random, edges, count = np.random.default_rng(0), [0, 128, 512, 2048], 60
-    config = EvaluateConfig(checkpoint=CHECKPOINT, bootstrap_resamples=200, seed=1)
-    comparisons = configured_comparisons(config, TYPES)
+    checkpoint, file, reason, *types = marked(
+        [CHECKPOINT, "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz", "too short", *TYPES], marks
+    )
+    config = EvaluateConfig(checkpoint=checkpoint, bootstrap_resamples=200, seed=1)
+    comparisons = configured_comparisons(config, types)
     sizes = random.integers(200, 2000, (count, 1, len(edges))).repeat(2, axis=1).astype(float)
     sums = {}
     for comparison in comparisons:
@@ -84,10 +101,10 @@ def evaluation_page(folder: Path) -> Path:
     )
     names = [f"held-out.jsonl.gz:{number}" for number in range(count)]
     model = ModelReport(
-        checkpoint=CHECKPOINT,
-        model=CHECKPOINT,
-        data={"file": "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz", "documents": count,
-              "left_out": {"too short": 3}, "metadata_list": list(TYPES), "max_seq_len": 1024},
+        checkpoint=checkpoint,
+        model=checkpoint,
+        data={"file": file, "documents": count, "left_out": {reason: 3},
+              "metadata_list": types, "max_seq_len": 1024},
         rows=rows_of(comparisons, sums, totals, edges, metrics_of),
         names=names, digests=[*range(count)], totals={n: own.totals for n, own in sums.items()},
         slices=slice_rows_of(slices, comparisons, sums, metrics_of),
@@ -95,7 +112,7 @@ def evaluation_page(folder: Path) -> Path:
     folder.mkdir(parents=True)
     events = [
         {"event": "step", "step": step, "loss": 8 - step**0.3,
-         "counts": {"documents": 10} | {f"documents/{t}": 9 - n for n, t in enumerate(TYPES)}}
+         "counts": {"documents": 10} | {f"documents/{t}": 9 - n for n, t in enumerate(types)}}
         for step in range(1, 400)
     ]  # fmt: skip
     events += [
@@ -109,8 +126,10 @@ def evaluation_page(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def study_page(folder: Path) -> Path:
+def study_page(folder: Path, marks: Marks = PLAIN) -> Path:
     """Nine arms, five seeds and nine claims."""
+    title, *labels = marked(["Nine arms", *(label for label, _ in ARMS.values())], marks)
+    label_of = dict(zip(ARMS, labels, strict=True))
     random, count, targets = (
         np.random.default_rng(0),
         30,
@@ -121,18 +140,18 @@ def study_page(folder: Path) -> Path:
             label=f"{label} lowers the bits per byte of text alone, at equal text tokens", arm=arm,
             smallest_difference=0.01, pilot_deviation=0.008,
         )
-        for arm, (label, _) in ARMS.items() if arm != "none"
+        for arm, label in label_of.items() if arm != "none"
     }  # fmt: skip
     claims["content"] = ClaimConfig(
         label="the own URL beats that of another document, each used with metadata", arm="url",
         metadata="with", against="shuffled", against_metadata="with", smallest_difference=0.01,
     )  # fmt: skip
     study = StudyConfig(
-        title="Nine arms", out_dir=str(folder), results_dir=str(folder / "kept"), config="demo",
+        title=title, out_dir=str(folder), results_dir=str(folder / "kept"), config="demo",
         baseline="none", seeds=[1, 2, 3, 4, 5], curve=[0.125, 0.25, 0.5, 1.0], claims=claims,
         arms={
             name: ArmConfig(label=label, control_of="url" if name in CONTROLS else None)
-            for name, (label, _) in ARMS.items()
+            for name, label in label_of.items()
         },
         measure=MeasureConfig(position_edges=[0, 256, 1024, 4096]),
     )  # fmt: skip
@@ -160,6 +179,7 @@ def study_page(folder: Path) -> Path:
     commands = {
         f"{arm} seed {seed}": f"BSMETA_CONFIG=demo bash experiments/train.sh seed={seed} "
         f"'data_config.metadata_config.metadata_list=[{arm}]' out_dir=runs/{arm}-seed{seed}"
+        f"{marks[0]}"
         for arm in ARMS
         for seed in study.seeds
     }
@@ -167,11 +187,15 @@ def study_page(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def classification_page(folder: Path) -> Path:
+def classification_page(folder: Path, marks: Marks = PLAIN) -> Path:
     """Nine labels, one of them with a long name, and six epochs."""
     random, count = np.random.default_rng(0), 400
     names = ["center", "left", "right", "lean left", "lean right", "satire", "unknown", "mixed",
              "a label whose name is much longer than a column"]  # fmt: skip
+    source, note, checkpoint, *names = marked(
+        ["leanings.csv, test split", "1 of 400 rows repeats the text of an earlier row", CHECKPOINT,
+         *names], marks
+    )  # fmt: skip
     truth = random.integers(0, len(names), count)
     predicted = {
         system: np.where(random.random(count) < share, truth, random.integers(0, 9, count))
@@ -181,10 +205,10 @@ def classification_page(folder: Path) -> Path:
     systems = compare(truth, predicted, truth, len(names), resamples=200, seed=1)
     counts = dict(zip(names, np.bincount(truth).tolist(), strict=True))
     test = TestSet(
-        "leanings.csv, test split", tuple(names), [Chunk([], 0, 1, 0, "")] * 450,
+        source, tuple(names), [Chunk([], 0, 1, 0, "")] * 450,
         [str(row) for row in range(count)], "distinct texts",
         distribution=dict.fromkeys(("train", "dev", "test"), counts),
-        notes=["1 of 400 rows repeats the text of an earlier row"],
+        notes=[note],
     )  # fmt: skip
     scores = {"accuracy": systems[0].scores["accuracy"].value}
     results = Results(test, systems, scores, folded=40)
@@ -195,18 +219,18 @@ def classification_page(folder: Path) -> Path:
          "validation_balanced_accuracy": 0.7, "validation_macro_f1": 0.7, "validation_mcc": 0.6}
         for n in range(1, 7)
     ]  # fmt: skip
-    facts = {"checkpoint": CHECKPOINT}
+    facts = {"checkpoint": checkpoint}
     classification.report(results, epochs, folder, facts)
     return folder / "report.html"
 
 
-def spelling_page(folder: Path) -> Path:
+def spelling_page(folder: Path, marks: Marks = PLAIN) -> Path:
     """Two test sets of a corrector, beside the baselines."""
     right = [f"we received some mail on day {number}" for number in range(40)]
     wrong = [line.replace("received", "recieved") for line in right]
     sets = [
-        spelling.TestSet(f"webdocs/{split}", wrong, right, right, [False] * len(right))
-        for split in ("dev", "test_of_a_longer_name")
+        spelling.TestSet(name, wrong, right, right, [False] * len(right))
+        for name in marked(["webdocs/dev", "webdocs/test_of_a_longer_name"], marks)
     ]
 
     def judge(lines: list[str]) -> list[str]:
@@ -214,12 +238,13 @@ def spelling_page(folder: Path) -> Path:
 
     config = SecConfig(bootstrap_resamples=200, seed=1)
     results = spelling.score_test_sets(config, sets, judge, ALONE)
-    facts = {"checkpoint": CHECKPOINT, "test sets": "data/spelling", "intervals": INTERVALS}
+    checkpoint, texts = marked([CHECKPOINT, "data/spelling"], marks)
+    facts = {"checkpoint": checkpoint, "test sets": texts, "intervals": INTERVALS}
     spelling.report("sec", results, facts, folder)
     return folder / "report.html"
 
 
-def disambiguation_page(folder: Path) -> Path:
+def disambiguation_page(folder: Path, marks: Marks = PLAIN) -> Path:
     """All slices, and another model beside the most popular candidate."""
     random = np.random.default_rng(0)
     counts = random.choice([0, 1, 3, 8, 20, 80, 200, 700, 4000], 600)
@@ -228,21 +253,32 @@ def disambiguation_page(folder: Path) -> Path:
         for number in counts
     ]
     some = scored(rows)
+    earlier, source, checkpoint = marked(["an earlier model", "dev.jsonl.gz", CHECKPOINT], marks)
     results = disambiguation.results_of(
-        some, {"an earlier model": random.random(600) < 0.7}, source="dev.jsonl.gz", chosen=None,
-        resamples=200, seed=1,
+        some, {earlier: random.random(600) < 0.7}, source=source, chosen=None, resamples=200,
+        seed=1,
     )  # fmt: skip
-    facts = {"checkpoint": CHECKPOINT, "intervals": INTERVALS}
+    facts = {"checkpoint": checkpoint, "intervals": INTERVALS}
     disambiguation.report(results, [], folder, facts)
     return folder / "report.html"
 
 
-def annotation_page(folder: Path) -> Path:
-    """The shipped raw pages, with the types that need no model."""
+def annotation_page(folder: Path, marks: Marks = PLAIN) -> Path:
+    """The shipped raw pages, with the types that need no model; some pages with marks."""
     names = ["html", "url", "title", "timestamp", "website_description", "datasource", "length"]
-    annotate(
-        str(next(RAWPAGES.glob("*.gz"))), folder, report=True, report_pages=2, annotators=names
-    )
+    pages = next(RAWPAGES.glob("*.gz"))
+    if marks is not PLAIN:
+        pages = write_pages(
+            folder.with_suffix(".jsonl.gz"),
+            [
+                {
+                    "url": f"https://example.org/{mark}",
+                    "html": f"<title>{mark}</title><p>{WORDS}{mark}",
+                }
+                for mark in marks
+            ],
+        )
+    annotate(str(pages), folder, report=True, report_pages=2, annotators=names)
     return folder / "report.html"
 
 

@@ -8,7 +8,7 @@ training data renders the examples.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.report import markdown
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import load_template
 from bsmeta.tasks.checkpoints import RECIPE
@@ -52,9 +53,11 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         for key, kind in kinds.items()
         if not kind.is_local and kind.example is not None
     ]
+    call = "python bsmeta/generate.py checkpoint=THIS_FOLDER {} 'prompt=\"{}\"'"
     template = load_template(
-        "tasks/causal_lm/model_card.md.j2", public=_public, percent="{:.0%}".format
-    )
+        "tasks/causal_lm/model_card.md.j2", public=_public, percent="{:.0%}".format,
+        inline=_inline, fenced=_fenced, cells=_table,
+    )  # fmt: skip
     card = template.render(
         config=config,
         data=data,
@@ -63,9 +66,8 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         front_matter=_front_matter(config),
         room=metadata_room(data),
         example=example(metadata).whole,
-        prompt=EXAMPLE_TEXT[:12],
-        alone={f"`{key}`": _alone(key, metadata) for key in kinds},
-        given=given[0] if given else None,
+        alone={markdown.code_cell(key): _alone(key, metadata) for key in kinds},
+        given=call.format(given[0], EXAMPLE_TEXT[:12]) if given else None,
         # of the training documents that had metadata: the least and the most
         shares=sorted(phase.metadata_probability for phase in phase_configs(metadata)),
         recipe=RECIPE,
@@ -85,7 +87,8 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
 
 def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
     """Write the card, and the metadata configuration that it describes to `metadata.yaml`."""
-    (folder / "README.md").write_text(model_card(config, metrics, command), encoding="utf-8")
+    card = model_card(config, metrics, command)
+    (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
     data = config.data_config
     recipe: dict[str, Any] = {"metadata_config": asdict(data.metadata_config)}
     if data.row_budget == BY_TEXT:
@@ -141,10 +144,24 @@ def _alone(key: str, config: MetadataConfig) -> str:
         shown = _with_types(Renderer(config), key)
     except BadDocument:
         return ""
-    return "`" + shown.whole.replace("|", "\\|").replace("\n", "↵") + "`"
+    return markdown.code_cell(redact(shown.whole))
+
+
+# A secret is recognized before it is escaped.
+def _inline(text: str) -> str:
+    return markdown.inline(redact(text))
+
+
+def _fenced(text: str, language: str) -> str:
+    return markdown.fenced(redact(text), language)
+
+
+def _table(heads: Sequence[str], rows: Iterable[tuple[str, str]]) -> str:
+    return markdown.table(heads, [[*row] for row in rows], [False] * len(heads))
 
 
 def _training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, str]:
+    """How the model was trained, as Markdown by name."""
     data = config.data_config
     rows = {
         "training shards": ", ".join(_public(entry) for _, entry in train_entries(data)) or "none",
@@ -157,7 +174,7 @@ def _training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, 
     }
     if step is not None:
         rows["loss of the last step"] = f"{step['loss']:.4f} nats per token"
-    return rows
+    return {name: _inline(value) for name, value in rows.items()}
 
 
 def _command(command: Sequence[str]) -> str | None:

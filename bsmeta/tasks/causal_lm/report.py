@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from rich.text import Text
 
 from bsmeta.core.printable import printable
@@ -49,7 +49,7 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
     with (out_dir / PER_DOCUMENT).open("wb") as file:
         for model in report.models:
             for line in model.document_lines():
-                file.write(msgspec.json.encode(line) + b"\n")
+                file.write(page.json_line(line))
     made = page_of(report, metrics)
     return page.write_report(made, report.as_dict(), out_dir, further=[PER_DOCUMENT])
 
@@ -86,12 +86,13 @@ def page_of(report: Report, metrics: Path | None) -> Page:
         f"{max(map(tables.compared, report.models)):,}, controls included; intervals over "
         f"{settings['bootstrap_resamples']:,} resamples of the documents, seed {settings['seed']}"
     )
-    plots, curves = {}, run_plots(metrics) if metrics else {}
+    plots: dict[str, Callable[[], Figure]] = {}
+    curves = run_plots(metrics) if metrics else {}
     for number, model in enumerate(report.models, start=1):
         ending = f"-{number}" if several else ""
         if any(row.compares for row in model.rows):
-            plots[f"differences{ending}"] = difference_plot(model)
-            plots[f"positions{ending}"] = position_plot(model)
+            plots[f"differences{ending}"] = partial(difference_plot, model)
+            plots[f"positions{ending}"] = partial(position_plot, model)
     sections = [
         Section(tables=tables.main_tables(report), plots=plots),
         Section("Where in the text, and more metrics", tables=tables.further_tables(report)),
@@ -199,14 +200,16 @@ def _draw_bins(
     )  # fmt: skip
 
 
-def run_plots(metrics: Path) -> dict[str, Figure]:
-    """The figures of a training run, by the names of their files."""
+def run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
+    """What draws the figures of a training run, by the names of their files."""
     steps, evaluations = steps_and_evaluations(metrics)
-    made = {"loss": loss_plot(steps, evaluations)} if steps else {}
+    plots: dict[str, Callable[[], Figure]] = {}
+    if steps:
+        plots["loss"] = partial(loss_plot, steps, evaluations)
     exposure = exposure_of(steps)
     if any(exposure.values()):
-        made["exposure"] = exposure_plot(exposure)
-    return made
+        plots["exposure"] = partial(exposure_plot, exposure)
+    return plots
 
 
 @figures.styled

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bsmeta.report import figures
-from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look
+from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look, short_name
 from bsmeta.report.inference import rough_intervals, value_of
 from bsmeta.report.page import (
     COUNT,
@@ -68,13 +69,13 @@ def report(
     by_label = [_per_label(results), _distribution(results)]
     if len(test.labels) <= MOST_LABELS:
         by_label.insert(1, _confusion(results))
-    plots = {"confusion": confusion_plot(results), "labels": labels_plot(results)}
+    plots = {"confusion": partial(confusion_plot, results), "labels": partial(labels_plot, results)}
     sections = [
-        Section(tables=tables, plots={"systems": systems_plot(results)}),
+        Section(tables=tables, plots={"systems": partial(systems_plot, results)}),
         Section("By label", tables=by_label, plots=plots),
     ]
     if epochs:
-        curves = {"curves": curves_plot(epochs)}
+        curves = {"curves": partial(curves_plot, epochs)}
         sections.append(Section("Training", tables=[_epochs(epochs)], plots=curves))
     page = Page(
         title=f"Classification of {test.source}",
@@ -297,7 +298,7 @@ def confusion_plot(results: Results) -> Figure:
     from matplotlib.patches import Rectangle
 
     matrix, shares, labels = _shown_matrix(results)
-    names = [_short(label) for label in labels]
+    names = [short_name(label, LONGEST_NAME) for label in labels]
     size = max(3.2, 0.48 * len(names) + 1.8)
     figure, (axes,) = figures.canvas(size, width=size + 1.2)
     for row, column in np.ndindex(*matrix.shape):
@@ -313,7 +314,7 @@ def confusion_plot(results: Results) -> Figure:
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_aspect("equal")
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
+    figures.name_columns(axes, names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("predicted (the stronger the color, the larger the share of the true label)")
     axes.set_ylabel("true")
@@ -327,19 +328,20 @@ def labels_plot(results: Results) -> Figure:
     labels = [results.test.labels[number] for number in shown_labels(results)]
     figure, (axes,) = figures.canvas(1.2 + (0.15 + 0.13 * len(splits)) * len(labels))
     height = 0.8 / len(splits)
+    entries: dict[str, Any] = {}
     for number, (split, counts) in enumerate(splits.items()):
         total = sum(counts.values())
         places = np.arange(len(labels)) + (number - (len(splits) - 1) / 2) * height
         shares = [100 * counts.get(label, 0) / max(total, 1) for label in labels]
-        axes.barh(places, shares, height, color=SERIES[number + 1], label=f"{split} ({total:,})")
-    figures.name_rows(axes, [_short(label) for label in labels])
+        name = f"{short_name(split)} ({total:,})"
+        entries[name] = axes.barh(places, shares, height, color=SERIES[number + 1])
+    figures.name_rows(axes, [short_name(label, LONGEST_NAME) for label in labels])
     axes.set_xlabel("% of the source texts of a split")
-    figure.legend(loc="outside upper left", ncols=len(splits), labelcolor=INK, frameon=False)
+    figure.legend(
+        [*entries.values()], [*entries], loc="outside upper left", ncols=len(splits),
+        labelcolor=INK, frameon=False,
+    )  # fmt: skip
     return figure
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= LONGEST_NAME else f"{label[: LONGEST_NAME - 1]}…"
 
 
 @figures.styled

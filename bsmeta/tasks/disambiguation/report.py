@@ -15,10 +15,10 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from bsmeta.report import figures
@@ -31,6 +31,7 @@ from bsmeta.report.page import (
     Page,
     Section,
     Table,
+    json_line,
     own_command,
     print_report,
     write_report,
@@ -257,12 +258,13 @@ def report(
             "sentences": results.source,
             "mentions": f"{count:,.0f} in {results.documents:,} documents",
         },
-        sections=[Section(tables=tables, plots={PLOT: count_plot(results)})],
+        sections=[Section(tables=tables, plots={PLOT: partial(count_plot, results)})],
         commands=own_command(),
     )
-    files = write_report(page, asdict(results), folder, further=[MENTIONS])
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / MENTIONS, "wb") as file:
-        file.writelines(msgspec.json.encode(mention) + b"\n" for mention in mentions)
+        file.writelines(map(json_line, mentions))
+    files = write_report(page, asdict(results), folder, further=[MENTIONS])
     print_report(tables[:1], sentences, files)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from csv import DictReader
 from pathlib import Path
 
 import pytest
 import torch
+from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.tasks.classification.model import load_model
-from tests.tasks.classification.helpers import saved_results, write_leanings
+from tests.tasks.classification.helpers import TEXT, saved_results, write_csv, write_leanings
 from tests.tasks.training import (
     TRAIN,
     Documents,
@@ -74,6 +76,30 @@ def test_a_table_without_validation_and_test_leaves_the_model_and_the_losses(
     assert [(epoch["epoch"], epoch["step"]) for epoch in stats["epochs"]] == [(1.0, 27)]
     assert stats["epochs"][0].keys() == {"epoch", "step", "training_loss", "training_accuracy"}
     assert events(out_dir, "eval") == []
+
+
+def test_no_label_ends_a_finished_run(launch: Launch, tmp_path: Path, encoder: Path) -> None:
+    """Two dollar signs would enclose a formula, and an underscore begins what legends leave out."""
+    labels = ("$\\frac{$ x", "$10 to $20", "_hidden", "=1+1", "a\nb")
+    rows = [(f"{TEXT.split()[row % 7]} {row}", labels[row % 5]) for row in range(100)]
+    table, out_dir = write_csv(tmp_path / "odd.csv", rows, ["text", "label"]), tmp_path / "run"
+    more = ("method=linear", "num_train_epochs=1", "spreadsheet_safe=true")
+    done = launch(TRAIN, *arguments(table, encoder, out_dir, *more))
+    assert "could not be drawn" not in done.stderr
+    assert json.loads((out_dir / "status.json").read_text())["state"] == "done"
+    assert (out_dir / "model" / "config.json").is_file()
+    report = out_dir / "evaluation"
+    assert {"systems.png", "confusion.png", "labels.png"} <= {
+        file.name for file in report.iterdir()
+    }
+    drawn = [node.text() for node in LexborHTMLParser(
+        (report / "report.html").read_text()
+    ).css("svg text")]  # fmt: skip
+    for label in ("$\\frac{$ x", "$10 to $20", "_hidden", "=1+1", "a\\nb"):
+        assert drawn.count(label) == 3  # two axes of the confusion matrix, and the shares
+    with (out_dir / "results/odd_testset_predictions.csv").open(newline="") as file:
+        found = {row["label"] for row in DictReader(file)}
+    assert found == {"$\\frac{$ x", "$10 to $20", "_hidden", "'=1+1", "a\nb"}
 
 
 @pytest.mark.slow

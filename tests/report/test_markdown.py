@@ -1,0 +1,254 @@
+"""Markdown: what is data stays text, in the functions and in every document that is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import markdown as python_markdown
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from selectolax.lexbor import LexborHTMLParser
+
+from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.report import markdown
+from bsmeta.tasks.causal_lm.model_card import model_card
+from tests.conftest import REPOSITORY
+from tests.report.conftest import cases
+from tests.report.hostile import FIGURES, MARKUP
+from tests.report.made import KINDS
+from tests.terminal import ACTING
+
+GITHUB = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+TEXTS = st.one_of(
+    st.text(st.characters(exclude_categories=())),
+    st.lists(st.sampled_from((*MARKUP, " ", "a", "\n"))).map("".join),
+)
+PLAIN_ELEMENTS = {
+    "paragraph_open", "paragraph_close", "inline", "text", "text_special",
+    "bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close",
+}  # fmt: skip
+EXPECTED = PLAIN_ELEMENTS | {
+    "heading_open", "heading_close", "fence", "code_inline", "image", "strong_open", "strong_close",
+    "table_open", "table_close", "thead_open", "thead_close", "tbody_open", "tbody_close",
+    "tr_open", "tr_close", "th_open", "th_close", "td_open", "td_close",
+}  # fmt: skip
+"""What reports and model cards consist of: no HTML, no links, no emphasis."""
+TAGS = {
+    "html", "head", "body", "h1", "h2", "h3", "p", "ul", "li", "pre", "code", "img", "strong",
+    "table", "thead", "tbody", "tr", "th", "td",
+}  # fmt: skip
+
+
+def tokens(source: str) -> Iterator[Token]:
+    """All tokens of a document, those inside of lines included."""
+    for token in GITHUB.parse(source):
+        yield token
+        yield from token.children or ()
+
+
+def text_of(source: str) -> str:
+    """The text of a document as it is rendered."""
+    return "".join(token.content for token in tokens(source) if token.children is None)
+
+
+def elements(source: str) -> set[str]:
+    """The elements of a document."""
+    return {token.type for token in tokens(source)}
+
+
+def blocks(source: str) -> list[str]:
+    """The elements of a document but for those inside of lines, in order."""
+    return [token.type for token in GITHUB.parse(source)]
+
+
+def check(text: str) -> None:
+    """Writes a text in each position, and reads the document as GitHub's Markdown."""
+    shown = markdown.in_one_line(text)
+    assert elements(markdown.paragraph(text)) <= PLAIN_ELEMENTS
+    assert text_of(markdown.paragraph(text)) == shown
+    assert text_of(f"x {markdown.inline(text)} y") == (f"x {shown} y" if shown else "x  y")
+    assert text_of(f"x {markdown.code(text)} y") == (f"x {shown} y" if shown else "x  y")
+    item = f"- {markdown.paragraph(text)}: {markdown.inline(text)}"
+    assert elements(item) <= PLAIN_ELEMENTS
+    assert blocks(item) == blocks("- a: b")
+    heading = f"{markdown.heading(f'{text}.', 2)}\n\nx"
+    assert text_of(heading) == f"{markdown.in_one_line(f'{text}.')}x"
+
+    fence = GITHUB.parse(f"x\n\n{markdown.fenced(text, 'sh')}\n\nx")[3]
+    assert (fence.type, fence.info) == ("fence", "sh")
+    assert blocks(f"{markdown.fenced(text)}\n\nx") == ["fence", *blocks("x")]
+
+    rows = [[markdown.inline(text), markdown.code_cell(text)], ["a", "b"]]
+    table = markdown.table(["c", markdown.inline(text)], rows, [False, True])
+    cells = [token for token in GITHUB.parse(table) if token.type == "inline"]
+    read = ["".join(part.content for part in cell.children or ()) for cell in cells]
+    assert read == ["c", shown, shown, shown, "a", "b"]
+
+
+@pytest.mark.parametrize("text", [*MARKUP, *FIGURES])
+def test_names_are_text_in_every_position(text: str) -> None:
+    check(text)
+
+
+@given(TEXTS)
+def test_any_text_is_text_in_every_position(text: str) -> None:
+    check(text)
+
+
+@given(TEXTS)
+def test_another_renderer_makes_no_elements_either(text: str) -> None:
+    """Python-Markdown, with the extensions that documentation sites use."""
+    source = f"{markdown.paragraph(text)}\n\n- {markdown.paragraph(text)}: {markdown.inline(text)}"
+    tree = LexborHTMLParser(python_markdown.markdown(source, extensions=["extra", "sane_lists"]))
+    assert {node.tag for node in tree.css("*")} <= TAGS
+    assert {name for node in tree.css("*") for name in node.attributes} == set()
+
+
+def test_what_needs_no_escape_stays_readable() -> None:
+    text = "+4.6 (-1.0 to 2.0), [url] of held_out.jsonl: 5.3% = #3, don't; a/b@main C:x"
+    assert markdown.inline(text) == text.replace("b@main", "b\\@main")
+    assert markdown.paragraph("+4.6 of #3") == "+4.6 of #3"
+
+
+def test_sentences_have_their_own_markup() -> None:
+    sentence = "# **Supported**: `a*b` of <b> and *c*"
+    assert markdown.sentence(sentence) == ("\\# **Supported**: `a*b` of &lt;b&gt; and \\*c\\*")
+    assert elements(markdown.sentence(sentence)) == {
+        "paragraph_open", "paragraph_close", "inline", "text", "text_special", "strong_open",
+        "strong_close", "code_inline",
+    } - {"text_special"} | (elements(markdown.sentence(sentence)) & {"text_special"})  # fmt: skip
+
+
+@given(TEXTS)
+def test_no_sentence_has_more_than_its_own_markup(text: str) -> None:
+    assert elements(markdown.sentence(text)) <= PLAIN_ELEMENTS | {
+        "strong_open", "strong_close", "code_inline"
+    }  # fmt: skip
+
+
+# --- every document that is written -------------------------------------------------------------
+
+ALL_MARKS = ("markup 0", "markup 1", "markup 2", "markup 3", "figures 0")
+MARKDOWN_KINDS = [kind for kind in KINDS if kind != "annotation"]
+DOCUMENTS = {"study": "report.md"}
+"""The name of the Markdown of a kind of report, if it is not evaluation.md."""
+
+
+def check_document(source: str, plain: str) -> None:
+    """Compares the elements of a document with those of one with harmless names."""
+    assert elements(source) <= EXPECTED
+    assert blocks(source) == blocks(plain)
+    images = [token.attrs["src"] for token in tokens(source) if token.type == "image"]
+    assert images == [token.attrs["src"] for token in tokens(plain) if token.type == "image"]
+    assert not ACTING.search(source)
+
+
+@pytest.mark.parametrize(("kind", "marks"), cases(MARKDOWN_KINDS, *ALL_MARKS))
+def test_reports(kind: str, marks: str, report_page: Callable[[str, str], Path]) -> None:
+    name = DOCUMENTS.get(kind, "evaluation.md")
+    source, plain = (
+        report_page(kind, own).with_name(name).read_text(encoding="utf-8")
+        for own in (marks, "plain")
+    )
+    check_document(source, plain)
+
+
+@pytest.mark.parametrize(("kind", "marks"), cases(KINDS, *ALL_MARKS))
+def test_pages(kind: str, marks: str, report_page: Callable[[str, str], Path]) -> None:
+    """The HTML beside them has no element of a name, either."""
+    trees = [
+        LexborHTMLParser(report_page(kind, own).read_text(encoding="utf-8"))
+        for own in (marks, "plain")
+    ]
+    tags, plain = ({node.tag for node in tree.css("*")} for tree in trees)
+    assert tags <= plain | {"strong", "code", "iframe", "pre", "section", "br", "input", "label"}
+    assert not trees[0].css("script, img, a[href^='javascript:']")
+
+
+def card(mark: str) -> str:
+    """A model card whose names all have a mark."""
+    config = compose(CausalLMConfig, "demo", [])
+    data = replace(
+        config.data_config,
+        train_file=[f"a{mark}.jsonl", f"hf://datasets/owner{mark}/pages{mark}/a.jsonl"],
+        validation_file=f"b{mark}.jsonl",
+        metadata_config=MetadataConfig(
+            metadata_list=["title", f"type{mark}"], metadata_sep=f" |{mark}| ",
+            metadata_templates={"title": f"{mark}{{value}}"} if "{" not in mark else {},
+        ),
+    )  # fmt: skip
+    changed = replace(
+        config,
+        data_config=data,
+        model_config_file=None,
+        model_name=f"model{mark}",
+        push_to_hub=f"owner/name{mark}",
+        model_card=ModelCardConfig(license=[f"mit{mark}"], language=[f"en{mark}"]),
+    )
+    return model_card(changed, Path("none.jsonl"), ["train.py", f"seed={mark}", f"out_dir=a{mark}"])
+
+
+FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+"""The front matter as the Hub reads it."""
+
+
+CARDS = [*MARKUP, *FIGURES, "\n---\nlicense: other\n", "x: y\nbase_model: z", "\n...\n"]
+
+
+@pytest.mark.parametrize("mark", [mark for mark in CARDS if len(mark) < 100])
+def test_model_cards(mark: str) -> None:
+    source, plain = card(mark), card("")
+    front, other = (FRONT.match(text) for text in (source, plain))
+    assert front is not None
+    assert other is not None
+    values = yaml.safe_load(front[1])
+    assert values.keys() == yaml.safe_load(other[1]).keys()
+    assert values["base_model"] == f"model{mark}"
+    assert values["license"] == [f"mit{mark}"]
+    if not {"/", "@"} & {*mark}:
+        assert values["datasets"] == [f"owner{mark}/pages{mark}"]
+    check_document(source[front.end() :], plain[other.end() :])
+
+
+@pytest.mark.parametrize("mark", MARKUP)
+def test_reports_of_sweeps(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "experiments" / "hpsearch"))
+    from results import write_report
+
+    for own in (mark, ""):
+        folder = tmp_path / f"sweep{bool(own)}"
+        runs = {folder / str(n): {f"key{own}": f"{n}{own}", f"b{own}": own} for n in range(2)}
+        for run in runs:
+            run.mkdir(parents=True)
+            (run / "status.json").write_text('{"state": "done"}')
+            event = {"event": "step", "step": 1, "loss": 2.5}
+            (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+        write_report(folder, runs)
+        assert (folder / "sweep.png").stat().st_size > 1000
+    check_document(*((tmp_path / f"sweep{own}/sweep.md").read_text() for own in (True, False)))
+
+
+def test_all_documents_are_written_here() -> None:
+    """Every module that writes a Markdown file builds on the functions of `report/markdown.py`."""
+    writers = {
+        path.name
+        for path in [
+            *(REPOSITORY / "bsmeta").rglob("*.py"),
+            *(REPOSITORY / "experiments").rglob("*.py"),
+        ]
+        if re.search(r"""[\w-]+\.md["']""", path.read_text()) and "write" in path.read_text()
+    }
+    # The last two write none of data: the page about the keys, and the weights beside a card.
+    assert writers == {
+        "page.py", "report.py", "results.py", "model_card.py", "reference.py", "pretrained.py"
+    }  # fmt: skip
