@@ -43,8 +43,8 @@ class ScreenedStream:
     def write(self, text: str) -> int:
         """Writes the printable text.
 
-        A carriage return at the beginning is kept where it overwrites nothing else than a line that
-        began with one: with it, progress bars of libraries are drawn.
+        A carriage return at the beginning is kept where it overwrites nothing but a line that began
+        with one: libraries draw their progress bars so.
         """
         redraws = self._can_redraw and text.startswith("\r")
         shown = f"\r{printable(text[1:])}" if redraws else printable(text)
@@ -89,9 +89,9 @@ class LossyStream:
 
 
 class Console(rich.console.Console):
-    """A console for texts of data: it prints them as they are but for what is not printable.
+    """A console that prints texts of data: it changes nothing in them but what is not printable.
 
-    Markup (`[bold]`) and names of emoji in a text are text, too, unless a call asks for them.
+    Markup (`[bold]`) and names of emoji (`:smile:`) are text.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -140,7 +140,11 @@ class ProgressDisplay(rich.progress.Progress):
         super().__init__(*columns, console=Console(stderr=True), **settings)
 
     def start(self) -> None:
-        """Begins to show it. Rich then reads output to it for sequences to style it with."""
+        """Begins to show it.
+
+        Rich then puts proxies in the place of the streams, which style what is printed by the
+        sequences in it; so these are screened, too.
+        """
         is_screened = isinstance(sys.stdout, ScreenedStream)
         super().start()
         if is_screened:
@@ -156,7 +160,7 @@ class PrintableRecord(logging.LogRecord):
 
 @contextmanager
 def screened_output() -> Iterator[None]:
-    """Screens standard output and error, and all logs: the outermost context of entry points."""
+    """Screens standard output, standard error and all logs; encloses each entry point."""
     before = sys.stdout, sys.stderr
     factory = logging.getLogRecordFactory()
     own = sys.stdout, sys.stderr = _screened(sys.stdout), _screened(sys.stderr)
@@ -195,6 +199,7 @@ def write_data(text: str, *, is_styled: bool = False) -> None:
 
 
 def _screened(stream: TextIO) -> TextIO:
+    """The stream, screened once; None, as the caller may have closed it, stays None."""
     if stream is None or isinstance(stream, ScreenedStream):
         return stream
     if isinstance(stream, io.TextIOWrapper):

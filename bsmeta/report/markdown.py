@@ -71,8 +71,15 @@ def paragraph(text: str) -> str:
 
 def sentence(text: str) -> str:
     """A sentence at the beginning of a line; its `**strong**` and its backticks are markup."""
-    shown = {Part.TEXT: _inside, Part.STRONG: lambda part: f"**{inline(part)}**", Part.CODE: code}
-    return _begin_paragraph("".join(shown[part](own) for part, own in parts(in_one_line(text))))
+    written = []
+    for part, own in parts(in_one_line(text)):
+        if part is Part.CODE:
+            written.append(code(own))
+        elif part is Part.STRONG:
+            written.append(f"**{inline(own)}**")
+        else:
+            written.append(_ACTIVE.sub(_escape, own))  # white space at its ends stays
+    return _begin_paragraph("".join(written))
 
 
 def code(text: str) -> str:
@@ -115,9 +122,9 @@ def code_cell(text: str) -> str:
     return code(text).replace("|", "\\|")
 
 
-def _inside(text: str) -> str:
-    """A part of a line, whose white space at both ends is kept."""
-    return _ACTIVE.sub(_escape, text)
+def undrawn(name: str, problem: str) -> str:
+    """A sentence in the place of a figure that could not be drawn."""
+    return f"The figure {code(name)} could not be drawn: {inline(problem)}"
 
 
 def _escape(character: re.Match[str]) -> str:

@@ -227,16 +227,12 @@ def _markdown_parts(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
             yield "\n".join(f"- {markdown.sentence(line)}" for line in section.lines)
         for name in section.plots:
             is_drawn = name not in problems
-            yield f"![{name}]({name}.png)" if is_drawn else _undrawn(name, problems[name])
+            yield f"![{name}]({name}.png)" if is_drawn else markdown.undrawn(name, problems[name])
         for table in filter(lambda table: table.rows, section.tables):
             yield from table.markdown(level=3 if section.title else 2)
     if page.commands:
         yield markdown.heading("Commands", 2)
         yield markdown.fenced("\n".join(page.commands), "bash")
-
-
-def _undrawn(name: str, problem: str) -> str:
-    return f"The figure {markdown.code(name)} could not be drawn: {markdown.inline(problem)}"
 
 
 def json_line(value: Any) -> bytes:

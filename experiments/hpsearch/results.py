@@ -81,8 +81,9 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
     header = [*short.values(), "state", "step", *COLUMNS]
     rows = [[*runs[run].values(), *_cells(results[run])] for run in ordered]
     _print(header, rows, f"{folder.name}: {MEASURES[measure]}, best first")
-    page, page_file = _markdown(header, rows, measure), folder / "sweep.md"
-    page_file.write_text(page, encoding="utf-8", errors="backslashreplace")
+    page = folder / "sweep.md"
+    text = _markdown(header, rows, measure)
+    page.write_text(text, encoding="utf-8", errors="backslashreplace")
     points = [
         (dict(zip(short.values(), runs[run].values(), strict=True)), results[run].metrics[measure])
         for run in ordered
@@ -90,8 +91,12 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
     ]
     if points:
         draw = partial(plot, points, MEASURES[measure])
-        files = draw_figures({"sweep": draw}, folder, ["png"]).files
-        print(f"written: {', '.join(map(str, (page_file, *(folder / file for file in files))))}")
+        drawings = draw_figures({"sweep": draw}, folder, ["png"])
+        for name, problem in drawings.problems.items():
+            text += f"\n{markdown.undrawn(name, problem)}\n"
+            page.write_text(text, encoding="utf-8", errors="backslashreplace")
+        files = [page, *(folder / file for file in drawings.files)]
+        print(f"written: {', '.join(map(str, files))}")
 
 
 def _rank(result: Result, measure: str) -> tuple[bool, float]:
