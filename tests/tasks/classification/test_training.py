@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from csv import DictReader
 from pathlib import Path
 
 import pytest
@@ -80,11 +79,10 @@ def test_a_table_without_validation_and_test_leaves_the_model_and_the_losses(
 
 def test_no_label_ends_a_finished_run(launch: Launch, tmp_path: Path, encoder: Path) -> None:
     """Two dollar signs would enclose a formula, and an underscore begins what legends leave out."""
-    labels = ("$\\frac{$ x", "$10 to $20", "_hidden", "=1+1", "a\nb")
-    rows = [(f"{TEXT.split()[row % 7]} {row}", labels[row % 5]) for row in range(100)]
+    labels = ("$\\frac{$ x", "$10 to $20", "_hidden", "a\nb")
+    rows = [(f"{TEXT.split()[row % 7]} {row}", labels[row % 4]) for row in range(100)]
     table, out_dir = write_csv(tmp_path / "odd.csv", rows, ["text", "label"]), tmp_path / "run"
-    more = ("method=linear", "num_train_epochs=1", "spreadsheet_safe=true")
-    done = launch(TRAIN, *arguments(table, encoder, out_dir, *more))
+    done = launch(TRAIN, *arguments(table, encoder, out_dir, "method=linear"))
     assert "could not be drawn" not in done.stderr
     assert json.loads((out_dir / "status.json").read_text())["state"] == "done"
     assert (out_dir / "model" / "config.json").is_file()
@@ -92,14 +90,10 @@ def test_no_label_ends_a_finished_run(launch: Launch, tmp_path: Path, encoder: P
     assert {"systems.png", "confusion.png", "labels.png"} <= {
         file.name for file in report.iterdir()
     }
-    drawn = [node.text() for node in LexborHTMLParser(
-        (report / "report.html").read_text()
-    ).css("svg text")]  # fmt: skip
-    for label in ("$\\frac{$ x", "$10 to $20", "_hidden", "=1+1", "a\\nb"):
+    page = LexborHTMLParser((report / "report.html").read_text())
+    drawn = [node.text() for node in page.css("svg text")]
+    for label in ("$\\frac{$ x", "$10 to $20", "_hidden", "a\\nb"):
         assert drawn.count(label) == 3  # two axes of the confusion matrix, and the shares
-    with (out_dir / "results/odd_testset_predictions.csv").open(newline="") as file:
-        found = {row["label"] for row in DictReader(file)}
-    assert found == {"$\\frac{$ x", "$10 to $20", "_hidden", "'=1+1", "a\nb"}
 
 
 @pytest.mark.slow
