@@ -29,14 +29,14 @@ class RedactedStream:
     """
 
     def __init__(self, stream: TextIO, hidden: Callable[[str], str]) -> None:
+        self.hidden = hidden
         self._stream = stream
-        self._hidden = hidden
         self._write: Write = stream.write
 
     @property
     def write(self) -> Write:
         """Writes a text; returns its length."""
-        write, hidden = self._write, self._hidden
+        write, hidden = self._write, self.hidden
 
         def write_redacted(text: str) -> int:
             write(hidden(text))
@@ -60,6 +60,12 @@ class RedactedStream:
         return getattr(self._stream, name)
 
 
+def hide_in(stream: Any, text: str) -> str:
+    """The text without the secrets that a stream, or the one that it encloses, would hide."""
+    hidden = getattr(stream, "hidden", None)
+    return text if hidden is None else hidden(text)
+
+
 def redact_streams() -> None:
     """Redacts what this process prints from now on, also its arguments (idempotent).
 
@@ -69,7 +75,7 @@ def redact_streams() -> None:
     hide_arguments(sys.argv[1:])
     for name, hidden in (("stdout", redact_known), ("stderr", redact)):
         stream = getattr(sys, name)
-        if stream is None or isinstance(stream, RedactedStream):  # None: closed by the caller
+        if stream is None or hasattr(stream, "hidden"):  # closed by the caller, or redacted already
             continue
         redacted: Any = RedactedStream(stream, hidden)
         setattr(sys, name, redacted)

@@ -3,8 +3,9 @@
 Text of data may contain sequences that a terminal executes: they color, move the cursor, disguise
 links, or write to the clipboard. In every entry point (`screened_output`), `print`, log messages,
 warnings and tracebacks reach standard output and error through a `ScreenedStream`, which makes them
-`printable`. Only a `Console` bypasses it: there, texts are made printable before they are styled,
-so that all sequences that the terminal receives are those of the project.
+`printable`, and a `RedactedStream`, which hides secrets. A `Console` bypasses only the first:
+there, texts are made printable before they are styled, so that all sequences that the terminal
+receives are those of the project.
 
 Results that other programs read are data, not display: `write_data` leaves them as they are, unless
 standard output is a terminal.
@@ -27,31 +28,54 @@ from rich.segment import Segment
 from rich.text import Text
 
 from bsmeta.core.printable import printable
+from bsmeta.core.redacted_streams import Write, hide_in, redact_streams
 
 
 class ScreenedStream:
     """A stream whose text is made printable.
 
     Attributes:
-        unscreened: The stream to which it writes.
+        unscreened: The stream to which it writes, which hides secrets.
     """
 
     def __init__(self, stream: IO[str]) -> None:
         self.unscreened = stream
+        self._recorder: Write | None = None
         self._can_redraw = True  # the line is empty, or began with a carriage return
 
-    def write(self, text: str) -> int:
-        """Writes the printable text.
+    @property
+    def write(self) -> Write:
+        """Writes the printable text; returns the length of what was given.
+
+        A library that records the console, as wandb does, replaces this by a function that calls
+        the previous one. It gets text that is printable and without secrets, too.
+        """
+        recorder = self._recorder
+
+        def write_printable(text: str) -> int:
+            shown = self._screen(text)
+            if recorder is None:
+                self.unscreened.write(shown)
+            else:
+                recorder(hide_in(self.unscreened, shown))
+            return len(text)
+
+        return write_printable
+
+    @write.setter
+    def write(self, recorder: Write) -> None:
+        self._recorder = recorder
+
+    def _screen(self, text: str) -> str:
+        """Makes a text printable.
 
         A carriage return at the beginning is kept where it overwrites nothing but a line that began
         with one: libraries draw their progress bars so.
         """
         redraws = self._can_redraw and text.startswith("\r")
-        shown = f"\r{printable(text[1:])}" if redraws else printable(text)
-        self.unscreened.write(shown)
         if text:
             self._can_redraw = redraws if "\n" not in text else text.endswith("\n")
-        return len(text)
+        return f"\r{printable(text[1:])}" if redraws else printable(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Writes each of the lines."""
@@ -160,7 +184,11 @@ class PrintableRecord(logging.LogRecord):
 
 @contextmanager
 def screened_output() -> Iterator[None]:
-    """Screens standard output, standard error and all logs; encloses each entry point."""
+    """Screens standard output, standard error and all logs; encloses each entry point.
+
+    Afterwards, they are no longer screened, but no secret is printed to the end of the process.
+    """
+    redact_streams()
     before = sys.stdout, sys.stderr
     factory = logging.getLogRecordFactory()
     own = sys.stdout, sys.stderr = _screened(sys.stdout), _screened(sys.stderr)
@@ -202,10 +230,9 @@ def _screened(stream: TextIO) -> TextIO:
     """The stream, screened once; None, as the caller may have closed it, stays None."""
     if stream is None or isinstance(stream, ScreenedStream):
         return stream
-    if isinstance(stream, io.TextIOWrapper):
-        # A character that its encoding lacks ends no program. Some streams cannot be changed.
-        with suppress(OSError):
-            stream.reconfigure(errors="backslashreplace")
+    # A character that its encoding lacks ends no program. Some streams cannot be changed.
+    with suppress(OSError, AttributeError):
+        cast("io.TextIOWrapper", stream).reconfigure(errors="backslashreplace")
     return cast("TextIO", ScreenedStream(stream))
 
 
