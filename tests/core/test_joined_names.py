@@ -43,6 +43,7 @@ JOINS = {
         "folder / name": "path_inside itself",
         "path.with_name(f'{path.name}.lock')": "beside a path",
     },
+    "core/permissions.py": {"folder / f'.{uuid.uuid4().hex}'": "a random name"},
     "data/io/file_sets.py": {"path.with_name(f'{path.name}.part')": "beside a path"},
     "data/io/files.py": {
         "self.folder / f'{readable}-{key.hexdigest()}.{kind}.npz'":
@@ -72,9 +73,11 @@ JOINS = {
         "path.with_name(f'{path.name}.part')": "beside a path",
         "path.with_name(f'{path.name}.part.json')": "beside a path",
     },
+    "report/drawing.py": {"folder / file": "names in the code"},
     "report/page.py": {
         "folder / name": "names in the code",
-        "folder / f'{name}.{ending}'": "names in the code",
+        "folder / json_name": "names in the code",
+        "folder / markdown_name": "names in the code",
     },
     "studies/downstream.py": {
         "Path(study.out_dir) / f'downstream-{digest}' / f'{run.folder.name}.json'": "a hash, a run",
