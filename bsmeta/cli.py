@@ -132,6 +132,9 @@ def copy_files(folder: Path) -> str:
             shutil.copytree(
                 ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
             )
+    except shutil.Error as error:  # holds an error for each file, perhaps all the same one
+        (_, target, reason), *_ = error.args[0]
+        raise ConfigurationError(f"bsmeta init {folder}: {target}: {reason}") from error
     except OSError as error:
         raise ConfigurationError(f"bsmeta init {folder}: {error}") from error
     return f"copied {', '.join(FOLDERS)} to {folder.resolve()}"

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import xxhash
 
 from bsmeta.core.errors import DataError
@@ -38,6 +39,9 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 SHARED_MEMORY = Path("/dev/shm")
 """Memory that processes share as files; torch's loader processes pass batches through it."""
+
+FULL_BELOW = 1 << 20
+"""Free bytes of a file system that may have refused a write."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a disk, a quota or a file that is full."""
@@ -198,6 +202,31 @@ def is_full(error: BaseException | None) -> bool:
         or any(text in str(cause).lower() for text in _FULL_TEXTS)
         for cause in causes_of(error)
     )
+
+
+def full_disk_error(error: BaseException) -> DataError | None:
+    """The error to report in place of one that means that a disk is full; None for any other.
+
+    Errors of writing do not name their file, so the file systems without room are named.
+    """
+    if not is_full(error):
+        return None
+    mounted = sorted({partition.mountpoint for partition in psutil.disk_partitions(all=True)})
+    full = [folder for folder in mounted if _is_without_room(folder)]
+    where = f" ({', '.join(full)})" if full else ""
+    return DataError(
+        f"no room is left on the disk{where}: {error}. Free some space there, or write to another "
+        "folder, and repeat the command"
+    )
+
+
+def _is_without_room(folder: str) -> bool:
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return False
+    is_writable = not status.f_flag & os.ST_RDONLY
+    return is_writable and status.f_blocks > 0 and status.f_bavail * status.f_frsize < FULL_BELOW
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

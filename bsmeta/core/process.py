@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError, missing_extra
+from bsmeta.core.files import full_disk_error
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import ignore_write_errors, screened_output
 
@@ -145,6 +146,8 @@ def report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
     error = missing_extra(error) or error
+    if not isinstance(error, UserError):
+        error = full_disk_error(error) or error
     if isinstance(error, yaml.YAMLError):  # also tags that would construct Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):

@@ -121,6 +121,10 @@ class Console(rich.console.Console):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **settings})
 
+    def on_broken_pipe(self) -> None:
+        """Raises the error of a write that nothing reads; rich would end the program with 1."""
+        raise  # noqa: PLE0704 (rich calls this where it has caught the error)
+
     @property
     def file(self) -> IO[str]:
         """The stream that it writes to, unscreened."""

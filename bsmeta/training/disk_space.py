@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.core.errors import CheckpointError, DataError
-from bsmeta.core.files import SHARED_MEMORY, causes_of, format_bytes, free_bytes, is_full
+from bsmeta.core.files import (
+    FULL_BELOW,
+    SHARED_MEMORY,
+    causes_of,
+    format_bytes,
+    free_bytes,
+    is_full,
+)
 from bsmeta.training.checkpoint import (
     Checkpoint,
     list_checkpoints,
@@ -20,7 +27,6 @@ from bsmeta.training.processes import ALONE
 
 # Allows for logs, file system overhead, and a model that has grown by a token.
 MARGIN = 1.1
-_FULL_BELOW = 1 << 20  # free bytes of a file system that may have refused a write
 
 
 def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
@@ -80,16 +86,16 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
 
 def _full_elsewhere(error: Exception, out_dir: Path) -> str | None:
     """Describes another full file system than that of the run; None if it is that one."""
-    if free_bytes(out_dir) < _FULL_BELOW:
+    if free_bytes(out_dir) < FULL_BELOW:
         return None
-    if free_bytes(SHARED_MEMORY) < _FULL_BELOW:
+    if free_bytes(SHARED_MEMORY) < FULL_BELOW:
         return (
             f"{SHARED_MEMORY} is full ({error}): loader processes pass batches through it. Give "
             "the container more (docker run --shm-size=1g), or set data_config.num_workers=0"
         )
 
     for path in (*_files_of(error), Path(tempfile.gettempdir())):
-        if free_bytes(path) < _FULL_BELOW:
+        if free_bytes(path) < FULL_BELOW:
             return f"the disk of {path} is full ({error})"
     return None
 

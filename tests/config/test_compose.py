@@ -169,6 +169,9 @@ def test_a_program_whose_output_is_closed_ends_quietly() -> None:
     """As `python experiments/study.py … --dry-run | head -1` does."""
     study = "experiments/studies/meco_small.yaml"
     assert without_reader("experiments/study.py", study, "--dry-run") == (141, "")
+    # Tables are printed by rich, which has an exit code of its own.
+    table = without_reader(str(TRAIN), "--config-name", "demo", "estimate=true", "estimate_steps=0")
+    assert table[0] == 141
     assert without_reader(str(TRAIN), "--help", "all") == (141, "")
 
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
+from bsmeta.core.files import full_disk_error
 from bsmeta.core.process import EXIT_USER_ERROR, exit_code
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.files import (
@@ -427,7 +428,7 @@ def main() -> int:
             indexes.build(path)
             print(path)
     except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {full_disk_error(error) or error}", file=sys.stderr)
         return EXIT_USER_ERROR
     return 0
 

@@ -1,0 +1,71 @@
+"""Every program that writes says that a disk is full, and which one; none ends with a traceback."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.conftest import REPOSITORY, run_warm
+from tests.disks import small_disk
+
+__all__ = ["small_disk"]
+
+pytestmark = pytest.mark.faults
+
+EXAMPLES = REPOSITORY / "examples"
+PAGES = EXAMPLES / "rawpages/raw-000.jsonl.gz"
+
+PROGRAMS = {
+    "train": [
+        "bsmeta/train.py", "--config-name", "demo", "max_train_steps=4", "num_warmup_steps=1",
+        "out_dir={disk}/out",
+    ],
+    "annotate": [
+        "bsmeta/annotate.py", f"input={PAGES}", "output={disk}/out", "workers=1",
+        "check_disk=false",
+    ],
+    "stage": ["-m", "bsmeta.data.stage", "--config-name", "demo", "out={disk}/out"],
+    "prepare": ["-m", "bsmeta.data.prepare", "--config-name", "demo", "epochs=1", "out={disk}/out"],
+    "entities": [
+        "bsmeta/entities.py", "table={disk}/out",
+        f"profiles={EXAMPLES}/senses_sample/profiles.jsonl.gz",
+    ],
+    "init": ["-m", "bsmeta", "init", "{disk}/out"],
+    "index": [
+        "-m", "bsmeta.data.io.lines", f"{EXAMPLES}/webdocs/*.jsonl.gz", "--cache", "{disk}/out",
+    ],
+}  # fmt: skip
+
+
+def run(disk: Path, *arguments: str) -> CompletedProcess[str]:
+    command = [argument.format(disk=disk) for argument in arguments]
+    return run_warm([sys.executable, *command], REPOSITORY)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_disk_that_is_full(small_disk: Path, name: str) -> None:
+    (small_disk / "filler").write_bytes(bytes(400_000))
+    done = run(small_disk, *PROGRAMS[name])
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert str(small_disk) in done.stderr
+    assert "No space left on device" in done.stderr or "free" in done.stderr
+
+
+def test_an_error_that_nobody_has_foreseen_names_the_disk(small_disk: Path, tmp_path: Path) -> None:
+    """Errors of writing do not name their file."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from bsmeta.core.process import exit_code\n"
+        "sys.exit(exit_code(lambda: Path(sys.argv[1]).write_bytes(bytes(1_000_000)) and None))\n"
+    )
+    done = run(small_disk, str(program), "{disk}/file")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no room is left on the disk (")
+    assert str(small_disk) in done.stderr.partition(")")[0]
+    assert "Traceback" not in done.stderr
