@@ -20,6 +20,7 @@ from bsmeta.report.inference import Estimate, value_of
 from bsmeta.report.page import Page, Section, own_command, print_table, report_console
 from bsmeta.tasks.causal_lm import tables
 from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR
+from bsmeta.tasks.causal_lm.headline import headline
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report
 from bsmeta.training.run_folder import steps_and_evaluations
 
@@ -51,7 +52,8 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
             for line in model.document_lines():
                 file.write(page.json_line(line))
     made = page_of(report, metrics)
-    return page.write_report(made, report.as_dict(), out_dir, further=[PER_DOCUMENT])
+    content = {"answers": made.answers, **report.as_dict()}
+    return page.write_report(made, content, out_dir, further=[PER_DOCUMENT])
 
 
 def print_report(report: Report, files: Sequence[Path]) -> None:
@@ -69,7 +71,7 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
         print_table(console, tables.comparison_table(model, tables.TERMINAL))
         if tables.controls_of(model):
             print_table(console, tables.control_table(model).without(tables.TOGETHER, tables.HOLM))
-        console.print(tables.summary(model))
+        console.print(headline(model))
     page.print_report([], [], files)
 
 
@@ -77,7 +79,7 @@ def page_of(report: Report, metrics: Path | None) -> Page:
     """The report as a page, with the curves of the (first) run."""
     several = len(report.models) > 1
     answers = [
-        f"{model.checkpoint}: {tables.summary(model)}" if several else tables.summary(model)
+        f"{model.checkpoint}: {headline(model)}" if several else headline(model)
         for model in report.models
     ]
     settings = report.settings

@@ -1,4 +1,4 @@
-"""The tables of an evaluation, and its result in sentences."""
+"""The tables of an evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
-from bsmeta.report.inference import Estimate, Interval, rough_intervals
+from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.tasks.causal_lm.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report, Row
@@ -37,7 +37,7 @@ COLUMNS: dict[str, tuple[Callable[[Any], str], Callable[[Row, PairedMetrics], Ce
     WITH: (BITS, lambda row, own: own.bits_per_byte_with),
     DIFFERENCE: (SIGNED, lambda row, own: own.difference),
     RELATIVE: ("{:+.2%}".format, lambda row, own: own.relative),
-    INTERVAL: (SIGNED, lambda row, own: _ends(own.difference_low, own.difference_high)),
+    INTERVAL: (SIGNED, lambda row, own: interval_of(own)),
     TOGETHER: (SIGNED, lambda row, own: all_at_once(own)),
     SPLIT: (str, lambda row, own: f"{own.documents_better} : {own.documents_worse}"),
     SIGN: (P_VALUE, lambda row, own: own.sign_test_p),
@@ -271,30 +271,6 @@ def main_row(model: ModelReport) -> Row | None:
     return model.row("all") or next((row for row in model.rows if row.compares), None)
 
 
-def summary(model: ModelReport) -> str:
-    """The result of the main comparison in a sentence."""
-    row = main_row(model)
-    if row is None or row.metrics is None:
-        return "No document has metadata to compare with."
-    metrics, rough = row.metrics, list[str]()
-    sure = "over one document, so there is no interval"
-    ends = _ends(metrics.difference_low, metrics.difference_high)
-    if ends is not None:
-        sure = (
-            f"95% interval of the difference: {ends.low:+.4f} to {ends.high:+.4f}, "
-            f"over {metrics.documents:,} documents"
-            + ("" if ends.excludes_zero else ", which includes no difference")
-        )
-        rough = rough_intervals(metrics.documents, "documents")
-    sentence = (
-        f"With metadata ({label(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits per "
-        f"byte of text, without it {metrics.bits_per_byte_without:.4f}: "
-        f"{abs(metrics.difference):.4f} ({abs(metrics.relative):.2%}) "
-        f"{'fewer' if metrics.difference < 0 else 'more'} ({sure})."
-    )
-    return " ".join([sentence, *rough])
-
-
 def label(row: Row) -> str:
     """Describes what the row compares."""
     group = row.comparison.group
@@ -316,13 +292,18 @@ def subject(row: Row) -> str:
 
 def difference(metrics: PairedMetrics) -> Estimate | float:
     """The difference of a comparison with its interval, if it has one."""
-    ends = _ends(metrics.difference_low, metrics.difference_high)
+    ends = interval_of(metrics)
     return metrics.difference if ends is None else Estimate(metrics.difference, ends)
 
 
 def all_at_once(metrics: PairedMetrics) -> Interval | None:
     """The interval of the difference that holds for all comparisons at once."""
     return _ends(metrics.simultaneous_low, metrics.simultaneous_high)
+
+
+def interval_of(metrics: PairedMetrics) -> Interval | None:
+    """The interval of the difference, if there is more than one document."""
+    return _ends(metrics.difference_low, metrics.difference_high)
 
 
 def _ends(low: float | None, high: float | None) -> Interval | None:

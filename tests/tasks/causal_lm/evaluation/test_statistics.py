@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bsmeta.report.inference import Interval, bootstrap
 from bsmeta.tasks.causal_lm.arms import Arm, Comparison
+from bsmeta.tasks.causal_lm.headline import headline
 from bsmeta.tasks.causal_lm.results import ModelReport, Row, paired_metrics, sign_test
 from bsmeta.tasks.causal_lm.scoring import Reading, paired_sums, utf8_lengths
-from bsmeta.tasks.causal_lm.tables import summary
 
 NAN = math.nan
 WHOLE = np.array([0])
@@ -165,8 +165,8 @@ def test_an_interval_over_few_documents_is_called_rough(documents: int, note: st
     sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]] * documents])
     (metrics,) = paired_metrics(sums, resamples=100, seed=1)
     row = Row(Comparison("all", "all", Arm(), Arm(("url",))), metrics)
-    sentence = summary(ModelReport("a", "a", {}, [row], [], [], {}))
-    assert sentence.endswith(f").{note}")
+    sentence = headline(ModelReport("a", "a", {}, [row], [], [], {}))
+    assert sentence.endswith(f"separator]).{note}")
     assert ("rough" in sentence) == bool(note)
 
 

@@ -1,0 +1,121 @@
+"""The result of an evaluation in sentences, which name the strongest control.
+
+A difference to the text alone does not say whether a model uses the content of metadata or only the
+form of a prefix. So no sentence states the difference without its strongest control, the one that
+leaves the smallest part of it to the content (`docs/controls.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsmeta.report.inference import Interval, rough_intervals
+from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Row
+from bsmeta.tasks.causal_lm.tables import (
+    CONTROL_WORDS,
+    controls_of,
+    interval_of,
+    label,
+    main_row,
+)
+
+NOTHING_TO_COMPARE = "No document has metadata to compare with."
+NO_CONTROL = (
+    "No control was evaluated, so this does not tell content from form "
+    "(controls=[matched, form, separator])."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control of a comparison.
+
+    Attributes:
+        words: Its name for readers.
+        effect: Bits per byte with the control's prefix minus those of the text alone.
+        content: The comparison of the document's own metadata with the control, over the same
+            bytes: below 0, the own metadata needs fewer bits.
+    """
+
+    words: str
+    effect: float
+    content: PairedMetrics
+
+
+def headline(model: ModelReport) -> str:
+    """Describe the main comparison of a model and its strongest control."""
+    row = main_row(model)
+    if row is None or row.metrics is None:
+        return NOTHING_TO_COMPARE
+
+    control = strongest_control(model, row)
+    sentences = [
+        _describe_difference(row, row.metrics),
+        NO_CONTROL if control is None else _describe_control(control, row.metrics),
+    ]
+    if interval_of(row.metrics) is not None:
+        sentences += rough_intervals(row.metrics.documents, "documents")
+    return " ".join(sentences)
+
+
+def strongest_control(model: ModelReport, row: Row) -> Control | None:
+    """Return the control that leaves the least to the content of the row's metadata, if any."""
+    controls = [
+        Control(CONTROL_WORDS[name], varied.metrics.difference, against.metrics)
+        for name, own, varied, against in controls_of(model)
+        if own is row and varied.metrics is not None and against.metrics is not None
+    ]
+    return max(controls, key=lambda control: control.content.difference, default=None)
+
+
+def _describe_difference(row: Row, metrics: PairedMetrics) -> str:
+    interval = interval_of(metrics)
+    if interval is None:
+        certainty = "over one document, so there is no interval"
+    else:
+        certainty = (
+            f"95% interval of the difference: {_ends(interval)}, "
+            f"over {metrics.documents:,} documents"
+        )
+        if not interval.excludes_zero:
+            certainty += ", which includes no difference"
+    return (
+        f"With metadata ({label(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits per "
+        f"byte of text, without it {metrics.bits_per_byte_without:.4f}: "
+        f"{_amount(metrics.difference, metrics.relative)} ({certainty})."
+    )
+
+
+def _describe_control(control: Control, metrics: PairedMetrics) -> str:
+    name = f"Its strongest control ({control.words})"
+    reaches = f"{name} changes the bits per byte by {control.effect:+.4f}"
+    content = interval_of(control.content)
+    if content is None:
+        return f"{reaches}; one document does not tell content from form."
+
+    difference = f"{control.content.difference:+.4f}, {_ends(content)}"
+    if content.high < 0:
+        return (
+            f"{reaches}; compared with it, the content of the metadata saves bits ({difference})."
+        )
+    if content.low > 0:
+        return f"{reaches}, which is better than the metadata itself ({difference}): not content."
+    if _has_effect(metrics):
+        return (
+            f"{reaches}, no different from the metadata itself ({difference}): form, not content."
+        )
+    return f"{reaches}; compared with it, no effect of the content shows ({difference})."
+
+
+def _has_effect(metrics: PairedMetrics) -> bool:
+    interval = interval_of(metrics)
+    return interval is not None and interval.excludes_zero
+
+
+def _amount(difference: float, relative: float) -> str:
+    direction = "fewer" if difference < 0 else "more"
+    return f"{abs(difference):.4f} ({abs(relative):.2%}) {direction}"
+
+
+def _ends(interval: Interval) -> str:
+    return f"{interval.low:+.4f} to {interval.high:+.4f}"
