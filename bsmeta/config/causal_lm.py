@@ -19,21 +19,6 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 @dataclass(kw_only=True)
-class ModelCardConfig:
-    """What only the author knows of a model card's front matter, in the form of the Hub.
-
-    https://huggingface.co/docs/hub/model-cards lists the identifiers.
-    """
-
-    license: list[str] = key([])
-    """license identifiers of the model, as the Hub lists them: apache-2.0, other, …"""
-    datasets: list[str] = key([])
-    """owner/name on the Hub of further training data; that of hf:// files is added"""
-    language: list[str] = key([])
-    """ISO 639 codes of the languages of the training data: en, …"""
-
-
-@dataclass(kw_only=True)
 class LoraKeys:
     """Low-rank adapters, which are trained in place of the weights of a pretrained model."""
 
@@ -91,8 +76,6 @@ class CausalLMConfig(PretrainedConfig):
 
     eval_documents: int = key(64, at_least=1, heading="Evaluation during training")
     """held-out documents used by the evaluations during training"""
-    model_card: ModelCardConfig = key(ModelCardConfig)
-    """front matter of the model card"""
 
 
 @dataclass(kw_only=True)

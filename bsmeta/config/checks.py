@@ -47,6 +47,13 @@ from bsmeta.core.keys import bound_problems
 # Model names that the Hub accepts (huggingface_hub.utils.validate_repo_id), with their owner.
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
 
+_CARD_FORMS = {
+    "license": (r"[a-z0-9]+([.-][a-z0-9]+)*", "identifiers of the Hub", "apache-2.0"),
+    "datasets": (r"[\w.-]+(/[\w.-]+)?", "names of data sets on the Hub", "OWNER/NAME"),
+    "language": (r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", "codes of ISO 639", "en"),
+}
+"""Of each list on the model card: a pattern of its entries, their name, and an example."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Row = tuple[str, str]
@@ -225,6 +232,7 @@ def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Itera
     if config.push_to_hub is not None and not HUB_NAME.fullmatch(config.push_to_hub):
         expected = "OWNER/NAME, of letters, digits, '-', '_' and '.'"
         yield _refused(config, "push_to_hub", expected, "push_to_hub=me/my-model, for example")
+    yield from _model_card(config)
     yield from _trackers(config)
     yield from _decay(config)
 
@@ -254,6 +262,15 @@ def _decay(config: RunConfig) -> Iterator[Problem]:
     if config.num_train_epochs is not None:
         expected = "null, because decay_from and num_decay_steps say how long the run is"
         yield _refused(config, "num_train_epochs", expected, "num_train_epochs=null")
+
+
+def _model_card(config: RunConfig) -> Iterator[Problem]:
+    """Yields values that the Hub would reject in the front matter of the model card."""
+    for name, (form, expected, example) in _CARD_FORMS.items():
+        values = getattr(config.model_card, name)
+        if not all(re.fullmatch(form, value) for value in values):
+            key = f"model_card.{name}"
+            yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
 
 
 def _trackers(config: RunConfig) -> Iterator[Problem]:

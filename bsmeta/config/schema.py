@@ -133,6 +133,25 @@ def users_of(key: str) -> str:
 
 
 @dataclass(kw_only=True)
+class ModelCardConfig:
+    """The facts of a model card that only the author knows, in the form of the Hub.
+
+    https://huggingface.co/docs/hub/model-cards lists the identifiers.
+    """
+
+    license: list[str] = key([])
+    """license identifiers of the model, as the Hub lists them: apache-2.0, other, …"""
+    datasets: list[str] = key([])
+    """owner/name on the Hub of further training data; that of hf:// files is added"""
+    language: list[str] = key([])
+    """ISO 639 codes of the languages of the training data: en, …"""
+    describes: Any = key(None)
+    """the training data that these three are about (a value of data_config.train_file,
+    data_config.csv or datasets); a run on other data leaves them out; null: whatever is trained
+    on"""
+
+
+@dataclass(kw_only=True)
 class RunConfig:
     """A training run of any task."""
 
@@ -142,6 +161,9 @@ class RunConfig:
     batch_scope_key: ClassVar[str | None] = None
     """The key that says whether those are the rows of a micro-batch (`per_device`), or of a whole
     step (`total`); None: of a micro-batch."""
+
+    training_data_key: ClassVar[str] = "data_config.train_file"
+    """The key that names the training data, to which `model_card.describes` is compared."""
 
     metrics: ClassVar[tuple[str, ...] | None] = None
     """The metrics of its evaluations during training; None: known only when they run."""
@@ -282,6 +304,11 @@ class RunConfig:
 
     push_to_hub: str | None = key(None)
     """owner/name on the Hub that the finished model is uploaded to; a failure is logged"""
+    hub_private: bool = key(True)
+    """push_to_hub: a repository that does not exist yet is created private; false: public, for
+    everyone to read"""
+    model_card: ModelCardConfig = key(ModelCardConfig)
+    """front matter of the model card"""
 
     distributed_timeout_s: int = key(1800, at_least=1, heading="Processes and checks")
     """seconds after which a missing rank, or no progress on any rank, ends the run"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,16 @@ from bsmeta.training.watchdog import Watchdog
 UPLOAD_S = 3600.0
 """Time limit of an upload."""
 _UPLOAD = """
+import os
 import sys
 from huggingface_hub import HfApi
-folder, name = sys.argv[1:]
+folder, name, visibility, *files = sys.argv[1:]
 api = HfApi()  # reads HF_ENDPOINT and HF_TOKEN itself
 try:
-    api.create_repo(name, exist_ok=True)
+    api.create_repo(name, exist_ok=True, private=visibility == "private")
     api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload the trained model")
+    for file in files:
+        api.upload_file(path_or_fileobj=file, path_in_repo=os.path.basename(file), repo_id=name)
 except Exception as error:
     sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
 """
@@ -87,7 +91,7 @@ def run(
                     raise
                 raise ending from error
     if config.push_to_hub and code == 0 and processes.is_main:
-        push(folder.path, config.push_to_hub, watchdog.step)
+        push(folder.path, config.push_to_hub, watchdog.step, private=config.hub_private)
     return code
 
 
@@ -144,16 +148,27 @@ def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)
 
 
-def push(run_folder: Path, repository: str, step: int, timeout_s: float = UPLOAD_S) -> bool:
+def push(
+    run_folder: Path,
+    repository: str,
+    step: int,
+    *,
+    private: bool = True,
+    timeout_s: float = UPLOAD_S,
+) -> bool:
     """Uploads `model/` of a finished run; returns whether it succeeded, and never raises an error.
 
-    A line `{"event": "push", …}` in `metrics.jsonl` records that, or why not.
+    The run's `config.yaml` goes with a model that lacks a `metadata.yaml`: `predict.py` needs one
+    of the two beside the weights. A line `{"event": "push", …}` in `metrics.jsonl` records the
+    upload, or why it failed.
 
     Args:
         repository: `owner/name`; created if it does not exist.
+        private: Whether a repository that is created can be read by its owner alone.
     """
-    model = run_folder / "model"
-    problem = _upload(model, repository, timeout_s)
+    model, settings = run_folder / "model", run_folder / "config.yaml"
+    files = [] if (model / "metadata.yaml").exists() or not settings.exists() else [settings]
+    problem = _upload(model, files, repository, private, timeout_s)
     if problem:
         logger.warning(
             "push_to_hub: the model is in %s, but not on the Hub: %s. To try again: "
@@ -171,7 +186,9 @@ def push(run_folder: Path, repository: str, step: int, timeout_s: float = UPLOAD
     return not problem
 
 
-def _upload(folder: Path, repository: str, timeout_s: float) -> str:
+def _upload(
+    folder: Path, files: Sequence[Path], repository: str, private: bool, timeout_s: float
+) -> str:
     """Uploads in another process; returns the error message, "" on success.
 
     The run stays done whatever the server does: refuses, fails, or does not respond for hours.
@@ -179,7 +196,9 @@ def _upload(folder: Path, repository: str, timeout_s: float) -> str:
     from huggingface_hub import get_token  # takes a second to import
 
     hide(get_token())  # which may come from a file
-    command = [sys.executable, "-c", _UPLOAD, str(folder), repository]
+    visibility = "private" if private else "public"
+    command = [sys.executable, "-c", _UPLOAD, str(folder), repository, visibility]
+    command += map(str, files)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=timeout_s,

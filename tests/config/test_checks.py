@@ -19,10 +19,11 @@ import pytest
 
 from bsmeta import train
 from bsmeta.config import checks
-from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.config.launch import Launch
+from bsmeta.config.schema import ModelCardConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import exit_code
 from bsmeta.tasks import TASKS

@@ -17,9 +17,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from selectolax.lexbor import LexborHTMLParser
 
-from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.schema import ModelCardConfig
 from bsmeta.core.secrets import redact
 from bsmeta.report import markdown
 from bsmeta.tasks.causal_lm.model_card import model_card

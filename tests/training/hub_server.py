@@ -24,6 +24,7 @@ class HubServer(ThreadingHTTPServer):
         self.behavior = behavior
         self.files: dict[str, bytes] = {}
         self.repositories: list[str] = []
+        self.private: list[bool] = []
         self.tokens: set[str] = set()
         self.released = threading.Event()
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -58,6 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
             name = json.loads(body)
             full = "/".join(filter(None, (name.get("organization"), name["name"])))
             self.server.repositories.append(full)
+            self.server.private.append(name.get("private", name.get("visibility") == "private"))
             self._answer({"url": f"{self.server.address}/{full}", "name": full})
         elif path == "/api/validate-yaml":
             self._answer({"errors": [], "warnings": []})

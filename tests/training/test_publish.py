@@ -108,3 +108,25 @@ def test_a_run_is_done_whatever_the_server_does(
     model = tmp_path / "run" / "model"
     uploaded = {path.name for path in model.iterdir()} if pushed else set()
     assert set(server.files) - {".gitattributes"} == uploaded
+
+
+@pytest.mark.parametrize("server", ["good"], indirect=True)
+@pytest.mark.parametrize("private", [True, False])
+def test_a_repository_is_created_private_unless_it_is_to_be_public(
+    server: HubServer, run_folder: Path, private: bool
+) -> None:
+    assert push(run_folder, "owner/name", 7, private=private, timeout_s=STUCK_S)
+    assert server.private == [private]
+
+
+@pytest.mark.parametrize("server", ["good"], indirect=True)
+@pytest.mark.parametrize("has_recipe", [True, False])
+def test_a_model_without_its_own_settings_is_uploaded_with_those_of_its_run(
+    server: HubServer, run_folder: Path, has_recipe: bool
+) -> None:
+    (run_folder / "config.yaml").write_text("task: classification\n")
+    if has_recipe:
+        (run_folder / "model" / "metadata.yaml").write_text("data_config: {}\n")
+
+    assert push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
+    assert ("config.yaml" in server.files) == (not has_recipe)

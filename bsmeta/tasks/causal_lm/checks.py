@@ -8,7 +8,6 @@ import glob
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatch
 from itertools import pairwise
@@ -37,11 +36,6 @@ from bsmeta.data.stream.columns import column_problems, missing_types, type_prob
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 
 FLASH, FLEX = "flash_attention_2", "flex_attention"
-_CARD_FORMS = {
-    "license": (r"[a-z0-9]+([.-][a-z0-9]+)*", "identifiers of the Hub", "apache-2.0"),
-    "datasets": (r"[\w.-]+(/[\w.-]+)?", "names of data sets on the Hub", "OWNER/NAME"),
-    "language": (r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", "codes of ISO 639", "en"),
-}
 # Suffixes of common training data formats that are not supported.
 FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
 _METADATA = "data_config.metadata_config"
@@ -58,21 +52,11 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
     problems = list(data_problems(data))
     yield from problems
-    yield from _card_problems(config)
     yield from _lora(config)
     yield from file_problems(config)
     if checks_for_all() and not problems:
         yield from column_problems(data)
         yield from type_problems(data)
-
-
-def _card_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields values that the Hub would reject in the front matter of the model card."""
-    for name, (form, expected, example) in _CARD_FORMS.items():
-        values = getattr(config.model_card, name)
-        if not all(re.fullmatch(form, value) for value in values):
-            key = f"model_card.{name}"
-            yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
 
 
 def _lora(config: CausalLMConfig) -> Iterator[Problem]:

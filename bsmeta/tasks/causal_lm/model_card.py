@@ -7,8 +7,9 @@ training data renders the examples.
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, SCHEME, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.secrets import redact, redact_values, shown_url
+from bsmeta.core.secrets import redact, redact_values
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document
@@ -27,6 +28,16 @@ from bsmeta.report import markdown
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import load_template
 from bsmeta.tasks.checkpoints import RECIPE
+from bsmeta.tasks.model_card import (
+    README,
+    fenced,
+    front_matter,
+    inline,
+    model_name,
+    public_name,
+    table,
+    training_command,
+)
 from bsmeta.training.run_folder import last_events
 
 METRICS = {
@@ -53,19 +64,28 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         for key, kind in kinds.items()
         if not kind.is_local and kind.example is not None
     ]
-    call = "python bsmeta/generate.py checkpoint=THIS_FOLDER {} 'prompt=\"{}\"'"
+    checkpoint = f"hf://{config.push_to_hub}" if config.push_to_hub else "model"
+    call = f"bsmeta generate checkpoint={checkpoint} {{}} 'prompt=\"{{}}\"'"
+    results = {name: event[name] for name in METRICS if event and event.get(name) is not None}
+    shown = example(metadata)
     template = load_template(
-        "tasks/causal_lm/model_card.md.j2", public=_public, percent="{:.0%}".format,
-        inline=_inline, fenced=_fenced, cells=_table,
+        "tasks/causal_lm/model_card.md.j2", public=public_name, percent="{:.0%}".format,
+        inline=inline, fenced=fenced, cells=table,
     )  # fmt: skip
     card = template.render(
         config=config,
         data=data,
         metadata=metadata,
-        name=Path(config.out_dir).name,
-        front_matter=_front_matter(config),
+        name=model_name(config),
+        model=json.dumps(config.push_to_hub or "model"),
+        parts=[
+            json.dumps(part, ensure_ascii=False)
+            for part in (shown.prefix, shown.lead + EXAMPLE_TEXT[:12])
+            if part
+        ],
+        front_matter=_front_matter(config, results),
         room=metadata_room(data),
-        example=example(metadata).whole,
+        example=shown.whole,
         alone={markdown.code_cell(key): _alone(key, metadata) for key in kinds},
         given=call.format(given[0], EXAMPLE_TEXT[:12]) if given else None,
         # of the training documents that had metadata: the least and the most
@@ -74,13 +94,9 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         step=step,
         event=event,
         rough=rough_intervals(event["documents"], "documents") if event else (),
-        metrics={
-            words: f"{event[name]:.4f}"
-            for name, words in METRICS.items()
-            if event and event.get(name) is not None
-        },
+        metrics={METRICS[name]: f"{value:.4f}" for name, value in results.items()},
         training=_training(config, step),
-        command=_command(command),
+        command=training_command(command),
     )
     return redact(card.rstrip("\n")) + "\n"
 
@@ -88,7 +104,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
 def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
     """Write the card, and the metadata configuration that it describes to `metadata.yaml`."""
     card = model_card(config, metrics, command)
-    (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
+    (folder / README).write_text(card, encoding="utf-8", errors="backslashreplace")
     data = config.data_config
     recipe: dict[str, Any] = {"metadata_config": asdict(data.metadata_config)}
     if data.row_budget == BY_TEXT:
@@ -120,23 +136,18 @@ def _with_types(renderer: Renderer, *keys: str) -> Rendered:
     return renderer.render(Document(EXAMPLE_TEXT, None, records), keys)
 
 
-def _front_matter(config: CausalLMConfig) -> str:
-    values: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["bsmeta", "metadata"],
-    }
-    if config.model_config_file is None and not Path(config.model_name).exists():
-        values["base_model"] = config.model_name
-    card = asdict(config.model_card)
+def _front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
     dataset = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
+    names = []
     for _, entry in train_entries(config.data_config):
         if entry.startswith(dataset):
             owner, name = entry.removeprefix(dataset).split("/")[:2]
-            card["datasets"].append(f"{owner}/{name.partition('@')[0]}")
-    card["datasets"] = list(dict.fromkeys(card["datasets"]))
-    values |= {name: given for name, given in card.items() if given}
-    return yaml.safe_dump(values, sort_keys=False)
+            names.append(f"{owner}/{name.partition('@')[0]}")
+    held_out = public_name(config.data_config.validation_file or "none")
+    return front_matter(
+        config, "text-generation", library="transformers", datasets=names, results=results,
+        held_out=held_out,
+    )  # fmt: skip
 
 
 def _alone(key: str, config: MetadataConfig) -> str:
@@ -147,25 +158,13 @@ def _alone(key: str, config: MetadataConfig) -> str:
     return markdown.code_cell(redact(shown.whole))
 
 
-# A secret is recognized before it is escaped.
-def _inline(text: str) -> str:
-    return markdown.inline(redact(text))
-
-
-def _fenced(text: str, language: str) -> str:
-    return markdown.fenced(redact(text), language)
-
-
-def _table(heads: Sequence[str], rows: Iterable[tuple[str, str]]) -> str:
-    return markdown.table(heads, [[*row] for row in rows], [False] * len(heads))
-
-
 def _training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, str]:
     """How the model was trained, as Markdown by name."""
     data = config.data_config
     rows = {
-        "training shards": ", ".join(_public(entry) for _, entry in train_entries(data)) or "none",
-        "held-out shard": _public(data.validation_file or "none"),
+        "training shards": ", ".join(public_name(entry) for _, entry in train_entries(data))
+        or "none",
+        "held-out shard": public_name(data.validation_file or "none"),
         "steps": f"{config.max_train_steps:,}",
         "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}, "
         f"{config.num_warmup_steps:,} steps of warm-up",
@@ -174,17 +173,4 @@ def _training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, 
     }
     if step is not None:
         rows["loss of the last step"] = f"{step['loss']:.4f} nats per token"
-    return {name: _inline(value) for name, value in rows.items()}
-
-
-def _command(command: Sequence[str]) -> str | None:
-    """The command that trains the model, if this process was started by one."""
-    if not command or Path(command[0]).stem.removeprefix("bsmeta ") != "train":
-        return None
-    given = [own.removeprefix("++") for own in command[1:] if not own.startswith("hydra")]
-    return shlex.join(["accelerate", "launch", "bsmeta/train.py", *given])
-
-
-def _public(path: str) -> str:
-    """The last part of a path on this machine; names on the Hub stay as they are."""
-    return Path(path).name if Path(path).is_absolute() else shown_url(path)
+    return {name: inline(value) for name, value in rows.items()}

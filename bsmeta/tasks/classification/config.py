@@ -75,6 +75,7 @@ class ClassificationConfig(PretrainedConfig):
     """A training run of a text classifier."""
 
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
+    training_data_key: ClassVar[str] = "data_config.csv"
     metrics: ClassVar[tuple[str, ...] | None] = (
         "loss",
         "accuracy",

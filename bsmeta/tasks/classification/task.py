@@ -42,11 +42,13 @@ from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
 from bsmeta.tasks.classification.results import Choice, scores_of
 from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
+from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task, batched
 
 logger = logging.getLogger(__name__)
 
+_LABELS_ON_CARD = 20
 TEXTS_AT_ONCE = 1000  # texts that `predict` folds and sorts by length at one time
 
 
@@ -229,6 +231,16 @@ class TextClassifier(Task):
         else:
             model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
+        labels = ", ".join(map(str, self.examples.labels[:_LABELS_ON_CARD]))
+        more = ", …" if len(self.examples.labels) > _LABELS_ON_CARD else ""
+        write_task_card(
+            self.config,
+            folder,
+            pipeline_tag="text-classification",
+            about=f"A classifier of texts by {self.config.data_config.label_column}: "
+            f"{labels}{more}.",
+            prediction="input=texts.csv output=predicted.csv",
+        )
 
     def complete(self, folder: Path) -> None:
         """Replaces the fine-tuned model by the system that `finish` has chosen."""

@@ -30,6 +30,7 @@ from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Detector, Predictor, open_detector
 from bsmeta.tasks.disambiguation.texts import Row
+from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task
 
@@ -122,6 +123,13 @@ class EntityDisambiguator(Task):
         assert isinstance(model, BiEncoder)
         models.save_model(model, weights, folder)
         self.data.tokenizer.save_pretrained(str(folder))
+        write_task_card(
+            self._config,
+            folder,
+            pipeline_tag="token-classification",
+            about="Links the mentions in a text to the entities of a table.",
+            prediction="input=texts.jsonl output=entities.jsonl",
+        )
 
     def load(self, folder: Path) -> nn.Module:
         return models.load_model(folder)

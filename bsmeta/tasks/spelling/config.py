@@ -82,6 +82,8 @@ class SmallModelConfig:
 class SpellingConfig(RunConfig):
     """What all spelling tasks share."""
 
+    training_data_key: ClassVar[str] = "datasets"
+
     document: dict[str, Any] = key({}, heading="Data")
     """a configuration file of the published system, for ${document.KEY} in the keys below"""
     datasets: list[str] = key([], is_path=True)

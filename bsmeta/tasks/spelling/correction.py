@@ -56,6 +56,7 @@ class Corrector(SpellingTask):
 
     _config: SecConfig
     forms = ("text", "color", "json", "diff")
+    about = "Corrects the spelling errors of a text."
 
     @cached_property
     def _detector(self) -> tuple[nn.Module, Inputs] | None:
@@ -280,6 +281,7 @@ class CandidateCorrection(Corrector):
         self._inputs.write(folder)
         content = json.dumps({"threshold": self._chosen}) + "\n"
         (folder / THRESHOLD).write_text(content, encoding="utf-8")
+        self._write_card(folder)
 
 
 def make_correction(config: SecConfig) -> SpellingTask:

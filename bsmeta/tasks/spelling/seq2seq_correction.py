@@ -207,3 +207,4 @@ class Seq2SeqCorrection(Corrector):
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._tokenizer.save_pretrained(str(folder))
+        self._write_card(folder)

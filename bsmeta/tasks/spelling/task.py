@@ -24,6 +24,7 @@ from bsmeta.core.progress import reporting
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.data.text.sentences import Span, cut, words
+from bsmeta.tasks.model_card import write_task_card
 from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, shares_of
 from bsmeta.tasks.spelling.corrections import Flag, as_record, detection_counts
@@ -56,6 +57,8 @@ class SpellingTask(Task):
     _config: SpellingConfig
     forms: tuple[str, ...]
     """In which forms `predict.py` can show what the model changes."""
+    about: str
+    """A sentence about its models, for the model card."""
     chooses = True  # whether evaluations choose a threshold
     _chosen: Any = None
     """What the last evaluation chose, for the exported model: JSON."""
@@ -73,6 +76,17 @@ class SpellingTask(Task):
     def noise(self) -> Noise:
         """The errors of samples without a target."""
         return make_noise(self._config)
+
+    def _write_card(self, folder: Path) -> None:
+        """Write the model card of an exported model."""
+        corrects = "text" in self.forms
+        write_task_card(
+            self._config,
+            folder,
+            pipeline_tag="text2text-generation" if corrects else "token-classification",
+            about=self.about,
+            prediction="input=letter.txt" + (" output=corrected.txt" if corrects else " show=json"),
+        )
 
     def pairs(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
         """The pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
@@ -205,6 +219,7 @@ class WordDetection(SpellingTask):
 
     _config: DetectionConfig
     forms = ("color", "json")
+    about = "Finds the words of a text that have a spelling error."
     _least = np.float64(0)  # the logit above which a unit is flagged
 
     @cached_property
@@ -340,10 +355,13 @@ class WordDetection(SpellingTask):
         if self._chosen is not None:
             text = json.dumps(self._chosen, indent=1) + "\n"
             (folder / CALIBRATION).write_text(text, encoding="utf-8")
+        self._write_card(folder)
 
 
 class SequenceDetection(WordDetection):
     """Predicts which texts have an error: what is judged is the whole text."""
+
+    about = "Finds the texts that have a spelling error."
 
     def _weight(self, labels: torch.Tensor) -> float:
         return float(len(labels))

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.schema import ModelCardConfig
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.tasks.causal_lm.model_card import METRICS, example, model_card
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -62,6 +65,14 @@ def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
         "tags": ["bsmeta", "metadata"],
         "license": ["bsd-3-clause", "bsl-1.0", "postgresql", "other"],
         "language": ["en"],
+        "model-index": front["model-index"],
+    }
+    (result,) = front["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
+    assert {metric["name"]: metric["value"] for metric in result["metrics"]} == {
+        "bits_per_byte_without": 2.5,
+        "bits_per_byte_with": 2.25,
+        "difference": -0.25,
     }
     assert "from random weights, for 8 steps (12,345 tokens)" in card
     assert (
@@ -88,7 +99,8 @@ def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
     assert "| held-out shard | c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz |" in card
     assert "| loss of the last step | 4.2500 nats per token |" in card
     assert (
-        "python bsmeta/generate.py checkpoint=THIS_FOLDER "
+        "With `bsmeta` installed, and this folder as `model`:\n\n```sh\n"
+        "bsmeta generate checkpoint=model "
         """'metadata={title: "The first program"}' 'prompt="Ada Lovelace"'\n"""
     ) in card
     assert str(Path.cwd()) not in card  # nothing of this machine
@@ -208,6 +220,39 @@ def test_the_front_matter_names_what_is_given_and_the_data_of_the_hub(
 def test_the_example_reads_as_in_training(settings: dict[str, Any], shown: str) -> None:
     made = example(MetadataConfig(**settings))
     assert made.prefix + made.lead + made.body + made.suffix == shown
+
+
+@pytest.mark.parametrize("settings", [[], ["bos_token=true"], ["metadata_list=[]"]])
+def test_the_snippet_reads_a_document_as_training_does(
+    settings: list[str],
+    config: CausalLMConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = [f"data_config.metadata_config.{setting}" for setting in settings]
+    config = compose(CausalLMConfig, "demo", [*names, "push_to_hub=null"])
+    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name)
+    shape = AutoConfig.from_pretrained(Path(config.model_config_file or "").parent)
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    card = model_card(config, tmp_path / "none.jsonl", ["pytest"])
+    (snippet,) = re.findall("```python\n(.*?)```", card, flags=re.DOTALL)
+
+    monkeypatch.chdir(tmp_path)
+    names_after: dict[str, Any] = {}
+    exec(snippet, names_after)
+
+    data = config.data_config
+    shown = example(data.metadata_config)
+    text = replace(
+        shown, text="Ada Lovelace", body="Ada Lovelace", spans=shown.spans[:0], suffix=""
+    )
+    (document,) = DocumentEncoder(tokenizer, data).encode([text])
+    expected = [*document.prefix_ids.tolist(), *document.ids.tolist()[:-1]]  # without the end
+    assert names_after["ids"] == expected
+    assert "Ada Lovelace" in capsys.readouterr().out
+    assert "bsmeta" not in snippet
 
 
 @pytest.mark.slow

@@ -86,6 +86,7 @@ def test_no_label_ends_a_finished_run(launch: Launch, tmp_path: Path, encoder: P
     assert "could not be drawn" not in done.stderr
     assert json.loads((out_dir / "status.json").read_text())["state"] == "done"
     assert (out_dir / "model" / "config.json").is_file()
+    assert "A classifier of texts by label: " in (out_dir / "model" / "README.md").read_text()
     report = out_dir / "evaluation"
     assert {"systems.png", "confusion.png", "labels.png"} <= {
         file.name for file in report.iterdir()

@@ -123,6 +123,8 @@ def test_a_run_ends_with_a_report_on_its_test_sets(trained: Path) -> None:
     assert last["f1"] == result["systems"]["model"]["f1"]
     calibration = json.loads((trained / "model/calibration.json").read_text())
     assert calibration["wanted"] == 0.95
+    card = (trained / "model/README.md").read_text()
+    assert "Finds the words of a text that have a spelling error." in card
 
 
 def test_evaluate_and_predict_use_the_trained_model(

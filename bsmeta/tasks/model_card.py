@@ -1,0 +1,177 @@
+"""The model card of an exported model: the front matter of the Hub, and the card of a task.
+
+The card is the README of the folder. Its facts come from the configuration and from the run's
+`metrics.jsonl`. The language model has a card of its own (`causal_lm/model_card.py`), which also
+describes how its metadata reads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from bsmeta.config.schema import PretrainedConfig, RunConfig
+from bsmeta.core.secrets import redact, shown_url
+from bsmeta.report import markdown
+from bsmeta.report.page import load_template
+from bsmeta.training.run_folder import METRICS, last_events
+
+README = "README.md"
+TEMPLATE = "tasks/model_card.md.j2"
+
+
+def front_matter(
+    config: RunConfig,
+    pipeline_tag: str,
+    *,
+    library: str = "bsmeta",
+    datasets: Sequence[str] = (),
+    results: Mapping[str, float] | None = None,
+    held_out: str = "held-out data",
+) -> str:
+    """Return the YAML that the Hub reads, without the lines of `---`.
+
+    License, languages and data sets of `model_card` are left out if they describe other data than
+    the run trains on.
+
+    Args:
+        pipeline_tag: The kind of task, as the Hub names it.
+        datasets: Data sets of the Hub that the run trains on, beside those of `model_card`.
+        results: Metrics by name, for the `model-index`.
+        held_out: The data on which they were measured, by name.
+    """
+    card = config.model_card if describes_training_data(config) else type(config.model_card)()
+    names = list(dict.fromkeys([*card.datasets, *datasets]))
+    data = ModelCardData(
+        language=card.language or None,
+        license=card.license or None,  # type: ignore[arg-type]  # the Hub accepts a list
+        library_name=library,
+        pipeline_tag=pipeline_tag,
+        base_model=_base_model(config),
+        datasets=names or None,
+        tags=["bsmeta", *(["metadata"] if config.task == "causal_lm" else [])],
+        model_name=model_name(config),
+        eval_results=_results(pipeline_tag, results or {}, held_out),
+    )
+    return data.to_yaml() + "\n"
+
+
+def describes_training_data(config: RunConfig) -> bool:
+    """Whether `model_card` is about the data that the run trains on."""
+    described = config.model_card.describes
+    return described is None or described == attrgetter(config.training_data_key)(config)
+
+
+def model_name(config: RunConfig) -> str:
+    """The name of the model: that of its repository, else that of its run."""
+    return config.push_to_hub or Path(config.out_dir).name
+
+
+def write_task_card(
+    config: RunConfig, folder: Path, *, pipeline_tag: str, about: str, prediction: str
+) -> None:
+    """Write the card of a model of another task than the language model.
+
+    Args:
+        folder: The folder of the exported model.
+        pipeline_tag: The kind of task, as the Hub names it.
+        about: A sentence about the model.
+        prediction: The arguments of `bsmeta predict`, other than the checkpoint.
+    """
+    event = last_events(Path(config.out_dir) / METRICS).get("eval", {})
+    results = {
+        name: float(event[name])
+        for name in config.metrics or ()
+        if isinstance(event.get(name), (int, float)) and math.isfinite(event[name])
+    }
+    template = load_template(TEMPLATE, inline=inline, fenced=fenced, cells=table)
+    card = template.render(
+        front_matter=front_matter(config, pipeline_tag, results=results),
+        name=model_name(config),
+        repository=config.push_to_hub,
+        about=about,
+        prediction=f"bsmeta predict checkpoint=model {prediction}",
+        step=event.get("step"),
+        metrics={inline(name): f"{value:.4f}" for name, value in results.items()},
+        facts={name: inline(value) for name, value in _facts(config).items()},
+        command=training_command(sys.argv),
+    )
+    text = redact(card.rstrip("\n")) + "\n"
+    (folder / README).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _facts(config: RunConfig) -> dict[str, str]:
+    """How the model was trained, by name."""
+    data = attrgetter(config.training_data_key)(config)
+    files = data if isinstance(data, list) else [data]
+    length = f"{config.max_train_steps:,} steps"
+    if config.num_train_epochs is not None:
+        length = f"{config.num_train_epochs:g} epochs"
+    return {
+        "training data": ", ".join(public_name(str(file)) for file in files if file) or "none",
+        "length": length,
+        "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}",
+        "precision": config.mixed_precision,
+        "seed": str(config.seed),
+    }
+
+
+def training_command(command: Sequence[str]) -> str | None:
+    """The command that trains the model, if this process was started by one."""
+    if not command or Path(command[0]).stem.removeprefix("bsmeta ") != "train":
+        return None
+    given = [own.removeprefix("++") for own in command[1:] if not own.startswith("hydra")]
+    return shlex.join(["accelerate", "launch", "bsmeta/train.py", *given])
+
+
+def public_name(path: str) -> str:
+    """The last part of a path on this machine; names on the Hub stay as they are."""
+    return Path(path).name if Path(path).is_absolute() else shown_url(path)
+
+
+# A secret is recognized before it is escaped.
+def inline(text: str) -> str:
+    """Text within a line of Markdown, without secrets."""
+    return markdown.inline(redact(text))
+
+
+def fenced(text: str, language: str) -> str:
+    """Text as a block of code, without secrets."""
+    return markdown.fenced(redact(text), language)
+
+
+def table(heads: Sequence[str], rows: Iterable[tuple[str, str]]) -> str:
+    """A table of Markdown, of cells that are Markdown."""
+    return markdown.table(heads, [[*row] for row in rows], [False] * len(heads))
+
+
+def _base_model(config: RunConfig) -> str | None:
+    if not isinstance(config, PretrainedConfig) or config.model_config_file is not None:
+        return None
+    return None if Path(config.model_name).exists() else config.model_name
+
+
+def _results(
+    pipeline_tag: str, results: Mapping[str, float], held_out: str
+) -> list[EvalResult] | None:
+    if not results:
+        return None
+    return [
+        EvalResult(
+            task_type=pipeline_tag,
+            dataset_type=re.sub(r"[^\w.-]+", "-", held_out),
+            dataset_name=held_out,
+            dataset_split="validation",
+            metric_type=re.sub(r"\W+", "_", name),
+            metric_name=name,
+            metric_value=value,
+        )
+        for name, value in results.items()
+    ]

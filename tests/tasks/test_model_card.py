@@ -1,0 +1,140 @@
+"""Model cards: facts of the training data and of no other, results, and the cards of all tasks."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.schema import RunConfig
+from bsmeta.tasks import TASKS
+from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.model_card import describes_training_data, front_matter, write_task_card
+from bsmeta.tasks.spelling.config import SecConfig
+
+TASK_FILES = sorted((Path(__file__).resolve().parents[2] / "bsmeta" / "tasks").rglob("*.py"))
+
+
+def read_front_matter(config: RunConfig, **given: Any) -> dict[str, Any]:
+    text = front_matter(config, "text-generation", **given)
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("overrides", "license_"),
+    [
+        ([], ["bsd-3-clause", "bsl-1.0", "postgresql", "other"]),
+        (["data=webdocs"], ["bsd-3-clause", "bsl-1.0", "postgresql", "other"]),
+        (["data_config.train_file=mine.jsonl"], None),
+        (["data=c4_en"], None),
+        (["data_config.train_file=null", "data_config.dataset_name=mine"], None),
+        (["data_config.train_file=mine.jsonl", "model_card.describes=null"],
+         ["bsd-3-clause", "bsl-1.0", "postgresql", "other"]),
+        (["data_config.train_file=mine.jsonl", "model_card.describes=mine.jsonl",
+          "model_card.license=[mit]"], ["mit"]),
+    ],
+)  # fmt: skip
+def test_the_license_of_the_sample_is_that_of_no_other_data(
+    overrides: list[str], license_: list[str] | None
+) -> None:
+    config = compose(CausalLMConfig, "demo", overrides)
+    assert read_front_matter(config).get("license") == license_
+    assert describes_training_data(config) == (license_ is not None or "data=c4_en" in overrides)
+
+
+def test_results_are_in_the_model_index() -> None:
+    config = compose(CausalLMConfig, "demo", ["push_to_hub=me/small"])
+    front = read_front_matter(
+        config, results={"bits_per_byte_with": 2.25}, held_out="pages 1.jsonl.gz"
+    )
+    assert front["model-index"] == [
+        {
+            "name": "me/small",
+            "results": [
+                {
+                    "task": {"type": "text-generation"},
+                    "dataset": {
+                        "name": "pages 1.jsonl.gz",
+                        "type": "pages-1.jsonl.gz",
+                        "split": "validation",
+                    },
+                    "metrics": [
+                        {
+                            "name": "bits_per_byte_with",
+                            "type": "bits_per_byte_with",
+                            "value": 2.25,
+                        }
+                    ],
+                }
+            ],
+        }
+    ]
+
+
+def test_the_card_of_a_classifier(tmp_path: Path) -> None:
+    config = compose(
+        ClassificationConfig,
+        "demo_classification",
+        [f"out_dir={tmp_path}", "push_to_hub=me/leanings", "model_card.license=[mit]"],
+    )
+    event = {"event": "eval", "step": 8, "split": "validation", "accuracy": 0.5, "loss": None}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+    write_task_card(
+        config,
+        tmp_path,
+        pipeline_tag="text-classification",
+        about="A classifier of texts by leaning: left, <b>right</b>.",
+        prediction="input=texts.csv output=predicted.csv",
+    )
+
+    card = (tmp_path / "README.md").read_text()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert (front["library_name"], front["license"]) == ("bsmeta", ["mit"])
+    assert front["model-index"][0]["results"][0]["metrics"] == [
+        {"type": "accuracy", "name": "accuracy", "value": 0.5}
+    ]
+    assert "# me/leanings" in card
+    assert "A classifier of texts by leaning: left, &lt;b&gt;right" in card
+    assert "(`hf download me/leanings --local-dir model`)" in card
+    assert "\nbsmeta predict checkpoint=model input=texts.csv output=predicted.csv\n" in card
+    assert "at step 8, on the validation data" in card
+    assert "| accuracy | 0.5000 |" in card
+    assert "| training data | leanings.csv |" in card
+    assert "<b>" not in card
+
+
+def test_the_card_of_a_run_that_was_not_evaluated(tmp_path: Path) -> None:
+    config = compose(SecConfig, "sec", [f"out_dir={tmp_path}", "datasets=[/data/a.txt,b.txt]"])
+    write_task_card(
+        config,
+        tmp_path,
+        pipeline_tag="text2text-generation",
+        about="Corrects the spelling errors of a text.",
+        prediction="input=letter.txt output=corrected.txt",
+    )
+
+    card = (tmp_path / "README.md").read_text()
+    assert "Not evaluated." in card
+    assert "model-index" not in card
+    assert "| training data | a.txt, b.txt |" in card
+
+
+def test_every_export_writes_a_card() -> None:
+    exports = {
+        f"{file.parent.name}/{file.name}": ast.unparse(node)
+        for file in TASK_FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "export"
+    }
+    assert len(exports) == 6
+    assert {task.partition("_")[0] for task in TASKS} == {
+        "causal", "classification", "sed", "sec", "disambiguation"
+    }  # fmt: skip
+    assert [name for name, code in exports.items() if "card(" not in code] == []
