@@ -329,11 +329,15 @@ def _bytes_words(part: list[int]) -> str:
 
 def sentences(results: Results) -> list[str]:
     """One sentence for each claim."""
-    return [_sentence(claim) for claim in results.claims] or [NOTHING_DECLARED]
+    setting = results.study.setting
+    return [_sentence(claim, setting) for claim in results.claims] or [NOTHING_DECLARED]
 
 
-def _sentence(claim: Claim) -> str:
-    words = f"**{claim.verdict.capitalize()}**: {claim.config.label}"
+def _sentence(claim: Claim, setting: str) -> str:
+    words = f"**{claim.verdict.capitalize()}**"
+    if setting:
+        words += f" ({setting})"
+    words += f": {claim.config.label}"
     effect = claim.effect
     if effect is None:
         return f"{words}: {claim.reason}."

@@ -152,6 +152,9 @@ class StudyConfig:
         above=0,
         at_most=1,
     )
+    setting: str = key(
+        "", "what the verdicts hold for (cooldown, steps), which each of their sentences then says"
+    )
     claims: dict[str, ClaimConfig] = key(
         {}, "the claims that the study tests, declared before its first run"
     )

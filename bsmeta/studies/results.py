@@ -15,6 +15,7 @@ import numpy as np
 
 from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.core.errors import DataError
+from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of, seeds_added
@@ -230,8 +231,8 @@ def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
     facts = {"length": measured.lengths.tolist(), "site": [site or None for site in measured.sites]}
     parts = [(own.by, own.name, own.members, slice(None)) for own in slices_of(wanted, facts)]
     parts += [
-        ("position", f"from byte {edge:,}", everything, slice(number, number + 1))
-        for number, edge in enumerate(study.measure.position_edges)
+        ("position", f"bytes {part}", everything, slice(number, number + 1))
+        for number, part in enumerate(byte_ranges(study.measure.position_edges))
     ]
     for by, name, documents, bins in parts:
         text = measured.estimate(study.baseline, WITHOUT, bins=bins, documents=documents)

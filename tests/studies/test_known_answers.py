@@ -142,7 +142,7 @@ def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
 @pytest.mark.slow
 def test_all_of_the_gain_is_in_the_byte_that_the_metadata_names(results: Results) -> None:
     parts = {one.name: one.shown for one in results.arms["three_bits"].gains}
-    topic, others = parts["from byte 0"], parts["from byte 2"]
+    topic, others = parts["bytes 0–1"], parts["bytes 2 and on"]
     assert topic is not None
     assert others is not None
     assert topic.value == pytest.approx(-3, abs=0.1)

@@ -15,6 +15,7 @@ from rich.text import Text
 from bsmeta.core.printable import printable
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
+from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
 from bsmeta.report.inference import Estimate, value_of
 from bsmeta.report.page import Page, Section, own_command, print_table, report_console
@@ -175,10 +176,13 @@ def position_plot(model: ModelReport) -> Figure:
             _draw_bins(axes, list(bins), getattr(row, kind), style, has_band=row is rows[0])
         axes.axhline(0, color=INK, linewidth=1)
         axes.grid(axis="y")
-        names = [f"{edge:,}\n({metrics.documents:,})" for edge, metrics in bins.items()]
+        names = [
+            f"{part}\n({metrics.documents:,})"
+            for part, metrics in zip(byte_ranges(list(bins)), bins.values(), strict=True)
+        ]
         axes.set_xticks(range(len(bins)), names)
     panels[0].set_title("by position in the document", loc="left")
-    panels[0].set_xlabel("from this byte of the document on (documents)")
+    panels[0].set_xlabel("bytes of the document (documents)")
     panels[0].set_ylabel("bits per byte, with minus without")
     panels[1].set_title("by text seen before", loc="left")
     panels[1].set_xlabel("bytes of text before it in the window (documents)")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
+from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.tasks.causal_lm.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
@@ -235,7 +236,9 @@ def _bin_table(
     main = main_row(model)
     shown += [varied for _, own, varied, _ in controls_of(model) if own is main and varied.compares]
     edges = sorted({edge for row in shown for edge in bins[row.comparison.name]})
-    columns = [Column("comparison"), *(Column(f"from byte {edge:,}", SIGNED) for edge in edges)]
+    columns = [
+        Column("comparison"), *(Column(f"bytes {part}", SIGNED) for part in byte_ranges(edges))
+    ]  # fmt: skip
     note = (
         f"Difference in bits per byte, {by}. The documents are those of the first comparison; "
         "intervals are not corrected. evaluation.json has the other controls."

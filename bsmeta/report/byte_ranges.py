@@ -1,0 +1,16 @@
+"""Names of the parts of a document between byte offsets, for tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+
+def byte_ranges(edges: Sequence[int]) -> list[str]:
+    """Name each part by its first and last byte; the last part has no end.
+
+    Args:
+        edges: The first byte of each part, rising.
+    """
+    closed = [f"{first:,}–{following - 1:,}" for first, following in pairwise(edges)]
+    return [*closed, f"{edges[-1]:,} and on"] if edges else []
