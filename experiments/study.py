@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import exit_code
 from bsmeta.studies.config import StudyConfig, load_study
-from bsmeta.studies.runs import Launcher, Run, check, keep_settings, runs_of, show_progress
+from bsmeta.studies.declaration import declare
+from bsmeta.studies.runs import Launcher, Run, check, runs_of, show_progress
 
 if TYPE_CHECKING:
     from bsmeta.report.page import Table
@@ -70,7 +71,7 @@ def main() -> int:
         for run in runs:
             print(launcher.line(run) or f"# {run.name}: its length follows from other runs")
         return 0
-    keep_settings(study)
+    declare(study)
     if given.run is not None:
         if not 0 <= given.run < len(runs):
             raise ConfigurationError(f"--run {given.run}: expected 0 to {len(runs) - 1}")

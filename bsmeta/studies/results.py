@@ -18,7 +18,8 @@ from bsmeta.core.errors import DataError
 from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of, seeds_added
+from bsmeta.studies.declaration import as_declared
+from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of
 from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, saving
 from bsmeta.tasks.causal_lm.documents import slices_of
 
@@ -102,15 +103,11 @@ def results_of(study: StudyConfig) -> Results:
     Raises:
         DataError: If there is nothing to compare.
     """
-    measured, notes = load(study)
+    study, notes = as_declared(study)
+    measured, missing = load(study)
+    notes = [*missing, *notes]
     if len(measured.seeds) == 1:
         notes.append("One seed: the intervals say nothing about other seeds; nothing is decided.")
-    added = seeds_added(study)
-    if added:
-        notes.append(
-            f"Seeds {', '.join(map(str, added))} were added after the first run had been started: "
-            "if that was done because of what the first seeds showed, the verdicts do not hold."
-        )
     alone = {
         arm: ArmResult(
             arm, study.arms[arm].label or arm,

@@ -36,15 +36,14 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import ROOT, replacing, write_text
+from bsmeta.core.files import ROOT, replacing
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
-from bsmeta.core.secrets import redact, redact_values
+from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
-from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
+from bsmeta.studies.config import WITH, WITHOUT, StudyConfig
 from bsmeta.training.run_folder import METRICS, STATUS, last_events
 
 _TYPES = "types/"
-SETTINGS = "study.json"
 DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -157,12 +156,13 @@ def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
             "text_tokens_of": own.text_tokens_of,
             "seed": seed,
             "curve": study.curve,
-            "measure": _measure_settings(study),
+            "measure": measure_settings(study),
         }
     )
 
 
-def _measure_settings(study: StudyConfig) -> dict[str, Any]:
+def measure_settings(study: StudyConfig) -> dict[str, Any]:
+    """The settings of a measurement that change its values."""
     left_out = ("length_edges", "sites")  # they group what is measured, and change nothing of it
     return {name: value for name, value in asdict(study.measure).items() if name not in left_out}
 
@@ -176,7 +176,7 @@ def results_folder(study: StudyConfig) -> Path:
     """The folder of the measurements: `results_dir`, or one in `out_dir` named by the settings."""
     if study.results_dir is not None:
         return Path(study.results_dir)
-    return Path(study.out_dir) / f"measured-{digest_of(_measure_settings(study))[:8]}"
+    return Path(study.out_dir) / f"measured-{digest_of(measure_settings(study))[:8]}"
 
 
 def measurement_path(study: StudyConfig, arm: str, seed: int) -> Path:
@@ -331,77 +331,6 @@ def _composed(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
             "hydra_configs/ or the path of a YAML file"
         )
     return compose(CausalLMConfig, path.stem, overrides, path.parent.resolve())
-
-
-def keep_settings(study: StudyConfig) -> None:
-    """Writes what the runs depend on, and the claims, to the folder of the study.
-
-    Arms and seeds may be added. The claims are those that were declared before the first run.
-
-    Raises:
-        ConfigurationError: If the folder holds runs that were made with other settings, or if the
-            claims have changed since the first run was started.
-    """
-    file = settings_file(study)
-    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    now = redact_values(
-        {"config": study.config, "overrides": study.overrides, "curve": study.curve}
-    )
-    arms = redact_values({name: asdict(arm) for name, arm in study.arms.items()})
-    seeds, claims = study.seeds, {name: _tested(one) for name, one in study.claims.items()}
-    if earlier is not None:
-        pairs = [(name, earlier.get(name), value) for name, value in now.items()]
-        pairs += [
-            (f"arms.{name}.{what}", earlier["arms"][name].get(what), arm[what])
-            for name, arm in arms.items()
-            if name in earlier["arms"]
-            for what in ("overrides", "text_tokens_of")
-        ]
-        differing = [f"{name} {was}, found {value}" for name, was, value in pairs if was != value]
-        if differing:
-            raise ConfigurationError(
-                f"{file.parent} holds a study with {'; '.join(differing)}; expected the same, or "
-                "another out_dir (arms and seeds may be added)"
-            )
-        arms = {**earlier["arms"], **arms}
-        if any(progress_of(study, run).state != NOT_STARTED for run in runs_of(study)):
-            _refuse_other_claims(earlier["claims"], claims, file)
-            seeds = earlier["seeds"]
-    kept = {**now, "arms": arms, "seeds": seeds, "claims": claims}
-    if kept != earlier:  # many processes may start at once
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(kept, indent=1) + "\n")
-
-
-def settings_file(study: StudyConfig) -> Path:
-    """The file that keeps the settings: beside the measurements, if they have their own folder."""
-    return Path(study.results_dir or study.out_dir) / SETTINGS
-
-
-def seeds_added(study: StudyConfig) -> list[int]:
-    """Seeds that were not declared before the first run."""
-    file = settings_file(study)
-    declared = json.loads(file.read_text(encoding="utf-8"))["seeds"] if file.exists() else None
-    return [] if declared is None else [seed for seed in study.seeds if seed not in declared]
-
-
-def _tested(claim: ClaimConfig) -> dict[str, Any]:
-    """What decides a claim's verdict: all but its words and its prediction."""
-    words = ("label", "pilot_deviation", "pilot_document_error")
-    return {name: value for name, value in asdict(claim).items() if name not in words}
-
-
-def _refuse_other_claims(
-    declared: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], file: Path
-) -> None:
-    names = sorted(declared.keys() | now.keys())
-    if changed := [name for name in names if declared.get(name) != now.get(name)]:
-        raise ConfigurationError(
-            f"claims: {', '.join(changed)} added, removed or changed since the first run of the "
-            f"study was started; expected those of {file}: claims are declared before there is "
-            "anything to see. Tables of the report that test no claim are exploratory; a new claim "
-            "needs a new study, with seeds of its own"
-        )
 
 
 class Launcher:

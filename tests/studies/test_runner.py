@@ -15,13 +15,13 @@ import yaml
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies.config import StudyConfig, load_study
+from bsmeta.studies.declaration import declare
 from bsmeta.studies.runs import (
     Launcher,
     Progress,
     Run,
     check,
     curve_steps,
-    keep_settings,
     measurement_path,
     overrides_of,
     progress_of,
@@ -173,27 +173,27 @@ def test_the_table_shows_how_far_the_runs_are(tmp_path: Path) -> None:
 
 
 def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None:
-    keep_settings(loaded(tmp_path))
+    declare(loaded(tmp_path))
     arms = SMALL_STUDY["arms"] | {"title": {"overrides": []}}
-    keep_settings(loaded(tmp_path, seeds=[1, 2, 3], arms=arms))
+    declare(loaded(tmp_path, seeds=[1, 2, 3], arms=arms))
     earlier = r"overrides \['max_train_steps=20'\], found \['learning_rate=1'\]"
     with pytest.raises(ConfigurationError, match=f"holds a study with {earlier}"):
-        keep_settings(loaded(tmp_path, overrides=["learning_rate=1"]))
+        declare(loaded(tmp_path, overrides=["learning_rate=1"]))
     changed = SMALL_STUDY["arms"] | {"url": {"overrides": ["learning_rate=1"]}}
     with pytest.raises(
         ConfigurationError, match=r"arms\.url\.overrides .* found \['learning_rate=1'\]"
     ):
-        keep_settings(loaded(tmp_path, arms=changed))
+        declare(loaded(tmp_path, arms=changed))
 
 
 def test_kept_settings_and_commands_hold_no_secrets(tmp_path: Path) -> None:
     secret = "https://" + "a1" * 12 + "@host.invalid"
     study = loaded(tmp_path, overrides=["max_train_steps=20", f"run_name={secret}"])
-    keep_settings(study)
+    declare(study)
     kept = json.loads((tmp_path / "study" / "study.json").read_text())
     hidden = "run_name=https://[redacted]@host.invalid"
     assert kept["overrides"] == ["max_train_steps=20", hidden]
-    keep_settings(study)  # they have not changed
+    declare(study)  # they have not changed
     line = Launcher(study).line(runs_of(study)[0])
     assert line is not None
     assert hidden in line
@@ -201,9 +201,9 @@ def test_kept_settings_and_commands_hold_no_secrets(tmp_path: Path) -> None:
 
 
 def test_a_start_replaces_the_kept_settings_in_one_operation(tmp_path: Path) -> None:
-    keep_settings(loaded(tmp_path))
+    declare(loaded(tmp_path))
     with (tmp_path / "study" / "study.json").open() as earlier:  # by another task of an array
-        keep_settings(loaded(tmp_path, seeds=[1, 2, 3]))
+        declare(loaded(tmp_path, seeds=[1, 2, 3]))
         assert json.load(earlier)["seeds"] == [3, 1]
     assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [1, 2, 3]
 
@@ -212,12 +212,12 @@ CLAIM = {"label": "URL beats text", "arm": "url", "smallest_difference": 0.01}
 
 
 def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
-    keep_settings(loaded(tmp_path, claims={"a": CLAIM}))
+    declare(loaded(tmp_path, claims={"a": CLAIM}))
     larger = {"a": {**CLAIM, "smallest_difference": 0.02}}
-    keep_settings(loaded(tmp_path, claims=larger))  # nothing has been run
+    declare(loaded(tmp_path, claims=larger))  # nothing has been run
     finished(tmp_path, "none-seed3", step=20, targets=4000)
     worded = {"a": {**larger["a"], "label": "it helps", "pilot_deviation": 0.01}}
-    keep_settings(loaded(tmp_path, claims=worded))  # the test is the same
+    declare(loaded(tmp_path, claims=worded))  # the test is the same
     changes = {
         "a changed": {"a": CLAIM},
         "b added": {**larger, "b": CLAIM},
@@ -225,10 +225,10 @@ def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
     }
     for what, claims in changes.items():
         with pytest.raises(ConfigurationError, match=f"claims: {what[0]} added, removed or chan"):
-            keep_settings(loaded(tmp_path, claims=claims))
+            declare(loaded(tmp_path, claims=claims))
     kept = json.loads((tmp_path / "study" / "study.json").read_text())
     assert kept["claims"]["a"]["smallest_difference"] == 0.02
-    keep_settings(loaded(tmp_path, claims=larger, seeds=[3, 1, 7]))
+    declare(loaded(tmp_path, claims=larger, seeds=[3, 1, 7]))
     assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [3, 1]
 
 

@@ -1,0 +1,84 @@
+"""The declaration of a study: what was declared counts, whatever the file says afterward."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.studies.claims import sentences
+from bsmeta.studies.config import StudyConfig
+from bsmeta.studies.declaration import as_declared, declaration_file, declare
+from bsmeta.studies.results import results_of
+from bsmeta.studies.runs import measurement_path
+
+
+@pytest.fixture
+def declared(kept: StudyConfig) -> StudyConfig:
+    """A study of three arms and three seeds that was declared before it was measured."""
+    declare(kept)
+    return kept
+
+
+def test_a_removed_seed_changes_no_verdict(declared: StudyConfig) -> None:
+    whole = sentences(results_of(declared))
+    results = results_of(replace(declared, seeds=[1, 2]))
+    assert results.seeds == [1, 2, 3]
+    assert sentences(results) == whole
+    assert results.notes == [
+        "The seed 3 was declared before the first run and is no longer in the study's file: the "
+        "verdicts need what was declared, so the measurements count, and claims are open without "
+        "them."
+    ]
+
+
+def test_claims_are_open_while_a_removed_seed_is_not_measured(declared: StudyConfig) -> None:
+    for arm in declared.arms:
+        measurement_path(declared, arm, 3).unlink()
+    results = results_of(replace(declared, seeds=[1, 2]))
+    assert results.seeds == [1, 2]
+    assert "**Open**: URL beats text alone: 2 of 3 declared seeds; so far " in sentences(results)[0]
+
+
+def test_a_removed_arm_is_named_and_counts(declared: StudyConfig) -> None:
+    without = {name: arm for name, arm in declared.arms.items() if name != "shuffled"}
+    results = results_of(replace(declared, arms=without))
+    assert "shuffled" in results.arms
+    assert "The arm shuffled was declared before the first run" in results.notes[-1]
+    assert len(sentences(results)) == 3
+
+
+def test_the_declared_claims_are_tested_and_no_others(declared: StudyConfig) -> None:
+    (name, first), *others = declared.claims.items()
+    easier = replace(first, smallest_difference=9.0)
+    added = replace(first, label="something that was seen")
+    changed = {name: easier, **dict(others[1:]), "seen": added}
+    study_now, notes = as_declared(replace(declared, claims=changed))
+    assert list(study_now.claims) == list(declared.claims)
+    assert study_now.claims[name].smallest_difference == first.smallest_difference
+    assert len(notes) == 1
+    assert f"({', '.join(sorted([name, 'seen', others[0][0]]))})" in notes[0]
+
+
+def test_nothing_is_declared_again_by_removing_what_was_run(declared: StudyConfig) -> None:
+    """Without the arms and seeds of all runs, the file looks like that of a study not begun."""
+    other = replace(declared, seeds=[7], claims={})
+    with pytest.raises(ConfigurationError, match="added, removed or changed since the first run"):
+        declare(other)
+    with pytest.raises(ConfigurationError, match=r"baseline none, found url"):
+        declare(replace(declared, baseline="url"))
+    coarse = replace(declared.measure, max_documents=3)
+    with pytest.raises(ConfigurationError, match=r"holds a study with measure \{"):
+        declare(
+            replace(declared, measure=coarse, results_dir=str(declaration_file(declared).parent))
+        )
+
+
+def test_a_damaged_declaration_is_refused(declared: StudyConfig) -> None:
+    file = declaration_file(declared)
+    for content in ("{", "[]", json.dumps({"seeds": [1]})):
+        file.write_text(content)
+        with pytest.raises(DataError, match=r"study\.json: not the declaration of a study"):
+            results_of(declared)
