@@ -26,6 +26,7 @@ from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.core.files import UnsafeNameError, path_inside
+from bsmeta.core.model_files import read_model_and_report, read_shape
 from bsmeta.core.progress import report_progress
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -79,11 +80,11 @@ def describe_file(file: Path) -> FileEntry:
 
 def fault_of(file: Path, entry: FileEntry) -> str | None:
     """Describes how a file differs from its entry in the manifest; None if it does not."""
-    if not file.is_file():
-        return f"{file}: is missing"
     try:
+        if not file.is_file():
+            return f"{file}: is missing"
         actual = describe_file(file)
-    except OSError as error:  # a bad sector of the disk
+    except OSError as error:  # a bad sector of the disk, or a path that is too long
         return f"{file}: cannot be read ({error})"
     if actual == entry:
         return None
@@ -210,7 +211,7 @@ def _tokenizer_faults(folder: Path) -> list[str]:
     try:
         recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
         found = _tokens_hash(folder)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []  # not recorded, or unreadable, which is reported when it is loaded
     if found in (None, recorded):
         return []
@@ -287,8 +288,8 @@ def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
 
     check_files(source, where)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source, output_loading_info=True, ignore_mismatched_sizes=True, **how
+        model, info = read_model_and_report(
+            AutoModelForCausalLM, source, ignore_mismatched_sizes=True, **how
         )
     except _UNLOADABLE as error:
         raise DataError(
@@ -334,9 +335,7 @@ def load_exported(
     check_files(str(folder), f"{folder}")
     try:
         with whole_weights():
-            model, info = kind.from_pretrained(
-                folder, output_loading_info=True, dtype=torch.float32
-            )
+            model, info = read_model_and_report(kind, folder, dtype=torch.float32)
     except _UNLOADABLE as error:
         raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
     missing = [key for key in info["missing_keys"] if optional is None or optional not in f".{key}"]
@@ -362,11 +361,9 @@ def model_shape(config: PretrainedConfig, kind: Any) -> Any:
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
-    from transformers import AutoConfig
-
     key, source = model_source(config)
     with explained(key, source, kind):
-        return AutoConfig.from_pretrained(source)
+        return read_shape(source)
 
 
 @contextmanager

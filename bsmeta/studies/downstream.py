@@ -31,6 +31,7 @@ from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
+from bsmeta.core.model_files import refuse_unsafe
 from bsmeta.data import derive
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
@@ -216,7 +217,8 @@ def conditioned_model(model: Path, device: str) -> Any:
             shown.arguments = (filled(self.prompt, request.doc) + context, *rest)
             return shown
 
-    return Conditioned(pretrained=str(model), device=device, batch_size=8)
+    refuse_unsafe(model)
+    return Conditioned(pretrained=str(model), device=device, batch_size=8, trust_remote_code=False)
 
 
 def filled(prompt: str, question: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ import transformers
 
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.core.model_files import read_tokenizer
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.spans import KeptText
 from bsmeta.studies.config import MeasureConfig, StudyConfig
@@ -122,7 +123,7 @@ def _score(
         `sizes`, `without`, `shown` and `types` of the measurement; the model's FLOPs per token.
     """
     types = config.data_config.metadata_config.metadata_list
-    tokenizer = transformers.AutoTokenizer.from_pretrained(locations[-1].model)
+    tokenizer = read_tokenizer(locations[-1].model)
 
     def paired(groups: list[str], chosen: Sequence[str] = ()) -> PairedEvaluation:
         wanted = EvaluateConfig(comparisons=groups, chosen=[*chosen], controls=[], prompt=False)

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
 from bsmeta.tasks.causal_lm.arms import plan_comparisons
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
@@ -46,9 +47,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    shape = AutoConfig.from_pretrained(EXAMPLES / "model")
-    model = AutoModelForCausalLM.from_config(shape).eval()
-    tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
+    model = new_model(AutoModelForCausalLM, read_shape(EXAMPLES / "model")).eval()
+    tokenizer = read_tokenizer(EXAMPLES / "tokenizer")
     metadata = MetadataConfig(metadata_list=arguments.types, max_seq_len=arguments.max_seq_len)
     config = DataConfig(
         validation_file=str(SHARD),

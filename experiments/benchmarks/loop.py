@@ -153,8 +153,9 @@ def medians(found: list[dict[str, float]], config: CausalLMConfig) -> dict[str, 
 
 def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     """Share of the GPU's dense bf16 peak; None if that is unknown."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
+    from bsmeta.core.model_files import new_model, read_shape
     from bsmeta.training.metrics import peak_flops
     from bsmeta.training.task import flops_per_token
 
@@ -162,8 +163,7 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     if peak is None:
         return None
     with torch.device("meta"):
-        shape = AutoConfig.from_pretrained(config.model_config_file)
-        model = AutoModelForCausalLM.from_config(shape)
+        model = new_model(AutoModelForCausalLM, read_shape(str(config.model_config_file)))
     model.tie_weights()
     return round(tokens_per_s * flops_per_token(model) / peak, 4)
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
+from bsmeta.core.model_files import read_tokenizer
 from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer, TypeSampler
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="times that each step is done")
     arguments = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer).backend_tokenizer
+    tokenizer = read_tokenizer(arguments.tokenizer).backend_tokenizer
     config = MetadataConfig(
         metadata_list=METADATA_LIST, metadata_probability=1.0, random_sample_metadata=False
     )

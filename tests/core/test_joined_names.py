@@ -178,6 +178,7 @@ JOINS = {
 
 GATED = {
     "annotate/shard.py": "tests/annotate/test_hostile_names.py",
+    "core/model_files.py": "tests/core/test_model_files.py",
     "data/io/archives.py": "tests/faults/test_archives.py",
     "data/io/file_sets.py": "tests/data/test_hostile_names.py",
     "data/stage.py": "tests/data/test_hostile_names.py",

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import xxhash
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.process import log_once
 from bsmeta.metadata.rendering import Renderer
 
@@ -95,13 +96,10 @@ def fill_up(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder or on the Hub."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # a damaged file leads to any kind
-        problem = str(error)
-        if not isinstance(error, OSError | ValueError):
-            problem = f"one of its files is damaged ({type(error).__name__}: {problem})"
+        tokenizer = read_tokenizer(name)
+    except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"tokenizer_name: {name} cannot be loaded: {problem}. Expected a folder, or a name on "
+            f"tokenizer_name: {name} cannot be loaded: {error}. Expected a folder, or a name on "
             "the Hub"
         ) from error
     check_vocabulary(tokenizer, f"tokenizer_name: {name}")

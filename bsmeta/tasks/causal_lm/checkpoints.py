@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import (
@@ -28,6 +28,7 @@ from bsmeta.config.data import (
 )
 from bsmeta.config.values import changed, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
+from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
 from bsmeta.data.io.files import FileRef, size_of
 from bsmeta.data.io.shards import (
     Shard,
@@ -134,7 +135,7 @@ def load_model(
 
 def _load_tokenizer(source: str, where: str) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = read_tokenizer(source)
     except (OSError, ValueError) as error:
         raise DataError(f"{where}: the tokenizer of {source} cannot be loaded: {error}") from error
     check_vocabulary(tokenizer, where)
@@ -146,10 +147,10 @@ def _first_model(
 ) -> nn.Module:
     """The initial model of a run: random weights, or those of the configured `model_name`."""
     if not location.has_run_config or train.model_config_file is not None:
-        shape = AutoConfig.from_pretrained(location.model)
+        shape = read_shape(location.model)
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)
-            return AutoModelForCausalLM.from_config(shape, dtype=dtype)
+            return new_model(AutoModelForCausalLM, shape, dtype=dtype)
     where = f"{location.name}: model_name={train.model_name}"
     model = load_weights(train.model_name, where, dtype=dtype)
     if vocabulary > vocabulary_of(model):

@@ -16,7 +16,6 @@ import transformers
 from torch import nn
 from torch.nn import functional
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
@@ -28,6 +27,7 @@ from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.core.model_files import new_model, read_shape
 from bsmeta.core.process import log_once
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.data.stream.survey import Survey, survey_data
@@ -104,7 +104,7 @@ class CausalLanguageModel(Task):
         how = {"dtype": torch.float32, "attn_implementation": attention}
         if config.model_config_file is not None:
             with _named(key, source):
-                model = AutoModelForCausalLM.from_config(shape, **how)
+                model = new_model(AutoModelForCausalLM, shape, **how)
         else:
             model = load_weights(source, f"{key}={source}", **how)
         rows, tokens = vocabulary_of(model), len(self.tokenizer)
@@ -133,7 +133,7 @@ class CausalLanguageModel(Task):
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
         with _named(key, source):
-            shape = AutoConfig.from_pretrained(source)
+            shape = read_shape(source)
         # transformers builds a model with head groups of unequal size, but cannot run it
         heads, groups = (
             getattr(shape, f"num_{name}_heads", None) for name in ("attention", "key_value")
@@ -169,8 +169,8 @@ class CausalLanguageModel(Task):
         with torch.device("meta"), _named(key, source):
             # Attention keeps the same tensors in all implementations but this one.
             attention = "eager" if config.attn_implementation == "eager" else None
-            model = AutoModelForCausalLM.from_config(
-                shape, dtype=torch.float32, attn_implementation=attention
+            model = new_model(
+                AutoModelForCausalLM, shape, dtype=torch.float32, attn_implementation=attention
             )
             self._adapt(model)
         return Shape(

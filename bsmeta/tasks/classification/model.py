@@ -35,6 +35,7 @@ from transformers import (
 )
 
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
+from bsmeta.core.model_files import new_model, read_model_and_report
 from bsmeta.models import pretrained
 from bsmeta.tasks.classification.classifier import (
     Classifier,
@@ -127,7 +128,7 @@ def _build(
     new: list[str] = []
     with pretrained.explained(key, source, kind):
         if config.model_config_file is not None or not is_real:
-            model = kind.from_config(shape, dtype=torch.float32)
+            model = new_model(kind, shape, dtype=torch.float32)
         else:
             model, new = _pretrained(source, f"{key}={source}", shape)
     if is_real and len(tokenizer) > pretrained.vocabulary_of(model):
@@ -158,8 +159,8 @@ def _pretrained(source: str, where: str, shape: Any) -> tuple[PreTrainedModel, l
     """Loads the model, and names its random weights, which only a head may have."""
     pretrained.check_files(source, where)
     with _without_warnings():
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            source, config=shape, dtype=torch.float32, output_loading_info=True,
+        model, info = read_model_and_report(
+            AutoModelForSequenceClassification, source, config=shape, dtype=torch.float32,
             ignore_mismatched_sizes=True,
         )  # fmt: skip
     other_shape = [entry[0] for entry in info["mismatched_keys"]]

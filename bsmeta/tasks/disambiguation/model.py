@@ -33,6 +33,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.model_files import new_model, read_model_and_report, refuse_unsafe
 from bsmeta.models import pretrained
 from bsmeta.models.layers import encoder_layers
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
@@ -359,7 +360,7 @@ def _encoder(
     is_real = torch.get_default_device().type != "meta"
     with pretrained.explained(key, source, AutoModel):
         if config.model_config_file is not None or not is_real:
-            encoder = AutoModel.from_config(shape, dtype=torch.float32)
+            encoder = new_model(AutoModel, shape, dtype=torch.float32)
         else:
             encoder = _pretrained(source, f"{key}={source}", shape)
     encoder = _bare(encoder)
@@ -384,9 +385,7 @@ def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
 
 def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
     pretrained.check_files(source, where)
-    model, info = AutoModel.from_pretrained(
-        source, config=shape, output_loading_info=True, dtype=torch.float32
-    )
+    model, info = read_model_and_report(AutoModel, source, config=shape, dtype=torch.float32)
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
     if missing or info["mismatched_keys"]:
         raise DataError(
@@ -438,13 +437,14 @@ def load_model(folder: Path) -> BiEncoder:
         DataError: If it is damaged, incomplete or another model.
     """
     pretrained.check_files(str(folder), f"{folder}")
+    refuse_unsafe(folder)
     try:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         settings = Settings(**content["settings"])
         shapes = [content["mention_encoder"], content["entity_encoder"]]
         with pretrained.whole_weights():
             encoders = [
-                shape and _bare(AutoModel.from_config(_shape(shape), dtype=torch.float32))
+                shape and _bare(new_model(AutoModel, _shape(shape), dtype=torch.float32))
                 for shape in shapes
             ]
         model = BiEncoder(encoders[0], encoders[1], settings)

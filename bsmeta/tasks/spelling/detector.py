@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import (
-    AutoConfig,
     AutoModelForTokenClassification,
     PretrainedConfig,
     PreTrainedModel,
@@ -26,6 +25,7 @@ from transformers import (
 )
 
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.model_files import new_model, read_model, read_shape
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, explained, load_exported, token_limit
 from bsmeta.tasks.spelling.config import SpellingConfig
@@ -306,11 +306,11 @@ def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
         return Ranker(RankerConfig(features=inputs.features, **vars(config.small_model)))
     shape = _shape(config)
     if config.model_config_file is not None:
-        return kind.from_config(shape, dtype=torch.float32)
+        return new_model(kind, shape, dtype=torch.float32)
     check_files(source, f"model_name={source}")
     with explained("model_name", source, kind):
-        return kind.from_pretrained(
-            source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
+        return read_model(
+            kind, source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
         )
 
 
@@ -318,7 +318,7 @@ def _shape(config: SpellingConfig) -> Any:
     key = "model_name" if config.model_config_file is None else "model_config_file"
     source = str(getattr(config, key))
     with explained(key, source, AutoModelForTokenClassification):
-        return AutoConfig.from_pretrained(source, num_labels=1)
+        return read_shape(source, num_labels=1)
 
 
 def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:

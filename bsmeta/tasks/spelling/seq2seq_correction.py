@@ -11,14 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import (
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.model_files import new_model, read_model, read_shape, read_tokenizer
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import cut
 from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokenizer_of
@@ -81,8 +77,8 @@ class Seq2SeqCorrection(Corrector):
             check_files(source, f"model_name={source}")
         with explained(key, source, kind):
             if file is not None:
-                return kind.from_config(AutoConfig.from_pretrained(source))
-            return kind.from_pretrained(source, dtype=torch.float32)
+                return new_model(kind, read_shape(source))
+            return read_model(kind, source, dtype=torch.float32)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return self._token_counts([" ".join(words)])[0] <= room
@@ -199,7 +195,7 @@ class Seq2SeqCorrection(Corrector):
     def load(self, folder: Path) -> nn.Module:
         model = load_exported(AutoModelForSeq2SeqLM, folder, "model", "task=sec")
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            self._tokenizer = read_tokenizer(folder)
         except (OSError, ValueError) as error:
             raise DataError(f"{folder}: the model cannot be loaded: {error}") from error
         return model

@@ -1,0 +1,293 @@
+"""Models, tokenizers and shapes are loaded, and code that they come with is not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from bsmeta.core import model_files
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import UnsafeNameError
+from bsmeta.core.model_files import (
+    new_model,
+    read_model,
+    read_model_and_report,
+    read_shape,
+    read_tokenizer,
+    refuse_unsafe,
+)
+from tests.conftest import REPOSITORY
+from tests.core.hostile_names import HOSTILE_NAMES
+from tests.waiting import STUCK_S
+
+TOKENIZER = REPOSITORY / "examples" / "tokenizer"
+AUTO_MAP = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+SHAPE = {"vocab_size": 4096, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+         "num_attention_heads": 1}  # fmt: skip
+
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "read_shape": read_shape,
+    "read_tokenizer": read_tokenizer,
+    "read_model": lambda folder: read_model(AutoModelForCausalLM, folder),
+    "read_model_and_report": lambda folder: read_model_and_report(AutoModelForCausalLM, folder),
+    "refuse_unsafe": refuse_unsafe,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model with its tokenizer, and code beside it."""
+    folder = tmp_path / "model"
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
+    for file in TOKENIZER.iterdir():
+        shutil.copy(file, folder)
+    marker = tmp_path / "was_run"
+    (folder / "code.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    return folder
+
+
+def change(file: Path, **values: Any) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**content, **values}))
+
+
+def write_index(file: Path, part: str) -> None:
+    weights = {"lm_head.weight": "model.safetensors", "model.norm.weight": part}
+    file.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weights}))
+
+
+def test_a_model_without_code_is_loaded(folder: Path) -> None:
+    assert read_shape(folder).model_type == "llama"
+    assert len(read_tokenizer(folder)) > 1000
+    model = read_model(AutoModelForCausalLM, folder)
+    assert type(model) is LlamaForCausalLM
+    model, report = read_model_and_report(AutoModelForCausalLM, folder)
+    assert (type(model), list(report["missing_keys"])) == (LlamaForCausalLM, [])
+    assert type(new_model(AutoModelForCausalLM, read_shape(folder))) is LlamaForCausalLM
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("model_type", ["llama", "its_own"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json",
+        "preprocessor_config.json", "config.5.0.0.json",
+    ],
+)  # fmt: skip
+def test_code_is_refused_by_name(loader: str, model_type: str, file: str, folder: Path) -> None:
+    """Also if transformers would have a class of its own, and ignore the entry."""
+    change(folder / "config.json", model_type=model_type)
+    change(folder / file, auto_map=AUTO_MAP)
+    with pytest.raises(ConfigurationError) as error:
+        LOADERS[loader](folder)
+    assert str(error.value) == (
+        f"{folder / file}: auto_map asks to run Python code that comes with the model: "
+        '{"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}. bsmeta never runs '
+        "such code. Expected classes that transformers itself has: if model_type and "
+        "tokenizer_class name some, delete auto_map; otherwise convert the model, or choose another"
+    )
+    assert not (folder.parent / "was_run").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"text_config": {"auto_map": AUTO_MAP}}, "auto_map asks to run Python code"),
+        ({"parts": [{"auto_map": ["code.Tokenizer", None]}]}, "auto_map asks to run Python code"),
+        ({"attn_implementation": "owner/kernel"}, "attn_implementation asks for a kernel of the"),
+        ({"_attn_implementation": "owner/kernel:f"}, "asks for a kernel of the Hub, compiled code"),
+        ({"attn_implementation": {"": "owner/kernel"}}, "asks for a kernel of the Hub"),
+        ({"megatron_core": "code"}, 'asks to import the Python module "code"; expected megatron.'),
+    ],
+)
+def test_code_is_refused_at_any_depth(values: Mapping[str, Any], reason: str, folder: Path) -> None:
+    change(folder / "config.json", **values)
+    with pytest.raises(ConfigurationError, match=reason):
+        read_model(AutoModelForCausalLM, folder)
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_an_index_names_no_parts_elsewhere(name: str, index: str, folder: Path) -> None:
+    """transformers would join the name to the folder, whatever it is."""
+    write_index(folder / index, name)
+    with pytest.raises(UnsafeNameError) as error:
+        read_model(AutoModelForCausalLM, folder)
+    expected = f"{folder / index}: the name {name!r} cannot be used for a file in {folder}"
+    assert str(error.value).startswith(expected)
+
+
+def test_a_model_of_two_parts_is_loaded(folder: Path, tmp_path: Path) -> None:
+    """Also from the cache of the Hub, where every part is a link."""
+    model, parts = read_model(AutoModelForCausalLM, folder), tmp_path / "parts"
+    model.save_pretrained(parts, max_shard_size="100KB")
+    assert len(list(parts.glob("model-*.safetensors"))) > 1
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in parts.iterdir():
+        (linked / file.name).symlink_to(file)
+    for source in (parts, linked):
+        read = read_model(AutoModelForCausalLM, source).state_dict()
+        assert all(torch.equal(read[name], weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_an_adapter_names_no_base_elsewhere(name: str, tmp_path: Path) -> None:
+    change(tmp_path / "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
+    with pytest.raises(ConfigurationError) as error:
+        read_model(AutoModelForCausalLM, tmp_path)
+    file = tmp_path / "adapter_config.json"
+    expected = f"{file}: base_model_name_or_path={name!r} cannot be used: "
+    assert str(error.value).startswith(expected)
+
+
+def test_the_base_of_an_adapter_is_checked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    change(adapter / "adapter_config.json", peft_type="LORA", base_model_name_or_path="model")
+    change(folder / "config.json", auto_map=AUTO_MAP)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^model/config\.json: auto_map asks to run"):
+        read_model(AutoModelForCausalLM, adapter)
+
+
+def test_a_whole_model_may_record_the_base_that_it_was_adapted_from(folder: Path) -> None:
+    """transformers does not read that base then."""
+    name = "/home/me/llama"
+    change(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
+    refuse_unsafe(folder)
+
+
+@pytest.mark.parametrize(
+    "content", ['{"weight_map": 5}', "[]", '{"metadata": {}, "weight_map": {"a": 5}}']
+)
+def test_an_index_of_another_form_is_refused_with_the_folder(content: str, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(DataError, match=r"model: one of its files is damaged"):
+        read_model(AutoModelForCausalLM, folder)
+
+
+def test_a_shape_with_code_is_refused(folder: Path) -> None:
+    shape = LlamaConfig(**SHAPE, auto_map=AUTO_MAP)
+    with pytest.raises(ConfigurationError, match=r"^the shape of the model: auto_map asks to run"):
+        new_model(AutoModelForCausalLM, shape)
+
+
+def test_a_config_file_alone_is_checked(tmp_path: Path) -> None:
+    change(tmp_path / "shape.json", model_type="llama", auto_map=AUTO_MAP)
+    with pytest.raises(ConfigurationError, match=r"shape\.json: auto_map asks to run"):
+        read_shape(tmp_path / "shape.json")
+
+
+def test_a_model_of_the_hub_with_code_is_refused(tmp_path: Path) -> None:
+    """Which is in the cache: there is no network. The copy to change is named."""
+    model = tmp_path / "models--owner--name"
+    (model / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("a" * 40)
+    change(model / "snapshots" / ("a" * 40) / "config.json", model_type="own", auto_map=AUTO_MAP)
+    program = "from bsmeta.core.model_files import read_shape; read_shape('owner/name')"
+    environment = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = run_program(program, **environment)
+    assert done.returncode == 1
+    assert (
+        "config.json: auto_map asks to run Python code that comes with the model: "
+        '{"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}' in done.stderr
+    )
+    assert "in a copy (hf download owner/name --local-dir FOLDER), and name that" in done.stderr
+
+
+# Loads a tokenizer from files that have changed since they were checked.
+CHANGED_SINCE = """
+import shutil, sys
+from pathlib import Path
+from transformers import AutoTokenizer
+from bsmeta.core.model_files import refuse_unsafe
+folder, other = map(Path, sys.argv[1:])
+refuse_unsafe(folder)
+shutil.copytree(other, folder, dirs_exist_ok=True)
+AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+"""
+
+
+@pytest.mark.parametrize("tokenizer_class", [None, "AutoModelForCausalLM", "AutoConfig"])
+def test_no_question_is_asked_whatever_the_files_are(
+    tokenizer_class: str | None, folder: Path, tmp_path: Path
+) -> None:
+    """transformers does not pass on what it was told to a tokenizer_class that is no tokenizer."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    change(other / "config.json", model_type="its_own", auto_map=AUTO_MAP)
+    change(other / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+    if tokenizer_class is None:
+        tokenizer = {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}
+        change(other / "tokenizer_config.json", auto_map=tokenizer)
+    modules = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = run_program(CHANGED_SINCE, str(folder), str(other), **modules)
+    assert "[y/N]" not in done.stdout + done.stderr
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_a_tokenizer_class_that_is_no_tokenizer_is_refused(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", tokenizer_class="AutoConfig")
+    expected = "tokenizer_class of its tokenizer_config.json names no tokenizer, but a LlamaConfig"
+    with pytest.raises(DataError, match=expected):
+        read_tokenizer(folder)
+
+
+def test_values_that_transformers_cannot_compute_with_are_named(folder: Path) -> None:
+    change(folder / "config.json", num_attention_heads=0)
+    with pytest.raises(DataError, match=r"model: one of its files is damaged \(ZeroDivisionError"):
+        read_model(AutoModelForCausalLM, folder)
+
+
+def test_a_panic_of_the_tokenizer_is_an_error(folder: Path) -> None:
+    """One of Rust's is no Exception, and would end the program with its stack."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["continuing_subword_prefix"] = "x" * 99
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="one of its files is damaged"):
+        read_tokenizer(folder)
+
+
+def test_values_nested_too_deeply_are_refused(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(ConfigurationError, match=r"config\.json: its values are nested too deeply"):
+        read_shape(folder)
+
+
+def test_files_that_are_too_large_are_not_read(folder: Path) -> None:
+    with (folder / "tokenizer.json").open("ab") as file:
+        file.truncate(model_files.LARGEST_TEXT + 1)  # of which nothing is on the disk
+    with pytest.raises(ConfigurationError) as error:
+        read_tokenizer(folder)
+    assert str(error.value) == (
+        f"{folder / 'tokenizer.json'}: has 536,870,913 bytes; expected at most 536,870,912 in a "
+        "file of JSON or text beside a model"
+    )
+
+
+def run_program(
+    program: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with "y" for every question that is asked."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        input="y\n" * 9, env={**os.environ, **environment},
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=STUCK_S, check=False,
+    )  # fmt: skip
