@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.errors import HYDRA, Problem, refuse, show
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse, show
 from bsmeta.core.keys import bound_problems, key
 from bsmeta.core.secrets import shown_url
 
@@ -197,6 +197,10 @@ def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
     }
     for name, files in (named or {"data_config.train_file": config.train_file}).items():
         entries = [files] if isinstance(files, (str, os.PathLike)) else files or []
+        if not isinstance(entries, (list, tuple)):
+            raise ConfigurationError(
+                f"{name}: found {show(files)}, expected a path, a glob, or a list of them", [name]
+            )
         yield from ((name, in_dataset(str(entry), config)) for entry in entries)
 
 

@@ -3,7 +3,8 @@
 What Hydra composes has no types. `fill` sets the fields of the schema one by one, so that every
 value that does not fit is found. Then `resolve` replaces every `${…}` by its value in the type of
 its field. OmegaConf does so for numbers, strings and booleans; here lists, mappings and sections
-are converted, too: a variable may hold YAML, `TYPES='[url, title]'`.
+are converted, too: a variable may hold YAML, `TYPES='[url, title]'`. Nothing is resolved in what a
+run has saved (`bsmeta.config.saved`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from bsmeta.config.saved import changed_texts, mark, read_saved, shielded, unshielded
 from bsmeta.config.sources import MISSING, NO_VALUE, group_options, reading
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, look_up, refuse, show
-from bsmeta.core.keys import expand_home, key_names, refuse_out_of_bounds, type_hints
+from bsmeta.core.keys import (
+    bound_problems,
+    expand_home,
+    key_names,
+    refuse_out_of_bounds,
+    type_hints,
+)
 from bsmeta.core.secrets import redact_values
 
 if TYPE_CHECKING:
@@ -324,52 +332,73 @@ def to_yaml(config: Any) -> str:
     `train.py --config-dir FOLDER --config-name config` starts the same run again.
     """
     values = {"defaults": [store_name(type(config)), "_self_"]}
-    values |= redact_values(dataclasses.asdict(config))
+    values |= changed_texts(redact_values(dataclasses.asdict(config)), mark)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def load_resolved(path: Path, schema: type[Config]) -> Config:
-    """Reads a `config.yaml` that a run has written."""
-    if not path.is_file():
-        raise ConfigurationError(f"{path}: there is no such file; expected the config of a run")
-    values = yaml.safe_load(path.read_text())
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{path}: found {show(values)}, expected keys and values")
-    values.pop("defaults", None)  # for Hydra, see `to_yaml`
+    """Reads a `config.yaml` that a run has written.
+
+    Raises:
+        ConfigurationError: If it cannot be read, has something to resolve, or does not fit.
+    """
+    return to_config(read_saved(path), schema, str(path))
+
+
+def to_config(values: Mapping[Any, Any], schema: type[Config], file: str) -> Config:
+    """Converts finished values to an instance of a schema.
+
+    Args:
+        file: What sets them, for messages.
+
+    Raises:
+        ConfigurationError: Listing the values that do not fit.
+    """
     composed = OmegaConf.structured(schema)
-    refuse([of_misfit(misfit, str(path), schema) for misfit in fill(composed, values)])
-    config, problems = finished(composed, schema)
-    refuse(problems)
+    misfits: list[Misfit] = unshielded([*fill(composed, shielded(values))])
+    refuse([of_misfit(misfit, file, schema) for misfit in misfits])
+    shielded_config, problems = finished(composed, schema)
+    config: Config = unshielded(shielded_config)
+    problems += bound_problems(config)
+    refuse([dataclasses.replace(problem, file=file) for problem in problems])
     return config
 
 
 def saved_task(path: Path) -> str:
     """The task of a run, from its `config.yaml`; causal_lm if the file names none.
 
-    A file that cannot be read is refused when it is used.
+    Raises:
+        ConfigurationError: If the file cannot be read.
     """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return "causal_lm"
-    return str(values.get("task", "causal_lm")) if isinstance(values, dict) else "causal_lm"
+    return _task_of(read_saved(path))
+
+
+def _task_of(values: Mapping[Any, Any]) -> str:
+    return str(values.get("task", "causal_lm"))
 
 
 def saved_config(
     path: Path, tasks: Mapping[str, TaskEntry], overrides: Mapping[str, Any]
 ) -> RunConfig:
-    """The configuration of a training run of one of some tasks, with some keys changed."""
-    task = saved_task(path)
+    """The configuration of a training run of one of some tasks, with some keys changed.
+
+    Raises:
+        ConfigurationError: If it cannot be read or does not fit, or is of another task.
+    """
+    values = read_saved(path)
+    task = _task_of(values)
     if task not in tasks:
         raise ConfigurationError(f"{path}: trained with task={task}; expected {' or '.join(tasks)}")
-    return changed(load_resolved(path, tasks[task].config), overrides)
+    return changed(to_config(values, tasks[task].config, str(path)), overrides)
 
 
 def changed(config: Run, overrides: Mapping[str, Any]) -> Run:
-    """A configuration with some keys changed."""
+    """A configuration with some keys changed; both are finished values."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.create(dict(overrides)))
-        found = OmegaConf.to_object(merged)
+        merged = OmegaConf.merge(
+            OmegaConf.structured(shielded(config)), OmegaConf.create(shielded(dict(overrides)))
+        )
+        found = unshielded(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(

@@ -5,19 +5,23 @@ And what `evaluate.py` does for each of the tasks on tables: its keys, the run, 
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import xxhash
 from huggingface_hub import hf_hub_download
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.causal_lm import EvaluateConfig, GenerateConfig
+from bsmeta.config.saved import read_saved
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
 from bsmeta.config.values import refuse_unused, saved_config, saved_task
-from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError, show
+from bsmeta.core.process import log_once
 from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import list_checkpoints
@@ -26,11 +30,15 @@ from bsmeta.training.task import Task
 HUB = "hf://"
 RECIPE = "metadata.yaml"
 """File in an exported model with the part of the run's configuration that using it requires."""
+RECIPE_KEYS = ("metadata_config", "row_budget", "row_metadata_budget")
+"""The keys of `data_config` in that file: those that rendering depends on. No others are used."""
 
 SOURCE = ".source"
 """In the folder of a report on other data than those of the run: the path of these data."""
 
 Config = TypeVar("Config", bound=RunConfig)
+
+logger = logging.getLogger(__name__)
 
 INSTEAD = {
     "bootstrap_resamples": "bootstrap_resamples",
@@ -123,6 +131,26 @@ def _recipe_on_hub(name: str) -> Path | None:
         return None
 
 
+def read_recipe(file: Path) -> dict[str, Any]:
+    """Reads the `metadata.yaml` of a model: the keys that rendering depends on, and no others.
+
+    Raises:
+        ConfigurationError: If it cannot be read, or has something to resolve.
+    """
+    values = read_saved(file)
+    data = values.get("data_config", {})
+    if not isinstance(data, dict):
+        return {"data_config": data}  # which is refused with its type
+    ignored = [f"data_config.{name}" for name in data if name not in RECIPE_KEYS]
+    ignored += [str(name) for name in values if name != "data_config"]
+    if ignored:
+        logger.warning(
+            "%s: %s ignored, because a model says only how its metadata is rendered", file,
+            show(", ".join(ignored)),
+        )  # fmt: skip
+    return {"data_config": {name: data[name] for name in RECIPE_KEYS if name in data}}
+
+
 def task_of(location: Location, training_config: str | None = None) -> str:
     """The task that a checkpoint was trained on.
 
@@ -155,9 +183,32 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
             f"checkpoint={checkpoint}: there is no config.yaml beside the model, which says what "
             "it was trained for; expected a run folder, or a checkpoint folder in one"
         )
-    config = saved_config(location.config, TASKS, overrides)
+    config = _without_permissions(saved_config(location.config, TASKS, overrides), overrides)
     begin_with(config, location)
     return TASKS[config.task].make(config), Path(location.model)
+
+
+def _without_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """A run's configuration without what it lets its run write on the machine that it trained on.
+
+    It may be someone else's. Data that is encoded with other settings is not replaced, and a table
+    gets its new database beside it, not under any name. `overrides` may say otherwise.
+    """
+    data, given = getattr(config, "data_config", None), overrides.get("data_config") or {}
+    changes: dict[str, Any] = {}
+    if getattr(data, "overwrite_prep", False) and "overwrite_prep" not in given:
+        changes["overwrite_prep"] = False
+    database = getattr(data, "database", None)
+    if database is not None and "database" not in given and not os.path.exists(database):
+        message = (
+            f"data_config.database={database!r} does not exist: the database is built beside the "
+            "table; +overrides.data_config.database=FILE names another place"
+        )
+        log_once(logger, logging.WARNING, message)
+        changes["database"] = None
+    if not changes:
+        return config
+    return replace(config, **{"data_config": replace(cast(Any, data), **changes)})
 
 
 def begin_with(config: RunConfig, location: Location) -> None:
@@ -201,12 +252,33 @@ def training_run(config: EvaluateConfig, location: Location, *schemas: type[Conf
     file = location.config if config.training_config is None else Path(config.training_config)
     assert file is not None  # the task is known from it
     names = [schema().task for schema in schemas]
-    found = saved_config(file, {name: TASKS[name] for name in names}, config.overrides)
+    saved = saved_config(file, {name: TASKS[name] for name in names}, config.overrides)
+    found = _without_permissions(saved, config.overrides)
     assert isinstance(found, schemas)
     changes: dict[str, Any] = {
         "bootstrap_resamples": config.bootstrap_resamples, "seed": config.seed
     }  # fmt: skip
     return replace(found, **changes)
+
+
+def announce_data(
+    config: EvaluateConfig | GenerateConfig, location: Location, key: str, path: str | None
+) -> None:
+    """Logs the data that an evaluation reads, and what names it.
+
+    By default that is the configuration of the model's run, which may be someone else's, and may
+    name any file of this machine or of a server.
+
+    Args:
+        key: The key of that configuration.
+        path: A file, a folder, or an address; None: there is none.
+    """
+    if path is None:
+        return
+    source = f"as {config.training_config or location.config} says"
+    if config.validation_file is not None:
+        key, source = "validation_file", "as this call says"
+    logger.info("reading %s=%r, %s", key, redact(path), source)
 
 
 def report_folder(config: EvaluateConfig, location: Location, *, has_other_data: bool) -> Path:

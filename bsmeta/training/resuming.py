@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-import yaml
 from torch import nn
 
+from bsmeta.config.saved import parse_saved, read_saved
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, decay_start, lacks_model, warm_up_steps
 from bsmeta.config.values import load_resolved, to_yaml
@@ -170,8 +170,8 @@ def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint
 
 def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
     """Returns the keys that differ from the checkpoint's configuration, with both values."""
-    then = yaml.safe_load((saved.folder / CONFIG).read_text())
-    now = yaml.safe_load(to_yaml(config))
+    then = read_saved(saved.folder / CONFIG)
+    now = parse_saved(to_yaml(config), "the configuration of this run")
     found = {key: [old, new] for key, old, new in differences(then, now) if key not in _UNCOMPARED}
     if "out_dir" in found and len(set(map(os.path.abspath, found["out_dir"]))) == 1:
         del found["out_dir"]  # relative in one of them

@@ -28,7 +28,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import GenerateConfig
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, in_dataset
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import path_inside
@@ -45,6 +45,7 @@ from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.decoding import check_type
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.scoring import Window, max_batch_tokens, plan_batches, scoring
+from bsmeta.tasks.checkpoints import announce_data
 
 ROWS = 20
 """Maximum number of candidates to print; the file has all of them."""
@@ -277,6 +278,9 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
 
     documents = None
     if not (config.prompt and config.candidates and config.prior == "uniform"):
+        if data.validation_file is not None:
+            held_out = in_dataset(data.validation_file, data)
+            announce_data(config, opened.location, "data_config.validation_file", held_out)
         documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
     labels = Labels(config.type, data.metadata_config)
     candidates = find_candidates(labels, config.candidates, documents)

@@ -26,7 +26,7 @@ from bsmeta.config.data import (
     source_configs,
     train_entries,
 )
-from bsmeta.config.values import changed, saved_config
+from bsmeta.config.values import changed, saved_config, to_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
 from bsmeta.data.io.files import FileRef, size_of
@@ -40,7 +40,7 @@ from bsmeta.data.io.shards import (
 from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, default_device, load_weights, vocabulary_of
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import Location
+from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
 
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
@@ -65,6 +65,8 @@ def run_config(
     path = Path(training_config_file) if training_config_file else location.config
     if path is None:
         return changed(CausalLMConfig(), overrides)
+    if path.name == RECIPE:
+        return changed(to_config(read_recipe(path), CausalLMConfig, str(path)), overrides)
     config = saved_config(path, {"causal_lm": TASKS["causal_lm"]}, overrides)
     assert isinstance(config, CausalLMConfig)
     return config

@@ -38,7 +38,7 @@ from bsmeta.tasks.causal_lm.results import (
     slice_rows_of,
 )
 from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.checkpoints import Location, locate, report_folder, untrained
+from bsmeta.tasks.checkpoints import Location, announce_data, locate, report_folder, untrained
 from bsmeta.training.processes import Processes
 
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
@@ -112,6 +112,9 @@ def _evaluate_one(
 ) -> ModelReport:
     train = resolve_config(config, location)
     data = train.data_config
+    if data.validation_file is not None and context.is_main:
+        path = in_dataset(data.validation_file, data)
+        announce_data(config, location, "data_config.validation_file", path)
     # errors in the configuration and the data are reported before a model is loaded
     comparisons = configured_comparisons(config, data.metadata_config.metadata_list)
     check_not_trained_on(data, location, run_config(location, config.training_config, {}))

@@ -19,6 +19,7 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, SCHEME, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig, phase_configs
+from bsmeta.config.saved import changed_texts, mark
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
@@ -109,7 +110,7 @@ def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], fo
     recipe: dict[str, Any] = {"metadata_config": asdict(data.metadata_config)}
     if data.row_budget == BY_TEXT:
         recipe |= {"row_budget": BY_TEXT, "row_metadata_budget": data.row_metadata_budget}
-    recipe = redact_values({"data_config": recipe})
+    recipe = changed_texts(redact_values({"data_config": recipe}), mark)
     text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     (folder / RECIPE).write_text(text, encoding="utf-8")
 

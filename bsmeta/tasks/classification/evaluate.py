@@ -40,7 +40,13 @@ from bsmeta.data.table.records import (
 )
 from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
-from bsmeta.tasks.checkpoints import Location, check_keys, report_folder, training_run
+from bsmeta.tasks.checkpoints import (
+    Location,
+    announce_data,
+    check_keys,
+    report_folder,
+    training_run,
+)
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import LINEAR, ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
@@ -93,6 +99,8 @@ def _evaluate(config: EvaluateConfig, location: Location, context: Processes) ->
         as_saved = dataclasses.replace(config, overrides={})
         saved = training_run(as_saved, location, ClassificationConfig).data_config
         own_table = dataclasses.replace(saved, csv=data.csv, database=data.database)
+    if context.is_main:
+        announce_data(config, location, "data_config.csv", config.validation_file or data.csv)
     model = load_model(Path(location.model)).to(context.device)
     tokenizer, labels = padded_tokenizer_of(location.model), labels_of(model)
     examples: Examples | None = None

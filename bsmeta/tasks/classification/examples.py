@@ -61,6 +61,7 @@ TOKENS_WITHOUT_LIMIT = 512
 _STATES_NO_LIMIT = 10**6  # transformers gives such tokenizers a model_max_length of 1e30
 _WORD = re.compile(r"\S+")
 _TIMEOUT_S = 60  # for the write of another process
+_OTHER_JOURNALS = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names others
 _LISTED_LABELS = 20
 
 log = logging.getLogger(__name__)
@@ -360,12 +361,26 @@ def _damaged(database: Path, reason: str) -> DataError:
     )
 
 
+def _refuse_other_journals(database: Path, journal: Path) -> None:
+    """Refuses a journal of a transaction on several databases, which this program never makes.
+
+    It names a file with their journals, which SQLite deletes: a table of someone else could name
+    any. https://www.sqlite.org/fileformat2.html, section 3, and atomiccommit.html, section 5.
+    """
+    with journal.open("rb") as file:
+        file.seek(max(journal.stat().st_size - len(_OTHER_JOURNALS), 0))
+        if file.read() == _OTHER_JOURNALS:
+            raise _damaged(database, f"{journal.name} names a file of other journals")
+
+
 def _check_file(database: Path) -> None:
     """Takes back a write that a kill interrupted, which a connection that only reads cannot; finds
     a file that was cut off, of which SQLite only notices the missing pages it reads.
     """
+    journal = database.with_name(f"{database.name}-journal")
     try:
-        if database.with_name(f"{database.name}-journal").exists():
+        if journal.exists():
+            _refuse_other_journals(database, journal)
             with closing(sqlite3.connect(database, _TIMEOUT_S)) as connection:
                 connection.execute("SELECT count(*) FROM results")
         size = database.stat().st_size

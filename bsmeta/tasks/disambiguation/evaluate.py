@@ -201,14 +201,18 @@ def run(
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    key = "per_device_eval_batch_size"
-    checkpoints.check_keys(config, "task=disambiguation", key)
+    checkpoints.check_keys(config, "task=disambiguation", "per_device_eval_batch_size")
     for location in locations:
         train = checkpoints.training_run(config, location, DisambiguationConfig)
         checkpoints.begin_with(train, location)
         if config.per_device_eval_batch_size is not None:
             train.data_config.per_device_eval_batch_size = config.per_device_eval_batch_size
         data = Data(train)
+        if context.is_main:
+            own = train.data_config
+            path = config.validation_file or own.test_file or own.dev_file
+            key = "data_config.test_file" if own.test_file else "data_config.dev_file"
+            checkpoints.announce_data(config, location, key, path)
         if config.validation_file is not None:
             sentences: Sentences | None = data.other(Path(config.validation_file))
         else:

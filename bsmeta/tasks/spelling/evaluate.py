@@ -38,7 +38,14 @@ from bsmeta.report.page import (
     write_report,
 )
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import Location, begin_with, check_keys, report_folder, training_run
+from bsmeta.tasks.checkpoints import (
+    Location,
+    announce_data,
+    begin_with,
+    check_keys,
+    report_folder,
+    training_run,
+)
 from bsmeta.tasks.spelling.config import (
     SecConfig,
     SedSequenceConfig,
@@ -323,6 +330,8 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
                 f"checkpoint={location.name}: its run has no test sets; name a folder of "
                 "TASK/GROUP/SPLIT/{corrupt,correct}.txt: validation_file=FOLDER"
             )
+        if context.is_main:
+            announce_data(config, location, "benchmarks", train.benchmarks)
         task = TASKS[train.task].make(train)
         model = task.load(Path(location.model)).to(context.device)
         judge = partial(task.judge, model, context=context)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -217,6 +218,26 @@ def _write_and_die(database: Path) -> None:
     for _ in range(200):
         connection.execute("INSERT INTO results VALUES (NULL, 'b', '', ?)", ("x" * 5000,))
     os._exit(9)
+
+
+def test_a_table_of_someone_else_deletes_no_other_file(tmp_path: Path) -> None:
+    """SQLite deletes the file that a journal of several databases names, when it takes it back."""
+    config = data_config(write_leanings(tmp_path))
+    examples = open_examples(config, TOKENIZER)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_write_and_die, args=(examples.database,))
+    process.start()
+    process.join()
+    other = tmp_path / "precious"
+    other.write_text("not a list of journals\n")
+    name = str(other).encode()
+    page = 0x4000_0000 // 4096 + 1  # that of SQLite's locks, which no table uses
+    record = struct.pack(">I", page) + name + struct.pack(">II", len(name), sum(name))
+    with (tmp_path / "leanings.sqlite-journal").open("ab") as journal:
+        journal.write(record + bytes.fromhex("d9d505f920a163d7"))
+    with pytest.raises(DataError, match=r"leanings\.sqlite-journal names a file of other journals"):
+        open_examples(config, TOKENIZER)
+    assert other.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from bsmeta.config.values import to_yaml
 from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main
 from bsmeta.models.pretrained import write_model_manifest
+from tests.data.s3_server import S3Server
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
+from tests.training.hub_server import HubServer
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -406,3 +408,48 @@ def test_a_model_spread_over_processes_gives_the_figures_of_the_whole(
     for rank in (0, 1):
         whole, spread = json.loads((tmp_path / f"figures-{rank}").read_text())
         assert spread == pytest.approx(whole, abs=1e-9)
+
+
+def test_the_data_of_someone_elses_run_is_announced_and_nothing_is_uploaded(
+    run_folder: Path, data_config: DataConfig, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Its configuration names what is read; what it sends is not taken over."""
+    config = run_folder / "config.yaml"
+    train = CausalLMConfig(data_config=data_config, push_to_hub="owner/name", trackers=["wandb"])
+    config.write_text(to_yaml(train))
+    short = ("max_documents=3", "comparisons=[]", "controls=[]", "bootstrap_resamples=10")
+    held_out = data_config.validation_file
+    with HubServer("good") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        assert call(monkeypatch, f"checkpoint={run_folder}", *short) == 0
+        message = f"reading data_config.validation_file={held_out!r}, as {config} says"
+        assert message in caplog.text
+        caplog.clear()
+        given = (f"checkpoint={run_folder}", f"validation_file={held_out}")
+        assert call(monkeypatch, *given, *short) == 0
+        assert f"reading validation_file={held_out!r}, as this call says" in caplog.text
+    assert (hub.repositories, hub.files) == ([], {})
+
+
+def test_a_secret_in_someone_elses_configuration_is_not_asked_for(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by the server that the path names, which would see it."""
+    secret = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLE"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    config = run_folder / "config.yaml"
+    config.write_text(
+        "data_config: {validation_file: 's3://corpus/${oc.env:AWS_SECRET_ACCESS_KEY}.jsonl.gz'}\n"
+    )
+    server = S3Server()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+        assert call(monkeypatch, f"checkpoint={run_folder}") == 2
+    finally:
+        server.close()
+    assert server.requests == []
+    message = capsys.readouterr().err
+    assert f"data_config.validation_file in {config}: found" in message
+    assert secret not in message

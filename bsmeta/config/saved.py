@@ -1,0 +1,179 @@
+"""Saved configurations are finished values: nothing in them is resolved when they are read.
+
+A run writes its resolved configuration as `config.yaml`, and an exported model the part that
+rendering needs as `metadata.yaml`. Both travel with models, so their content is someone else's:
+`${oc.env:NAME}` in a path would send a secret of the reader's environment to a server. Every `${`
+is therefore refused, unless a backslash marks it as text. That is OmegaConf's own notation, so
+Hydra, too, reads a saved configuration as the values that were saved.
+
+OmegaConf resolves whatever looks like an interpolation when it converts values to the types of a
+schema, also what comes from a list or a default. `shielded` values have none for it to see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bsmeta.core.errors import ConfigurationError, Problem, refuse, show
+
+LARGEST = 4 * 2**20
+"""Bytes of the largest file that is read; a list of 25,000 shards has about 2 MB."""
+DEEPEST = 50
+"""Levels of nested values that are read; the schemas have up to 5."""
+LONGEST_NUMBER = 100
+"""Characters of a number; converting one takes the square of their count."""
+
+_OPENING = re.compile(r"(\\*)\$\{")
+_SHIELD = "\ue000"  # of Unicode's private use; texts that have it keep it, see `shielded`
+_SHIELDABLE = re.compile(rf"\$(?={_SHIELD}*\{{)")
+_SHIELDED = re.compile(rf"\${_SHIELD}(?={_SHIELD}*\{{)")
+_TYPES = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null")}
+_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads what `yaml.safe_dump` writes of plain values, and nothing that grows when it is read.
+
+    Twenty lists of two aliases each may stand for a million copies.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise _error_at(event, "an alias", "the values that it stands for")
+        if self._depth == DEEPEST:
+            raise _error_at(event, "values that are nested too deeply", f"at most {DEEPEST} levels")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+        elif isinstance(node, yaml.ScalarNode) and node.tag not in _TYPES:
+            raise _error_at(node, f"a value of type {node.tag}", "text (in quotes) or a number")
+        elif node is not None and node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:
+            expected = f"{LONGEST_NUMBER} characters at most"
+            raise _error_at(node, "a number that is too long", expected)
+        return node
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    names = set()
+    for name, _ in node.value:
+        if not isinstance(name, yaml.ScalarNode):
+            raise _error_at(name, "a key that is a list or a mapping", "a name")
+        if (name.tag, name.value) in names:
+            raise _error_at(name, f"the key {name.value!r} a second time", "each key once")
+        names.add((name.tag, name.value))
+
+
+def _error_at(node: Any, given: str, expected: str) -> yaml.MarkedYAMLError:
+    """An error at a node or an event of the parser."""
+    problem = f"found {given}, expected {expected}"
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def read_saved(path: Path) -> dict[Any, Any]:
+    """Reads a saved configuration: its keys and values, without the `defaults` for Hydra.
+
+    Raises:
+        ConfigurationError: If it is missing, is no YAML of plain values, or has a `${…}`.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: there is no such file; expected the config of a run")
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise ConfigurationError(
+                f"{path}: has {size:,} bytes; expected the config of a run, at most {LARGEST:,}"
+            )
+        return parse_saved(path.read_bytes().decode(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path}: cannot be read ({error}); expected the config of a run, in UTF-8"
+        ) from error
+
+
+def parse_saved(text: str, where: str) -> dict[Any, Any]:
+    """Like `read_saved`, of a text.
+
+    Args:
+        where: The file, for messages.
+    """
+    try:
+        values = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"{where}: cannot be read ({reason}); expected the config of a run, as it was saved"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{where}: found {show(values)}, expected keys and values")
+    values.pop("defaults", None)  # for Hydra, see `bsmeta.config.values.to_yaml`
+    refuse([_interpolation(key, value, where) for key, value in _interpolations(values)])
+    return dict(changed_texts(values, _unmark))
+
+
+def _interpolations(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the dotted key and the text of each value with a `${` that no backslash marks."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield from _interpolations(entry, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield from _interpolations(entry, f"{key}.{number}")
+    elif isinstance(value, str):
+        backslashes = [len(opening[1]) for opening in _OPENING.finditer(value)]
+        if any(count % 2 == 0 for count in backslashes):
+            yield key, value
+
+
+def _interpolation(key: str, text: str, where: str) -> Problem:
+    return Problem(
+        key,
+        where,
+        show(text),
+        "a finished value, because a saved configuration is never resolved",
+        r"write the value itself; if ${ is part of the text, write \${",
+    )
+
+
+def mark(text: str) -> str:
+    r"""Marks each `${` of a text as text: `\${`, as OmegaConf reads it."""
+    return _OPENING.sub(lambda opening: rf"{2 * opening[1]}\${{", text)
+
+
+def _unmark(text: str) -> str:
+    """A text with half of the backslashes before each `${`, of which there is an odd number."""
+    return _OPENING.sub(lambda opening: f"{opening[1][: len(opening[1]) // 2]}${{", text)
+
+
+def shielded(value: Any) -> Any:
+    """A copy of values without any `${`; `unshielded` restores them."""
+    return changed_texts(value, lambda text: _SHIELDABLE.sub(f"${_SHIELD}", text))
+
+
+def unshielded(value: Any) -> Any:
+    """A copy of values with the `${` that `shielded` has changed."""
+    return changed_texts(value, lambda text: _SHIELDED.sub("$", text))
+
+
+def changed_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of nested dataclasses, dicts and lists with every text changed, but not their keys."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(
+            value, **{name: changed_texts(getattr(value, name), change) for name in names}
+        )
+    if isinstance(value, dict):
+        return {name: changed_texts(entry, change) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [changed_texts(entry, change) for entry in value]
+    return change(value) if isinstance(value, str) else value
