@@ -155,7 +155,7 @@ def _what(path: Path) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise DataError(f"{file}: expected a JSON object")

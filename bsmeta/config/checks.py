@@ -224,6 +224,10 @@ def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Itera
         expected = f"no such override: warmup_share={config.warmup_share:g} takes its place"
         fix = f"warmup_share=null num_warmup_steps={config.num_warmup_steps}, or only warmup_share"
         yield _refused(config, "num_warmup_steps", expected, fix)
+    if config.trust_checkpoint and "trust_checkpoint" not in overridden:
+        expected = "false, unless the command line says so: a file may be someone else's"
+        fix = "leave it out of the file, and pass trust_checkpoint=true"
+        yield _refused(config, "trust_checkpoint", expected, fix)
     for step in config.extra_steps_to_eval_save_at:
         if step > config.max_train_steps and config.num_train_epochs is None:
             expected = f"steps of the run, from 1 to {config.max_train_steps} (max_train_steps)"

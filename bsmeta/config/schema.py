@@ -241,6 +241,8 @@ class RunConfig:
     """first empty the folder of an earlier run"""
     resume_from_checkpoint_dir: str | None = key(None, is_path=True)
     """`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder"""
+    trust_checkpoint: bool = key(False)
+    """resume from DeepSpeed's states, which are pickles, also outside of out_dir"""
 
     logging_steps: int = key(1, at_least=1, heading="Logging, evaluation and checkpoints")
     """steps between lines of metrics.jsonl"""

@@ -333,6 +333,7 @@ def to_yaml(config: Any) -> str:
     """
     values = {"defaults": [store_name(type(config)), "_self_"]}
     values |= changed_texts(redact_values(dataclasses.asdict(config)), mark)
+    values.pop("trust_checkpoint", None)  # of the call, never of a file
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

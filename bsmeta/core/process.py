@@ -35,7 +35,13 @@ from typing import Any, NoReturn
 
 import yaml
 
-from bsmeta.core.errors import ConfigurationError, TrainingError, UserError, missing_extra
+from bsmeta.core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    TrainingError,
+    UserError,
+    missing_extra,
+)
 from bsmeta.core.files import full_disk_error
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import ignore_write_errors, screened_output
@@ -154,7 +160,7 @@ def report(error: BaseException) -> int:
         if not is_reporter():  # every process of this machine has found the same error
             wait_for_reporter()
         message = f"configuration error: {error}"
-    elif isinstance(error, UserError):
+    elif isinstance(error, (UserError, CheckpointError)):
         # The error may be of one process only.
         which = f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
         message = f"{which}error: {error}"

@@ -10,7 +10,9 @@
         manifest.json       size and xxh3 of each file above, written last
 
 A checkpoint is valid only if its manifest matches its files and `state/` and `rng/` hold no other
-files. A bit flip in a weights file would otherwise load without an error.
+files. A bit flip in a weights file would otherwise load without an error. That says nothing about
+who wrote it: whatever else is wrong with the content of a file is reported with its name
+(`naming_file`), and no file is read in a way that could run code.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import msgspec
 
 from bsmeta.config.steps import CHECKPOINT_NAME
-from bsmeta.core.errors import CheckpointError, ConfigurationError
+from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError, UserError
 from bsmeta.core.files import sync
 from bsmeta.models.pretrained import (
     MANIFEST,
@@ -49,7 +54,43 @@ STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
 LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
+_NOT_OF_A_FILE = {"OutOfMemoryError", "DistError"}  # of torch, which is not imported here
 Result = TypeVar("Result")
+
+
+class TrainerState(TypedDict, total=False):
+    """The types of what the trainer saves in `trainer_state.json`."""
+
+    progress: dict[str, Any]
+    phase: int
+    world_size: int
+    global_batch: int | None  # of a task whose steps vary in size
+    engine: str
+    parameters: dict[str, list[int]]
+    evaluation: list[dict[str, Any]]
+    consecutive_skips: int
+    last_losses: list[float]
+    early_stopping: dict[str, Any]
+
+
+@contextmanager
+def naming_file(file: Path, *, other_errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raises a `CheckpointError` that names the file for any error about its content.
+
+    A GPU without memory and a lost rank are no such errors.
+
+    Args:
+        other_errors: Further types of errors that have another cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (UserError, CheckpointError, TrainingError, *other_errors)):
+            raise
+        if {parent.__name__ for parent in type(error).__mro__} & _NOT_OF_A_FILE:
+            raise
+        kind = type(error).__name__
+        raise CheckpointError(f"{file}: cannot be read ({kind}: {error})") from error
 
 
 @dataclass(frozen=True)
@@ -60,7 +101,30 @@ class Checkpoint:
     step: int
 
     def state(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / STATE).read_text())
+        """The trainer's state.
+
+        Raises:
+            CheckpointError: If the file is not what a trainer saves.
+        """
+        content = self._read(STATE)
+        with naming_file(self.folder / STATE):
+            msgspec.convert(content, TrainerState)
+        return content
+
+    def data(self) -> dict[str, Any]:
+        """The state of the data, whose content the stream of the task checks.
+
+        Raises:
+            CheckpointError: If the file is no JSON object.
+        """
+        return self._read(DATA)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        file = self.folder / name
+        with naming_file(file):
+            content = json.loads(file.read_bytes())
+            if not isinstance(content, dict):
+                raise ValueError(f"found {type(content).__name__}, expected an object")
         return content
 
 

@@ -63,7 +63,7 @@ def _weights(saved: Checkpoint) -> int:
     """The number of weights of a checkpoint's model; 0 if it cannot be read."""
     try:
         shapes = saved.state()["parameters"]
-    except (OSError, ValueError, KeyError):
+    except (CheckpointError, KeyError):
         return 0
     return sum(math.prod(shape) for shape in shapes.values())
 

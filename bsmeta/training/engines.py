@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.core.progress import opaque_work
+from bsmeta.training.checkpoint import naming_file
+from bsmeta.training.engines_states import only_values
 from bsmeta.training.optimization import own_settings
 from bsmeta.training.processes import ALONE, Processes
 
@@ -190,13 +192,14 @@ class PlainEngine(Engine):
         return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
 
     def load(self, folder: Path) -> None:
-        with opaque_work():
-            state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
-        self.plain.load_state_dict(state["model"])
-        with own_settings(self.optimizer):
-            self.optimizer.load_state_dict(state["optimizer"])
-        if self.accelerator.scaler is not None and state["scaler"] is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        with naming_file(folder / _PLAIN_FILE):
+            with opaque_work():
+                state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
+            self.plain.load_state_dict(state["model"])
+            with own_settings(self.optimizer):
+                self.optimizer.load_state_dict(state["optimizer"])
+            if self.accelerator.scaler is not None and state["scaler"] is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
 
 
 def _fix_buckets(model: DistributedDataParallel) -> None:
@@ -267,7 +270,7 @@ class DeepSpeedEngine(Engine):
     def load(self, folder: Path) -> None:
         optimizer = self.model.optimizer
         limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 load this as well
-        with own_settings(optimizer):
+        with own_settings(optimizer), naming_file(folder), only_values():
             if self.model.load_universal_checkpoint():
                 self._load_universal(folder)
                 # This run's own checkpoints are loaded in the format in which it saves them.

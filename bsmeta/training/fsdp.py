@@ -8,7 +8,10 @@ description of tensors is accepted from it.
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
+import pickletools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ from torch.futures import Future
 
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import opaque_work, report_progress
+from bsmeta.training.checkpoint import naming_file
 from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engines import PlainEngine, Snapshot
 from bsmeta.training.processes import Processes
@@ -48,6 +52,16 @@ _GLOBALS = {
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},
 }  # fmt: skip
+
+# What Python writes for them.
+_OPCODES = frozenset({
+    "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD",
+    "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE",
+    "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_TUPLE",
+    "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT",
+    "SETITEM", "SETITEMS",
+})  # fmt: skip
+_STEPS_AT_ONCE = 1 << 20  # of a pickle, between reports of progress
 
 
 class FSDPEngine(PlainEngine):
@@ -126,6 +140,8 @@ class FSDPEngine(PlainEngine):
             parameter = parameters[name].detach()
             # Other sizes are those of step counters, which all ranks have.
             is_sharded = size == parameter.shape
+            if not is_sharded and math.prod(size) > max(parameter.numel(), 1):
+                raise CheckpointError(f"{folder}: {entry} has the shape {list(size)}")
             value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
             state[entry] = own[place[name]][key] = value.to(dtype)
         read_shards(state, folder, self._aside)
@@ -156,7 +172,7 @@ def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Process
     Raises:
         CheckpointError: If the state is not that of these tensors.
     """
-    with _one_error():
+    with naming_file(folder), _one_error():
         dcp.load(state, storage_reader=_Reader(folder), process_group=processes.group)
 
 
@@ -170,7 +186,7 @@ def read_whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
         for name, (size, dtype) in described(folder).items()
         if name.startswith(prefix)
     }
-    with _one_error(), warnings.catch_warnings():
+    with naming_file(folder), _one_error(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(found, storage_reader=_Reader(folder), no_dist=True)
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
@@ -191,21 +207,63 @@ def described(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 def _read_metadata(folder: Path) -> Metadata:
     file = folder / _METADATA
-    try:
-        with file.open("rb") as stream:
-            metadata = _Unpickler(stream).load()
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error})") from error
-    is_known = isinstance(metadata, Metadata) and all(
-        isinstance(entry, TensorStorageMetadata)  # anything else would be a pickle of its own
-        for entry in metadata.state_dict_metadata.values()
-    )
-    if not is_known or not isinstance(metadata.storage_data, dict):
-        raise CheckpointError(f"{file}: found more than tensors; expected none but those")
-    for part in metadata.storage_data.values():
-        if Path(part.relative_path).name != part.relative_path:
-            raise CheckpointError(f"{file}: names {part.relative_path}, outside of its folder")
+    with naming_file(file):
+        content = file.read_bytes()
+        _check_opcodes(content)
+        metadata = _Unpickler(io.BytesIO(content)).load()
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"found a {type(metadata).__name__}, expected a Metadata")
+        _check_tensors(metadata.state_dict_metadata)
+        _check_parts(metadata.storage_data)
+        needed = sum(
+            math.prod(entry.size) * entry.properties.dtype.itemsize
+            for entry in metadata.state_dict_metadata.values()
+            if isinstance(entry, TensorStorageMetadata)  # as all are
+        )
+        held = sum(part.stat().st_size for part in folder.glob("*.distcp"))
+        if needed > held:
+            raise ValueError(f"describes {needed:,} bytes of tensors, but its files have {held:,}")
     return metadata
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Refuses a pickle that does more than build values, or that would fill the memory.
+
+    Python keeps a table of as many objects as the largest number that an object is stored under.
+    """
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if opcode.name not in _OPCODES:
+            raise pickle.UnpicklingError(f"{opcode.name} does not describe a tensor")
+        if opcode.name.endswith("PUT") and int(argument or 0) > count:
+            raise pickle.UnpicklingError(f"{opcode.name} {argument} after {count} steps")
+        if count % _STEPS_AT_ONCE == 0:
+            report_progress()
+
+
+def _check_tensors(entries: Any) -> None:
+    """Refuses all but descriptions of tensors; torch would unpickle anything else."""
+    if type(entries) is not dict or any(type(name) is not str for name in entries):
+        raise ValueError("found no names of tensors")
+    for name, entry in entries.items():
+        if type(entry) is not TensorStorageMetadata:
+            raise ValueError(f"{name}: found more than tensors; expected none but those")
+        is_shape = isinstance(entry.size, torch.Size)
+        if not is_shape or not isinstance(entry.properties.dtype, torch.dtype):
+            raise ValueError(f"{name}: found no shape or no type")
+        if min(entry.size, default=0) < 0:
+            raise ValueError(f"{name}: found the shape {list(entry.size)}")
+
+
+def _check_parts(parts: Any) -> None:
+    """Refuses parts of tensors that are not in files of the folder."""
+    if type(parts) is not dict:
+        raise ValueError("found no parts of tensors")
+    for part in parts.values():
+        name = part.relative_path
+        if type(name) is not str or Path(name).name != name:
+            raise ValueError(f"names {name}, outside of its folder")
+        if type(part.offset) is not int or type(part.length) is not int or part.offset < 0:
+            raise ValueError(f"{name}: found no offset or no length")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -44,15 +44,18 @@ from bsmeta.core.errors import (
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import (
     CONFIG,
+    STATE,
     Checkpoint,
     choose,
     list_checkpoints,
     named,
+    naming_file,
     newest_whole,
 )
 from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engines import FSDP, PLAIN, TAG, engine_name
+from bsmeta.training.engines_states import check_states
 from bsmeta.training.processes import Processes
 
 logger = logging.getLogger(__name__)
@@ -102,9 +105,13 @@ def resumes(config: RunConfig, out_dir: Path) -> bool:
     named = config.resume_from_checkpoint_dir
     if named is None or named == "latest":
         return named is not None
-    folder = Path(named).absolute()  # a link may be in `out_dir`, or lead there
-    in_out_dir = out_dir in (*folder.resolve().parents, folder.parent.resolve())
-    return in_out_dir or not folder.is_dir() or not list_checkpoints(out_dir)
+    folder = Path(named)
+    return _is_in(folder, out_dir) or not folder.is_dir() or not list_checkpoints(out_dir)
+
+
+def _is_in(folder: Path, out_dir: Path) -> bool:
+    """Whether a folder, or a link to it, is in the run folder."""
+    return out_dir in (*folder.resolve().parents, folder.absolute().parent.resolve())
 
 
 def resume_point(
@@ -131,7 +138,9 @@ def resume_point(
         return None
     state = saved.state()
     plan = BatchPlan.of(config, processes.size)
-    check_launch(saved, state, engine_name(accelerator), plan)
+    with naming_file(saved.folder / STATE):
+        check_launch(saved, state, engine_name(accelerator), plan)
+    check_origin(saved, engine_name(accelerator), config, out_dir)
     check_steps(saved, max_steps)
     check_exports(config, out_dir, saved.step)
     changed = changed_settings(saved, config)
@@ -160,7 +169,7 @@ def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint
     def may_load(saved: Checkpoint) -> bool:
         try:
             return is_readable(saved.state(), processes.size)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (CheckpointError, KeyError):
             return True  # damaged: the verification that follows names the file
 
     past = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
@@ -191,6 +200,21 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: Ba
             f"launch makes {plan.rows_per_step}; keep {plan.key} x "
             f"gradient_accumulation_steps x processes = {state['global_batch']}"
         )
+
+
+def check_origin(saved: Checkpoint, engine: str, config: RunConfig, out_dir: Path) -> None:
+    """Refuses states of DeepSpeed that another run has saved, unless the user trusts them.
+
+    They are pickles. Torch restricts them to values, but that restriction has had holes (such as
+    CVE-2025-32434), and nothing in a folder proves who wrote it.
+    """
+    if engine in (PLAIN, FSDP) or config.trust_checkpoint or _is_in(saved.folder, out_dir):
+        return
+    raise ConfigurationError(
+        f"trust_checkpoint=false: {saved.folder} has states of DeepSpeed, which are pickles, and "
+        f"is not in {out_dir}; expected a checkpoint that this run has saved, or one of somebody "
+        "whom you would let run programs on this machine: trust_checkpoint=true"
+    )
 
 
 def check_optimizer(saved: Checkpoint, changed: dict[str, list[Any]]) -> None:
@@ -278,11 +302,14 @@ def convert(saved: Checkpoint, folder: Path) -> None:
         DataError: If there is not enough disk space.
     """
     check_room(folder.parent, like=saved)
+    state = saved.folder / "state" / TAG
+    check_states(state)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-    command += ["--input_folder", str(saved.folder / "state" / TAG)]
-    command += ["--output_folder", str(folder / "universal"), "--inject_missing_state"]
+    # -P: nothing is imported from the working folder.
+    command = [sys.executable, "-P", "-m", "bsmeta.training.engines_states"]
+    command += ["--input_folder", str(state), "--output_folder", str(folder / "universal")]
+    command += ["--inject_missing_state"]
     alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
     with opaque_work():
         done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)

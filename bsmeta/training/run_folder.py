@@ -46,23 +46,30 @@ logger = logging.getLogger(__name__)
 
 def read_events(metrics: Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; the last line of a killed process may be truncated."""
-    events = []
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            events.append(json.loads(line))
-    return events
+    with metrics.open(encoding="utf-8", errors="replace") as lines:
+        return [event for line in lines if (event := _read_line(line)) is not None]
+
+
+def _read_line(line: str) -> dict[str, Any] | None:
+    """A line of a log; None if it is truncated, or anything else."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
     """The last `step` event and the last `eval` event that a run logged; skips truncated lines."""
     found: dict[str, str] = {}
     if metrics.is_file():
-        with metrics.open(encoding="utf-8") as lines:
+        with metrics.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 for kind in ("step", "eval"):
                     if line.startswith(f'{{"event": "{kind}"') and line.endswith("}\n"):
                         found[kind] = line
-    return {kind: json.loads(line) for kind, line in found.items()}
+    events = {kind: _read_line(line) for kind, line in found.items()}
+    return {kind: event for kind, event in events.items() if event is not None}
 
 
 def steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -220,7 +227,8 @@ class RunFolder:
         checkpoint.set_aside_newer(self.path, step)
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():  # drop what was logged after this step: those steps are repeated
-                kept = [line for line in file.read_text().splitlines() if _is_before(line, step)]
+                lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+                kept = [line for line in lines if _is_before(line, step)]
                 write_text(file, "".join(line + "\n" for line in kept))
         write_text(self.path / CONFIG, to_yaml(config))
         self.remember(CONFIG)
@@ -234,7 +242,7 @@ class RunFolder:
     def remember(self, name: str) -> None:
         """Restores this small file, as it is now, with the folder; ignored if it does not exist."""
         with suppress(FileNotFoundError):
-            self._texts[name] = (self.path / name).read_text()
+            self._texts[name] = (self.path / name).read_text(encoding="utf-8", errors="replace")
 
     def write_status(self, state: str, step: int, exit_code: int | None, message: str = "") -> None:
         """Writes `status.json`; raises a TrainingError if the folder belongs to another run now."""
@@ -390,7 +398,7 @@ def _foreign(out_dir: Path) -> list[str]:
 def _is_done(out_dir: Path) -> bool:
     try:
         return bool(json.loads((out_dir / STATUS).read_text())["state"] == "done")
-    except (OSError, ValueError, KeyError, TypeError):  # missing or unreadable
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing or unreadable
         return False
 
 
@@ -415,7 +423,7 @@ def _is_before(line: str, step: int) -> bool:
     """Whether a logged line is complete and belongs to a step up to `step`."""
     try:
         return int(json.loads(line)["step"]) <= step
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False  # the last line of a killed process may be truncated
 
 

@@ -40,6 +40,7 @@ from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import (
     Checkpoint,
     list_checkpoints,
+    naming_file,
     problems,
 )
 from bsmeta.training.disk_space import check_room, explain_full_disk
@@ -267,7 +268,8 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
             states and seeds its generators with `seed`: its dropout is new, its data is not.
 
     Raises:
-        CheckpointError: If the file of a rank that saved the checkpoint is missing.
+        CheckpointError: If the file of a rank that saved the checkpoint is missing, or holds
+            something else.
     """
     if rank >= saved_ranks:
         torch.manual_seed(seed)
@@ -275,14 +277,15 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
     file = _rng_file(folder, rank)
     if not file.is_file():
         raise CheckpointError(f"{file}: is missing, but {saved_ranks} ranks saved")
-    states = torch.load(file, map_location="cpu", weights_only=True)
-    version, values, gauss = states["python"]
-    random.setstate((version, tuple(values), gauss))
-    kind, state, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
+    with naming_file(file):
+        states = torch.load(file, map_location="cpu", weights_only=True)
+        version, values, gauss = states["python"]
+        random.setstate((version, tuple(values), gauss))
+        kind, state, *rest = states["numpy"]
+        np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
+        torch.set_rng_state(states["torch"])
+        if states["cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
 
 
 class Retention:
@@ -384,7 +387,7 @@ def _costs(saved: Checkpoint, name: str | None) -> list[float]:
         metrics = saved.state()["evaluation"]
         costs = [Metric(**metric).cost for metric in metrics if metric["name"] == name]
         return [cost for cost in costs if math.isfinite(cost)]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (CheckpointError, KeyError, TypeError):
         return []
 
 

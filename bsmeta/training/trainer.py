@@ -5,12 +5,12 @@ It fetches, logs, evaluates, saves and stops; `step` runs one step, `metrics` re
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -19,7 +19,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.process import StopRequest
 from bsmeta.core.progress import opaque_work
-from bsmeta.training.checkpoint import DATA, Checkpoint, name
+from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name, naming_file
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
 from bsmeta.training.metrics import (
@@ -190,7 +190,14 @@ class Trainer:
 
     def _open_stream(self, saved: dict[str, Any] | None) -> None:
         self.task.use_survey(self.processes.on_main(self.task.survey))
-        self.stream = self.task.train_stream(self.processes.rank, self.processes.size, saved)
+        rank, size = self.processes.rank, self.processes.size
+        if saved is None:
+            self.stream = self.task.train_stream(rank, size, None)
+        else:
+            assert self._last is not None
+            # It is in memory; what cannot be read now are the data.
+            with naming_file(self._last.folder / DATA, other_errors=(OSError,)):
+                self.stream = self.task.train_stream(rank, size, saved)
         check_same_data(self.stream.fingerprint, self.processes)
         self._data_state = self.stream.state
         self.steps.open(self.stream)
@@ -350,25 +357,28 @@ class Trainer:
         """Restores everything except the data stream, whose state it returns."""
         self.watchdog.enter(f"loading {saved.folder.name}")
         state = saved.state()
-        check_same_model(saved, state["parameters"], self._shapes)
+        with naming_file(saved.folder / STATE):
+            check_same_model(saved, state["parameters"], self._shapes)
         self.engine.load(weights or saved.folder / "state")
-        self.progress = Progress(**state["progress"])
-        self._phase = int(state["phase"])
-        self.nonfinite.consecutive = int(state["consecutive_skips"])
-        self.spikes.losses.clear()
-        self.spikes.losses.extend(state["last_losses"])
-        stopping = state["early_stopping"]
-        self.early_stopping.best, self.early_stopping.without = (
-            stopping["best"],
-            stopping["without"],
-        )
-        self.task.restore(state.get("task"))
+        with naming_file(saved.folder / STATE):
+            self.progress = msgspec.convert(state["progress"], Progress)
+            if self.progress.step != saved.step:
+                raise ValueError(f"is of step {self.progress.step}, expected {saved.step}")
+            self._phase = int(state["phase"])
+            self.nonfinite.consecutive = int(state["consecutive_skips"])
+            self.spikes.losses.clear()
+            self.spikes.losses.extend(state["last_losses"])
+            stopping = state["early_stopping"]
+            self.early_stopping.best, self.early_stopping.without = (
+                stopping["best"],
+                stopping["without"],
+            )
+            self.task.restore(state.get("task"))
         self._last = saved
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank
         restore_rng(saved.folder, rank, state["world_size"], own_seed)
-        data: dict[str, Any] = json.loads((saved.folder / DATA).read_text())
-        return data
+        return saved.data()
 
     def _roll_back(self, loss: float) -> bool:
         """Rolls back to the last checkpoint, and skips the data seen since.

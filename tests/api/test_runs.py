@@ -10,6 +10,7 @@ import pytest
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.training.run_folder import last_events
 from tests.api.conftest import read_lines
 
 LOADED = "import sys, bsmeta; print(len([n for n in sys.modules if n.startswith('bsmeta')]),"
@@ -65,3 +66,20 @@ def test_what_is_no_run_is_refused_with_what_it_is(demo_run: Path, tmp_path: Pat
     ):
         with pytest.raises(bsmeta.UserError, match=message):
             bsmeta.open_run(folder)  # type: ignore[arg-type]
+
+
+def test_logs_and_status_of_another_form_are_left_out_or_named(tmp_path: Path) -> None:
+    """A run may be someone else's, or its disk have been bad."""
+    deep = "[" * 100_000
+    (tmp_path / "config.yaml").write_text("task: causal_lm\n")
+    good = b'{"event": "step", "step": 1, "loss": 2.0}\n'
+    lines = [b"\xff\n", deep.encode() + b"\n", b"[1]\n", b"7\n", b'{"event": "step", \xff\n']
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join([*lines, good, *lines]))
+    opened = bsmeta.open_run(tmp_path)
+    assert opened.metrics() == [{"event": "step", "step": 1, "loss": 2.0}]
+    last = {"step": {"event": "step", "step": 1, "loss": 2.0}}
+    assert last_events(tmp_path / "metrics.jsonl") == last
+    for content in (deep, "[1]", "{"):
+        (tmp_path / "status.json").write_text(content)
+        with pytest.raises(bsmeta.UserError, match="status.json"):
+            opened.status()

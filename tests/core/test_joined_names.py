@@ -142,6 +142,7 @@ JOINS = {
         "out_dir / f'tmp-{name(step)}'": "a number",
         "out_dir / name(step)": "a number",
         "self.folder / file": "files that were just written there",
+        "self.folder / name": "constant names",
         "folder / file": "checked by read_manifest",
         "folder / part": "constant names",
         "out_dir / name": "a number",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import CheckpointError, ConfigurationError
 from bsmeta.models import pretrained
 from bsmeta.models.pretrained import FileEntry
 from bsmeta.training import checkpoint
@@ -126,8 +126,8 @@ def test_a_deleted_run_folder_is_not_made_by_a_save(tmp_path: Path) -> None:
         ("files", {"a": 5}, "Expected `object`, got `int`"),
         ("files", {"a": {"bytes": "5", "xxh3": 32 * "0"}}, "Expected `int`, got `str`"),
         ("files", {"a": {"bytes": 5}}, "missing required field `xxh3`"),
-        ("files", {"../a": {"bytes": 5, "xxh3": 32 * "0"}}, "lists '../a', which is not below"),
-        ("files", {"/a": {"bytes": 5, "xxh3": 32 * "0"}}, "lists '/a', which is not below"),
+        ("files", {"../a": {"bytes": 5, "xxh3": 32 * "0"}}, "the name '../a' cannot"),
+        ("files", {"/a": {"bytes": 5, "xxh3": 32 * "0"}}, "the name '/a' cannot"),
     ],
 )
 def test_a_manifest_of_another_form_is_named(
@@ -226,3 +226,58 @@ def test_later_checkpoints_are_set_aside_and_kept(tmp_path: Path) -> None:
         "superseded-checkpoint-30step.3",
     ]
     assert [one.step for one in list_checkpoints(tmp_path)] == [10]
+
+
+def test_a_path_of_the_manifest_that_is_too_long_is_a_fault(tmp_path: Path) -> None:
+    """Although each of its parts could be the name of a folder."""
+    name = "/".join(99 * ["a" * 99])
+    file = write(tmp_path, 7) / "manifest.json"
+    content = json.loads(file.read_text())
+    content["files"][name] = {"bytes": 5, "xxh3": 32 * "0"}
+    file.write_text(json.dumps(content))
+    (fault,) = checkpoint.problems(Checkpoint(file.parent, 7), ALONE)
+    assert fault.startswith(f"{file.parent / name}: cannot be read ([Errno 36] File")
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "JSONDecodeError: Expecting property name"),
+        (DEEP, "RecursionError: maximum recursion depth exceeded"),
+        ("[1]", "ValueError: found list, expected an object"),
+        ('{"engine": 5}', "ValidationError: Expected `str`, got `int` - at `$.engine`"),
+        ('{"parameters": {"a": 5}}', "Expected `array`, got `int` - at `$.parameters[...]`"),
+        ('{"progress": [1]}', "Expected `object`, got `array` - at `$.progress`"),
+        ('{"last_losses": ["x"]}', "Expected `float`, got `str` - at `$.last_losses[0]`"),
+    ],
+)
+def test_a_state_of_another_form_is_named(content: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text(content)
+    with pytest.raises(CheckpointError) as error:
+        Checkpoint(tmp_path, 7).state()
+    assert str(error.value).startswith(f"{tmp_path / 'trainer_state.json'}: cannot be read (")
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff"),
+        (DEEP.encode(), "RecursionError: maximum recursion depth exceeded"),
+        (b"7", "ValueError: found int, expected an object"),
+    ],
+)
+def test_a_data_state_of_another_form_is_named(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "data_state.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        Checkpoint(tmp_path, 7).data()
+    assert str(error.value).startswith(f"{tmp_path / 'data_state.json'}: cannot be read (")
+    assert reason in str(error.value)
+
+
+def test_infinite_losses_are_a_state(tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text('{"last_losses": [1.5, NaN, Infinity]}')
+    assert str(Checkpoint(tmp_path, 7).state()) == "{'last_losses': [1.5, nan, inf]}"

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from bsmeta.config.steps import decay_start, set_branch_length
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.checkpoint import Checkpoint
+from bsmeta.training.engines import FSDP, PLAIN
 from bsmeta.training.resuming import (
     branch_problems,
     changed_settings,
     check_exports,
     check_optimizer,
+    check_origin,
     resumes,
 )
 from tests.conftest import run_warm
@@ -119,6 +122,7 @@ def test_a_branch_equals_the_run_that_was_never_stopped(
         *DECAY_RUN,
         *DECAY,
         f"decay_from={stable / 'checkpoint-8step'}",
+        "trust_checkpoint=true",
         "resume_from_checkpoint_dir=latest",
     )
     kill_when(command, tmp_path, (branch / "checkpoint-12step").exists)
@@ -270,3 +274,53 @@ def test_another_runs_checkpoint_begins_a_run_only_where_there_is_none(tmp_path:
     assert answer(f"{own}/checkpoint-2step")
     assert not answer(f"{other}/checkpoint-4step")
     assert answer(f"{other}/checkpoint-5step")
+
+
+def test_states_of_deepspeed_need_trust_unless_they_are_the_runs_own(tmp_path: Path) -> None:
+    own, other = (tmp_path / name / "checkpoint-2step" for name in ("own", "other"))
+    link_to_own, link_in_own = tmp_path / "checkpoint-2step", own.with_name("checkpoint-3step")
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+    link_to_own.symlink_to(own)
+    link_in_own.symlink_to(other)
+
+    def check(folder: Path, *, engine: str = "zero2", trusted: bool = False) -> None:
+        config = CausalLMConfig(trust_checkpoint=trusted)
+        check_origin(Checkpoint(folder, 2), engine, config, own.parent)
+
+    for folder in (own, link_to_own, link_in_own):
+        check(folder)
+    for engine in (PLAIN, FSDP):
+        check(other, engine=engine)
+    check(other, trusted=True)
+    with pytest.raises(ConfigurationError) as error:
+        check(other)
+    assert str(error.value) == (
+        f"trust_checkpoint=false: {other} has states of DeepSpeed, which are pickles, and is not "
+        f"in {own.parent}; expected a checkpoint that this run has saved, or one of somebody whom "
+        "you would let run programs on this machine: trust_checkpoint=true"
+    )
+
+
+def test_trust_is_not_saved() -> None:
+    assert "trust" not in to_yaml(CausalLMConfig(trust_checkpoint=True))
+
+
+@pytest.mark.parametrize(
+    "key", ["decay_from", pytest.param("resume_from_checkpoint_dir", marks=pytest.mark.slow)]
+)
+def test_a_run_takes_another_runs_states_of_deepspeed_only_with_trust(
+    key: str, launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    zero2 = partial(launch, SCRIPT, *RUN, processes=2, TOY_ZERO_STAGE="2")
+    zero2("lr_scheduler_type=constant", f"out_dir={first}")
+    begun = ["max_train_steps=3", f"{key}={first / 'checkpoint-2step'}", f"out_dir={second}"]
+    if key == "decay_from":
+        begun += ["lr_scheduler_type=wsd", "num_decay_steps=1"]
+    refused = zero2(*begun, check=False)
+    assert refused.returncode != 0
+    assert "checkpoint-2step has states of DeepSpeed, which are pickles" in refused.stderr
+    assert not list(second.glob("checkpoint-*"))
+    zero2(*begun, "trust_checkpoint=true")
+    assert (second / "checkpoint-3step").is_dir()

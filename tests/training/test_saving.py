@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,63 @@ def test_a_new_rank_seeds_itself(tmp_path: Path) -> None:
 def test_a_missing_file_of_a_rank_that_saved_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="rank1.pt: is missing, but 2 ranks saved"):
         restore_rng(tmp_path, 1, saved_ranks=2, seed=0)
+
+
+class Call:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+def write_call(file: Path) -> None:
+    torch.save({"model": Call(file.with_name("was_run"))}, file)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"PK\x03\x04"),
+        lambda file: torch.save([1, 2], file),
+        lambda file: torch.save({"python": 1, "numpy": 2, "torch": 3, "cuda": []}, file),
+        lambda file: torch.save({**capture_rng(), "python": [3, ["x"], None]}, file),
+        lambda file: torch.save({**capture_rng(), "torch": torch.zeros(3)}, file),
+        write_call,
+    ],
+)
+def test_generators_of_another_form_are_named(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    file = tmp_path / "rng" / "rank0.pt"
+    file.parent.mkdir()
+    write(file)
+    with pytest.raises(CheckpointError) as error:
+        restore_rng(tmp_path, 0, saved_ranks=1, seed=0)
+    assert str(error.value).startswith(f"{file}: cannot be read (")
+    assert not file.with_name("was_run").exists()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda file: file.write_bytes(b"\x80\x04K\x01."),
+        lambda file: torch.save({"model": {}}, file),
+        lambda file: torch.save({"model": {"weight": 1}, "optimizer": 2, "scaler": 3}, file),
+        write_call,
+    ],
+)
+def test_an_engine_names_a_state_of_another_form(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    model = nn.Linear(2, 1)
+    engine = PlainEngine(Accelerator(cpu=True), model, torch.optim.AdamW(model.parameters()))
+    file = tmp_path / "torch.pt"
+    write(file)
+    with pytest.raises(CheckpointError) as error:
+        engine.load(tmp_path)
+    assert str(error.value).startswith(f"{file}: cannot be read (")
+    assert not file.with_name("was_run").exists()

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 
 from bsmeta.core.errors import CheckpointError
 from bsmeta.training.fsdp import described, read_whole
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
+with tempfile.TemporaryDirectory() as made:
+    dcp.save({"a": WEIGHT}, storage_writer=dcp.FileSystemWriter(made), no_dist=True)
+    DESCRIPTION = (Path(made) / ".metadata").read_bytes()
 
 
 @pytest.fixture
@@ -55,11 +67,78 @@ def test_a_part_outside_of_the_folder_is_refused(folder: Path) -> None:
         described(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", pickle.dumps(print), pickle.dumps({"a": 1})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", pickle.dumps(print), pickle.dumps({"a": 1}),
+        b"\x80\x04K", b"\x80\x04\x8c\xff", b"\x80\x09.", b"\x80\x04h\x07.", b"\x80\x04t.",
+        b"\x80\x04\x8a\x01\x00", b"ctorch\nSize\n(K\x01tR.", b"cos\nsystem\n.", b"ctorch\n\xff\n.",
+        b"\x80\x04\x96\xff\xff\xff\xff\xff\xff\xff\x0f.",  # a bytearray of 2^60 bytes
+        b"\x80\x04Nr\xff\xff\xff\xff.",  # stored under the number 2^32 - 1
+    ],
+)  # fmt: skip
 def test_anything_else_is_refused(folder: Path, content: bytes) -> None:
+    """With little memory: Python's table for the last one would take 64 GB."""
     (folder / ".metadata").write_bytes(content)
-    with pytest.raises(CheckpointError, match="metadata"):
+    with pytest.raises(CheckpointError) as error:
         described(folder)
+    assert str(error.value).startswith(f"{folder / '.metadata'}: cannot be read (")
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.binary(max_size=3), st.integers(0, 4))))
+def test_a_changed_description_is_read_or_refused(changes: list[tuple[int, bytes, int]]) -> None:
+    """With no other error, and nothing but tensors."""
+    content = bytearray(DESCRIPTION)
+    for place, new, removed in changes:
+        content[place : place + removed] = new
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / ".metadata").write_bytes(content)
+        (Path(folder) / "__0_0.distcp").write_bytes(bytes(10_000))
+        try:
+            found = described(Path(folder))
+        except CheckpointError:
+            return
+    assert all(isinstance(dtype, torch.dtype) for _, dtype in found.values())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("state_dict_metadata", [], "found no names of tensors"),
+        ("state_dict_metadata", {1: 2}, "found no names of tensors"),
+        ("storage_data", None, "found no parts of tensors"),
+        ("storage_data", {"a": StorageMeta()}, "object has no attribute 'relative_path'"),
+    ],
+)
+def test_a_description_of_another_form_is_refused(
+    folder: Path, attribute: str, value: Any, reason: str
+) -> None:
+    metadata = change(folder)
+    setattr(metadata, attribute, value)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=reason):
+        described(folder)
+
+
+def test_more_than_the_files_hold_is_not_allocated(folder: Path) -> None:
+    metadata = change(folder)
+    entry = metadata.state_dict_metadata["model/weight"]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.size = torch.Size([10**9, 10**9])
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    expected = r"describes 4,000,000,000,000,000,004 bytes of tensors, but its files have \d,"
+    with pytest.raises(CheckpointError, match=expected):
+        read_whole(folder, "model/")
+
+
+def test_a_part_that_is_missing_or_cut_is_named(folder: Path) -> None:
+    (part,) = folder.glob("*.distcp")
+    part.write_bytes(bytes(part.stat().st_size))
+    with pytest.raises(CheckpointError, match=r"^rank 0: "):
+        read_whole(folder, "model/")
+    part.rename(folder / "other.distcp")
+    with pytest.raises(CheckpointError, match=rf"^{folder}: cannot be read \(FileNotFoundError"):
+        read_whole(folder, "model/")
 
 
 def test_code_is_not_run(folder: Path, tmp_path: Path) -> None:
