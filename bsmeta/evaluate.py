@@ -21,6 +21,7 @@ from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.process import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.evaluate import locations_of
@@ -56,6 +57,7 @@ def _process_group() -> Iterator[Processes]:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if world_size > 1:
+        listen_on_loopback()
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
     yield Processes.of_group(device)

@@ -8,6 +8,12 @@ EXIT_FAILURE=1
 EXIT_USER_ERROR=2
 MACHINES=1 # of the run; several_machines.sh sets both
 NODE_RANK=0
+# Python imports nothing from the working folder, in which other people's files may lie, but the
+# package that these scripts belong to, in a checkout or a wheel. (accelerate adds the working folder
+# to PYTHONPATH for DeepSpeed; `bsmeta` removes it again.)
+export PYTHONSAFEPATH=1
+PACKAGES=${ROOT%/bsmeta/resources}
+[[ ! -d $PACKAGES/bsmeta ]] || export PYTHONPATH="$PACKAGES${PYTHONPATH:+:$PYTHONPATH}"
 
 say() { echo "$(basename "$0"): $*" >&2; }
 

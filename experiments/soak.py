@@ -35,7 +35,7 @@ DEFAULTS = {"steps": "200", "kills": "20", "launch": "cpu.yaml", "folder": "runs
 def job(out_dir: Path, steps: int, launch: str) -> list[str]:
     """The command line of the run, which resumes from a checkpoint if there is one."""
     return [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file"),
+        *(sys.executable, "-P", "-m", "accelerate.commands.launch", "--config_file"),
         str(REPOSITORY / "experiments" / "accelerate" / launch),
         *(str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo"),
         f"out_dir={out_dir}",

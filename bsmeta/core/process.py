@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -60,6 +60,8 @@ CONNECT_S = 5.0
 READ_S = 10.0
 _POLL_S = 0.2
 _CHECKED, _REFUSED, _READ = (f"bsmeta/start/{name}" for name in ("checked", "refused", "read"))
+
+_LOOPBACK_FLAGS, _UP = Path("/sys/class/net/lo/flags"), 1  # IFF_UP of Linux's if.h
 
 LAUNCHER_GONE = "the end of the launcher"
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -118,6 +120,21 @@ def note_exit_code(code: int) -> None:
         with Path(file).open("a+") as stream:
             if stream.tell() == 0:
                 stream.write(f"{code}\n")
+
+
+def listen_on_loopback() -> None:
+    """Makes Gloo listen on the loopback interface if all processes are on this machine.
+
+    Otherwise it listens at the address of the host name, where others may reach it. Whoever
+    connects takes part: Gloo asks for no password, and objects that ranks exchange are pickles.
+    GLOO_SOCKET_IFNAME names another interface.
+    """
+    size = os.environ.get("WORLD_SIZE")
+    if size is None or os.environ.get("LOCAL_WORLD_SIZE") != size:
+        return
+    with suppress(OSError, ValueError):  # no Linux
+        if int(_LOOPBACK_FLAGS.read_text(), 16) & _UP:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 @screened_output()

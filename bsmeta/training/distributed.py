@@ -52,7 +52,7 @@ from torch.utils.cpp_extension import get_default_build_root
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
-from bsmeta.core.process import meet
+from bsmeta.core.process import listen_on_loopback, meet
 from bsmeta.core.progress import GROUP_TIMEOUT
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
@@ -181,6 +181,7 @@ def start(
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
     meet(config.distributed_timeout_s)
+    listen_on_loopback()
     try:
         with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING):
             accelerator = _accelerator(config, deepspeed, fsdp)

@@ -197,7 +197,8 @@ def _upload(
 
     hide(get_token())  # which may come from a file
     visibility = "private" if private else "public"
-    command = [sys.executable, "-c", _UPLOAD, str(folder), repository, visibility]
+    # -P: nothing is imported from the working folder.
+    command = [sys.executable, "-P", "-c", _UPLOAD, str(folder), repository, visibility]
     command += map(str, files)
     try:
         done = subprocess.run(

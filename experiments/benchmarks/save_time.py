@@ -74,7 +74,8 @@ def launch_file(engine: str, folder: Path) -> Path:
 
 def train(launch: Path, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """Runs `train.py` and returns the events of its log."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch)]
+    command = [sys.executable, "-P", "-m", "accelerate.commands.launch"]
+    command += ["--config_file", str(launch)]
     command += [str(ROOT / "bsmeta/train.py"), "--config-name", "demo", f"out_dir={folder}"]
     subprocess.run([*command, *overrides], check=True, stdout=sys.stderr)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

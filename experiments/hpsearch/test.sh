@@ -10,6 +10,9 @@
 #   DATA      the folder with the shards (data/c4-en-html-with-metadata)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export PYTHONSAFEPATH=1 # imports nothing from the working folder; see experiments/common.sh
+packages=${root%/bsmeta/resources}
+[[ ! -d $packages/bsmeta ]] || export PYTHONPATH="$packages${PYTHONPATH:+:$PYTHONPATH}"
 
 NUM_GPU=${NUM_GPU:-2}
 MODEL=${MODEL:-gpt2-xl}

@@ -93,6 +93,17 @@ def test_a_server_that_is_not_there_is_only_a_warning(
     assert "metrics.jsonl could not be written" in caplog.text
 
 
+@pytest.mark.parametrize("server", ["good"], indirect=True)
+def test_an_upload_imports_nothing_from_the_working_folder(
+    server: HubServer, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("huggingface_hub", "json", "httpx"):
+        (run_folder / f"{module}.py").write_text("open('was_run', 'w').close()\n")
+    monkeypatch.chdir(run_folder)
+    assert push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
+    assert not (run_folder / "was_run").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("server", "pushed"), [("good", True), (401, False)], indirect=["server"])
 def test_a_run_is_done_whatever_the_server_does(
