@@ -1,0 +1,160 @@
+"""Calls that could run code of a file have one place each: held by reading every call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+SOURCES = [
+    path
+    for folder in ("bsmeta", "experiments", "examples")
+    for path in sorted((REPOSITORY / folder).rglob("*.py"))
+]
+
+# The last name of a call -> the files that may call it. Each of them is a gate, or says why not.
+GATES: dict[str, set[str]] = {
+    "from_pretrained": {"bsmeta/core/model_files.py"},
+    "from_config": {"bsmeta/core/model_files.py"},
+    "for_model": {"bsmeta/tasks/disambiguation/model.py"},  # a shape, of classes of transformers
+    "load_dataset": {"experiments/benchmarks/stream_arms.py"},  # of the format json
+    "load_from_disk": {"bsmeta/data/table/store.py"},  # Arrow and JSON
+    "HFLM": set(),  # of lm-evaluation-harness; studies/downstream.py has a subclass
+}  # fmt: skip
+
+# Modules that run code of what they read -> the files that may import them.
+MODULES: dict[str, set[str]] = {
+    "pickle": {
+        "bsmeta/training/engines_states.py",  # the error of torch's restricted loads
+        "bsmeta/training/fsdp.py",  # refuses all but descriptions of tensors
+        "bsmeta/training/processes.py",  # of an error of this process
+        "experiments/benchmarks/startup.py",  # of what it has measured itself
+    },
+    "marshal": set(),
+    "shelve": set(),
+    "dill": set(),
+    "cloudpickle": set(),
+    "joblib": set(),
+    "runpy": {"bsmeta/annotate.py", "bsmeta/cli.py"},  # the programs of the package
+}
+
+# YAML of the user's own files; those of runs and models go through `bsmeta.config.saved`.
+YAML = {
+    "bsmeta/config/command_line.py": 1,
+    "bsmeta/config/launch.py": 1,
+    "bsmeta/config/values.py": 1,  # the text of a variable
+    "bsmeta/studies/config.py": 1,
+    "bsmeta/tasks/causal_lm/text_mode.py": 1,
+    "bsmeta/tasks/disambiguation/converter.py": 1,
+}
+
+
+@cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Each file with each of the nodes that these tests look at."""
+    kinds = (ast.Call, ast.Import, ast.ImportFrom, ast.List, ast.Tuple)
+    return [
+        (str(path.relative_to(REPOSITORY)), node)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+    ]
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    yield from ((file, node) for file, node in nodes() if isinstance(node, ast.Call))
+
+
+def called(node: ast.Call) -> str:
+    """The dotted name of what a call calls: `torch.load`."""
+    return ast.unparse(node.func)
+
+
+def keyword(node: ast.Call, name: str) -> str | None:
+    """The value of an argument, as source."""
+    return next((ast.unparse(one.value) for one in node.keywords if one.arg == name), None)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_call_has_its_gate(name: str) -> None:
+    users = {file for file, node in calls() if called(node).rpartition(".")[2] == name}
+    assert users <= GATES[name]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_that_runs_code_has_its_place(module: str) -> None:
+    users = set()
+    for file, node in nodes():
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if any(name.partition(".")[0] == module for name in names):
+            users.add(file)
+    assert users <= MODULES[module]
+
+
+def test_no_model_is_trusted() -> None:
+    gate = [
+        keyword(node, "trust_remote_code")
+        for file, node in calls()
+        if called(node).rpartition(".")[2] in ("from_pretrained", "from_config", "Conditioned")
+    ]
+    assert gate == ["False"] * 6
+    given = [keyword(node, "trust_remote_code") for _, node in calls()]
+    assert {value for value in given if value is not None} == {"False"}
+
+
+def test_torch_loads_values_only() -> None:
+    loads = [node for _, node in calls() if called(node) == "torch.load"]
+    assert len(loads) == 3
+    assert all(keyword(node, "weights_only") == "True" for node in loads)
+
+
+def test_numpy_loads_no_objects() -> None:
+    assert not [
+        file for file, node in calls() if keyword(node, "allow_pickle") not in (None, "False")
+    ]
+
+
+def test_yaml_of_runs_and_models_has_one_reader() -> None:
+    found: dict[str, int] = {}
+    for file, node in calls():
+        if called(node) in ("yaml.safe_load", "yaml.safe_load_all"):
+            found[file] = found.get(file, 0) + 1
+    assert {file: count for file, count in found.items() if file.startswith("bsmeta/")} == YAML
+    others = {
+        file
+        for file, node in calls()
+        if called(node) in ("yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all")
+    }
+    assert others == {"bsmeta/config/saved.py"}
+
+
+def test_values_are_resolved_only_where_hydra_composes() -> None:
+    """Or in a study's file, and in the path of a part; both are the user's own."""
+    resolving = {
+        file
+        for file, node in calls()
+        if called(node) in ("OmegaConf.create", "OmegaConf.load", "OmegaConf.to_object")
+    }
+    assert resolving == {
+        "bsmeta/config/sources.py", "bsmeta/config/values.py", "bsmeta/studies/config.py"
+    }  # fmt: skip
+
+
+def test_nothing_is_evaluated() -> None:
+    assert not [file for file, node in calls() if called(node) in ("eval", "exec", "__import__")]
+
+
+def test_python_is_started_without_the_working_folder() -> None:
+    """`-m` and `-c` would put it first among the folders that modules are imported from."""
+    commands = []
+    for file, node in nodes():
+        parts = [*map(ast.unparse, node.elts)] if isinstance(node, (ast.List, ast.Tuple)) else []
+        if "sys.executable" in parts and {"'-m'", "'-c'"} & set(parts):
+            commands.append((file, "'-P'" in parts))
+    assert len(commands) >= 4
+    assert [file for file, is_safe in commands if not is_safe] == []
