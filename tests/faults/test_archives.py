@@ -1,5 +1,6 @@
 """Row 17 of the fault matrix: archives with `../`, links, devices, or a bomb inside.
 
+A header or a list of members may be a bomb, too: what an archive may cost in memory is measured.
 Only `bsmeta.data.io.archives` unpacks archives; nothing that it refuses leaves a trace.
 """
 
@@ -9,20 +10,26 @@ import ast
 import contextlib
 import gzip
 import io
+import lzma
 import stat
+import struct
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from isal import igzip
 
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import archives
 from bsmeta.data.io.archives import unpack
 from tests.conftest import REPOSITORY
 from tests.core.hostile_names import HOSTILE_NAMES
+from tests.hostile import Ending, Limits, failures, random_changes, read_all
 
 pytestmark = pytest.mark.faults
 
@@ -218,3 +225,163 @@ def test_row_17_a_damaged_archive_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a.tar.gz cannot be unpacked"):
         unpack(archive, tmp_path / "out", MOST)
     assert not (tmp_path / "out").exists()
+
+
+def unpack_beside(most: int, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        unpack(path, Path(folder) / "out", most)
+
+
+def header(kind: bytes, size: int = 0, name: str = "a") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def extended(kind: bytes, content: bytes) -> bytes:
+    """A header of this type, and its content in whole blocks."""
+    return header(kind, len(content)) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+def pax(keyword: str, size: int) -> bytes:
+    """A record of a PAX header, of this many bytes."""
+    record = f"{size} {keyword}=".encode()
+    return record + b"x" * (size - len(record) - 1) + b"\n"
+
+
+def sparse_blocks(count: int) -> bytes:
+    """A sparse file whose map goes on for so many blocks, each about 21 parts of it."""
+    first = bytearray(header(tarfile.GNUTYPE_SPARSE))
+    first[482] = 1  # the map goes on
+    first[148:156] = b" " * 8
+    first[148:156] = b"%06o\0 " % sum(first)
+    part = b"%011o\0%011o\0" % (0, 0)
+    block = part * 21 + b"\1" + bytes(7)
+    return bytes(first) + block * count
+
+
+def entries(count: int, comment: bytes = b"") -> bytes:
+    """A zip file with a list of files that are not there, each with the comment."""
+    files = []
+    for number in range(count):
+        name = b"%d" % number
+        sizes = (0, 0, 0, len(name), 0, len(comment), 0, 0, 0, 0)
+        files.append(struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, *sizes))
+        files += name, comment
+    listed = b"".join(files)
+    end = (0, 0, count & 0xFFFF, count & 0xFFFF, len(listed), 0, 0)
+    return listed + struct.pack("<4s4H2LH", b"PK\5\6", *end)
+
+
+def zip_of(content: bytes, method: int) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("a", content)
+    return file.getvalue()
+
+
+MB = 1_000_000
+COSTLY: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "PAX header": (
+        "tar.gz",
+        lambda: igzip.compress(extended(tarfile.XHDTYPE, pax("path", 150 * MB))),
+        "'a header': more than 1,048,576 bytes",
+    ),
+    "GNU long name": (
+        "tar.gz",
+        lambda: igzip.compress(extended(tarfile.GNUTYPE_LONGNAME, b"a" * (150 * MB))),
+        "'a header': more than 1,048,576 bytes",
+    ),
+    "GNU long link": (
+        "tar.gz",
+        lambda: igzip.compress(extended(tarfile.GNUTYPE_LONGLINK, b"a" * (150 * MB))),
+        "'a header': more than 1,048,576 bytes",
+    ),
+    "PAX headers one after the other": (
+        "tar.gz",
+        lambda: igzip.compress(extended(tarfile.XHDTYPE, pax("comment", MB)) * 200),
+        "'a header': more than 1,048,576 bytes",
+    ),
+    "global headers": (
+        "tar.gz",
+        lambda: igzip.compress(
+            b"".join(
+                extended(tarfile.XGLTYPE, pax(f"key{number}", MB))
+                + header(tarfile.REGTYPE, name=str(number))
+                for number in range(150)
+            )
+        ),
+        "'its global headers': more than 1,048,576 bytes",
+    ),
+    "sparse map": (
+        "tar.gz",
+        lambda: igzip.compress(sparse_blocks(100_000)),
+        "'a header': more than 1,048,576 bytes",
+    ),
+    "list of a zip file": ("zip", lambda: entries(300_000), "more than 100,000 files"),
+    "comments in the list of a zip file": (
+        "zip",
+        lambda: entries(2_000, bytes(60_000)),
+        "'its list of members': more than 16,000,000 bytes",
+    ),
+    "bzip2 in zip": (
+        "zip",
+        lambda: zip_of(bytes(300 * MB), zipfile.ZIP_BZIP2),
+        "'a': compressed with a method other than deflate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_row_17_memory_is_limited_before_it_is_used(name: str) -> None:
+    suffix, make, message = COSTLY[name]
+    intact = gzip.compress(header(tarfile.REGTYPE)) if suffix != "zip" else zip_of(b"", 0)
+    reader = partial(unpack_beside, 1000 * MB)
+    limits = Limits(memory_bytes=100 * MB)
+    archive = f"a.{suffix}"
+    (outcome,) = read_all(reader, [make()], intact=intact, name=archive, limits=limits)
+    assert (outcome.ending, archive in outcome.detail) == (Ending.REFUSED, True), outcome
+    assert message in outcome.detail
+
+
+def test_row_17_a_dictionary_of_xz_is_limited(tmp_path: Path) -> None:
+    content = bytearray(lzma.compress(header(tarfile.DIRTYPE), lzma.FORMAT_ALONE))
+    content[1:5] = (1 << 27).to_bytes(4, "little")  # bytes of its dictionary
+    (tmp_path / "a.tar.xz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.tar\.xz cannot be unpacked .*Memory usage limit"):
+        unpack(tmp_path / "a.tar.xz", tmp_path / "out", MOST)
+
+
+def test_row_17_xz_streams_with_padding_are_unpacked(tmp_path: Path) -> None:
+    content = tar(tmp_path / "a.tar", ("a", bytes(range(256)) * 9_000), mode="w").read_bytes()
+    half = len(content) // 2
+    streams = lzma.compress(content[:half]), lzma.compress(content[half:])
+    (tmp_path / "a.tar.xz").write_bytes(bytes(8).join(streams) + bytes(4))
+    unpack(tmp_path / "a.tar.xz", tmp_path / "out", 3_000_000)
+    assert (tmp_path / "out/a").read_bytes() == bytes(range(256)) * 9_000
+
+
+def test_row_17_a_negative_size_does_not_lead_back(tmp_path: Path) -> None:
+    first = bytearray(header(tarfile.REGTYPE))
+    first[124:136] = b"\xff" * 10 + (-2048 & 0xFFFF).to_bytes(2, "big")
+    first[148:156] = b" " * 8
+    first[148:156] = b"%06o\0 " % sum(first)
+    inputs = [gzip.compress(bytes(1024) + bytes(first)), gzip.compress(header(b"0") * 3 + first)]
+    outcomes = read_all(
+        partial(unpack_beside, MOST), inputs, intact=gzip.compress(header(b"0")), name="a.tgz"
+    )
+    assert failures(outcomes) == []
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip"])
+def test_row_17_damaged_archives_are_refused_or_unpacked(tmp_path: Path, suffix: str) -> None:
+    archive = tmp_path / f"a.{suffix}"
+    members = ("a/b", b"1" * 900), ("c" * 120, b"2"), ("d", b"")
+    if suffix == "zip":
+        zipped(archive, *members)
+    else:
+        tar(archive, *members, mode={"tar": "w"}.get(suffix, f"w:{suffix[4:]}"))
+    intact = archive.read_bytes()
+    inputs = random_changes(intact, 2000)
+    outcomes = read_all(partial(unpack_beside, MOST), inputs, intact=intact, name=archive.name)
+    assert failures(outcomes) == []
