@@ -47,7 +47,7 @@ _BATCH = 64  # rows of a Parquet file in memory
 _BLOCK = 1 << 20  # bytes read at a time
 _GZIP = b"\x1f\x8b\x08"  # the first bytes of a gzip member
 _HEADER_END = b"\r\n\r\n"
-_LONGEST_HEADER = 1 << 20
+_LONGEST_HEADER = 16 << 20  # bytes of the header of a WARC record, or of an HTTP response
 _CONTENT_LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -206,14 +206,15 @@ def _read_warc(path: str, page_bytes: int, skip: int) -> Iterator[tuple[Item, in
     number, last = 0, 0
     with open(path, "rb") as file:
         try:
-            for record in ArchiveIterator(file, auto_decode="none"):
+            # A bad HTTP header would end the iteration, so `_http_problem` parses them.
+            for record in ArchiveIterator(file, parse_http=False, max_header_len=_LONGEST_HEADER):
                 last = record.stream_pos
                 if record.record_type in _PAGES:
                     number += 1
                     if number > skip:
                         yield _page(record, page_bytes), file.tell()
             _check_end(file, last)
-        except (EOFError, OSError, zlib.error) as error:
+        except (EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
             raise _damaged(path, number, str(error)) from error
 
 
@@ -272,6 +273,19 @@ def _bounded(reader: Any, left: int) -> bytes:
 
 
 def _http_problem(record: WarcRecord) -> str:
+    """Parses the HTTP header of a response; returns why its content is not read.
+
+    Raises:
+        OSError: If the file is damaged there.
+    """
+    if not record.is_http:
+        return "not_http"
+    try:
+        record.parse_http(max_header_len=_LONGEST_HEADER)
+    except OSError:
+        if record.content_length <= _LONGEST_HEADER:
+            raise
+        return "header_too_large"
     headers = record.http_headers
     if headers is None:
         return "not_http"

@@ -163,6 +163,38 @@ def test_responses_that_are_no_pages_are_counted(tmp_path: Path) -> None:
     assert [one.problem for one in records(path)] == ["http_status", "content_type", ""]
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize(
+    ("size", "problem"), [(40_000, ""), (2_000_000, ""), (17_000_000, "header_too_large")]
+)
+@pytest.mark.parametrize("lines", [1, 500])
+def test_a_long_http_header_loses_no_other_page(
+    lines: int, size: int, problem: str, compressed: bool, tmp_path: Path
+) -> None:
+    long = {f"X_{number}": "a" * (size // lines) for number in range(lines)}
+    path = write_warc(
+        tmp_path / ("a.warc.gz" if compressed else "a.warc"),
+        warc_record("https://a.org/1", HTML),
+        warc_record("https://a.org/2", HTML, **long),
+        warc_record("https://a.org/3", HTML),
+        compressed=compressed,
+    )
+    page = "" if problem else "<p>café</p>"
+    assert [(one.url, one.html or "", one.problem) for one in records(path)] == [
+        ("https://a.org/1", "<p>café</p>", ""),
+        ("https://a.org/2", page, problem),
+        ("https://a.org/3", "<p>café</p>", ""),
+    ]
+    assert len(records(path, skip=2)) == 1
+
+
+def test_a_long_header_of_a_warc_record(tmp_path: Path) -> None:
+    record = warc_record("https://a.org/1", HTML)
+    record.headers["WARC-Concurrent-To"] = "a" * 40_000
+    path = write_warc(tmp_path / "a.warc.gz", record, warc_record("https://a.org/2", HTML))
+    assert [one.problem for one in records(path)] == ["", ""]
+
+
 def test_parquet(tmp_path: Path) -> None:
     rows = [{"url": f"https://a.org/{n}", "html": f"<p>{n}", "quality": n / 2} for n in range(150)]
     path = tmp_path / "pages.parquet"
