@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 from pyarrow import types
@@ -30,6 +30,8 @@ from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import file_hash
 from bsmeta.data.io.lines import OVERLONG, LineReader
+from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
+from bsmeta.data.io.parquet_pages import LIST_BYTES, bound_rows, list_bytes
 
 READERS = 8
 
@@ -43,7 +45,7 @@ _TIMESTAMPS = ("timestamp", "c4_timestamp")
 _OK = 200
 _PAGES = (WarcRecordType.response, WarcRecordType.conversion)
 _READERS = {"gzip": GzipReader, "x-gzip": GzipReader, "br": BrotliReader}
-_BATCH = 64  # rows of a Parquet file in memory
+_BATCH = 64  # rows of a Parquet file in memory, at most
 _BLOCK = 1 << 20  # bytes read at a time
 _GZIP = b"\x1f\x8b\x08"  # the first bytes of a gzip member
 _HEADER_END = b"\r\n\r\n"
@@ -169,25 +171,61 @@ def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
 def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
     size, number = os.path.getsize(path), 0
     try:
-        with pq.ParquetFile(path) as file:
-            total = max(file.metadata.num_rows, 1)
-            for group in range(file.metadata.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if number + rows <= skip:
-                    number += rows
+        with pa.OSFile(path) as file:
+            source = ParquetSource(file)
+            total = max(source.ends[-1:] or [1])
+            for group, end in enumerate(source.ends):
+                if end <= skip:
+                    number = end
                     continue
-                for batch in file.iter_batches(_BATCH, row_groups=[group]):
-                    fields = [field.with_type(_python_type(field.type)) for field in batch.schema]
-                    if fields != [*batch.schema]:
-                        batch = batch.cast(pa.schema(fields), safe=False)
-                    for row in batch.to_pylist():
+                for batch in _batches(source, file, group):
+                    skipped = min(max(skip - number, 0), batch.num_rows)
+                    number += skipped
+                    for record in _records(batch.slice(skipped)):
                         number += 1
-                        if number > skip:
-                            yield record_of(row), size * number // total
-    except (pa.ArrowException, OSError) as error:
+                        yield record, size * number // total
+    except DAMAGED as error:
         raise _damaged(path, number, str(error)) from error
 
 
+def _batches(source: ParquetSource, file: pa.NativeFile, group: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group, with types that Python and JSON have."""
+    bounds = bound_rows(file, source.column_chunks(group), _BATCH)
+    for batch in source.batches(group, None, bounds.rows, indexed=bounds.indexed, use_threads=True):
+        kinds = [_python_type(kind) for kind in batch.schema.types]
+        if kinds != batch.schema.types:
+            schema = pa.schema([*zip(batch.schema.names, kinds, strict=True)])
+            batch = batch.cast(schema, safe=False)
+        yield batch
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[InputRecord]:
+    """A record for each row; one that cannot be converted is counted.
+
+    Raises:
+        pa.ArrowException: If the batch is damaged.
+    """
+    if sum(map(list_bytes, batch.columns)) > LIST_BYTES:
+        if batch.num_rows == 1:
+            yield InputRecord(problem="too_large")
+            return
+    else:
+        try:
+            rows = batch.to_pylist()
+        except pa.ArrowException:
+            raise
+        except (ValueError, OverflowError):  # not UTF-8; a year after 9999
+            if batch.num_rows == 1:
+                yield InputRecord(problem="not_json")
+                return
+        else:
+            yield from map(record_of, rows)
+            return
+    for number in range(batch.num_rows):
+        yield from _records(batch.slice(number, 1))
+
+
+@lru_cache
 def _python_type(kind: pa.DataType) -> pa.DataType:
     """A type with microseconds instead of nanoseconds: neither Python nor JSON has those."""
     if types.is_timestamp(kind) and kind.unit == "ns":

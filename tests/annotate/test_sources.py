@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fastwarc.warc import WarcRecord, WarcRecordType
 from bsmeta.annotate.sources import InputRecord, decode, decode_line, list_inputs, read_items
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import warc_record
+from tests.hostile import Ending, read_all
 
 PAGE_BYTES = 100_000
 HTML = b"<p>caf\xc3\xa9</p>"
@@ -204,6 +206,58 @@ def test_parquet(tmp_path: Path) -> None:
         (row["url"], row["html"], row["quality"]) for row in rows
     ]
     assert records(path, skip=95) == found[95:]
+
+
+def test_rows_of_parquet_that_json_lacks_are_counted(tmp_path: Path) -> None:
+    raw = pa.array([b"<p>a", b"caf\xe9", b"<p>b", b"<p>c"]).view(pa.string())
+    days = pa.array([0, 1, 3_000_000, 2], pa.date32())  # the third is after the year 9999
+    path = tmp_path / "pages.parquet"
+    pq.write_table(pa.table({"html": raw, "day": days}), path)
+    assert [(one.html, one.problem) for one in records(path)] == [
+        ("<p>a", ""), (None, "not_json"), (None, "not_json"), ("<p>c", ""),
+    ]  # fmt: skip
+    assert [one.html for one in records(path, skip=3)] == ["<p>c"]
+
+
+def test_a_row_of_parquet_with_lists_that_expand_is_counted(tmp_path: Path) -> None:
+    lists = [["a"], ["x" * 1_000_000] * 100, ["b", None]]
+    path = tmp_path / "pages.parquet"
+    pq.write_table(pa.table({"html": ["<p>1", "<p>2", "<p>3"], "list": lists}), path)
+    found = records(path)
+    assert [one.problem for one in found] == ["", "too_large", ""]
+    assert [one.columns["list"] for one in found[::2]] == [["a"], ["b", None]]
+
+
+@pytest.mark.parametrize("groups", [[0], [0, 2], [2, 0, 3]])
+def test_row_groups_of_parquet_without_rows(groups: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "pages.parquet"
+    rows = [{"html": f"<p>{number}"} for number in range(sum(groups))]
+    schema = pa.schema({"html": pa.string()})
+    with pq.ParquetWriter(path, schema) as writer:
+        for end, count in zip(itertools.accumulate(groups), groups, strict=True):
+            writer.write_table(pa.Table.from_pylist(rows[end - count : end], schema))
+    assert [one.html for one in records(path)] == [row["html"] for row in rows]
+
+
+def read(path: Path) -> None:
+    for item, _ in read_items(str(path), 8_000_000):
+        decode(item, 8_000_000)
+
+
+def parquet(**columns: object) -> bytes:
+    output = io.BytesIO()
+    pq.write_table(pa.table(columns), output, compression="zstd")
+    return output.getvalue()
+
+
+def test_memory_is_limited_before_parquet_is_decoded() -> None:
+    repeated = parquet(html=["x" * 4_750_000] * 64)
+    expanded = parquet(html=["x" * 300_000_000])
+    assert len(repeated) < 1200
+    outcomes = [*read_all(read, [repeated, expanded], intact=parquet(html=["a"]), name="a.parquet")]
+    assert [outcome.ending for outcome in outcomes] == [Ending.OK, Ending.REFUSED], outcomes
+    assert "a.parquet: damaged after 0 records (" in outcomes[1].detail
+    assert "would become 300,000,004, most of them in html; " in outcomes[1].detail
 
 
 def test_nanoseconds_in_parquet_are_cut_off(tmp_path: Path) -> None:

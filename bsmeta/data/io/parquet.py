@@ -29,29 +29,25 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyarrow import types
 
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import LFS, LFS_POINTER, FileRef, open_file, refuse_bad_copy
 from bsmeta.data.io.lines import ShardReader
+from bsmeta.data.io.parquet_file import DAMAGED, ColumnChunk, ParquetSource, is_selected
 from bsmeta.metadata.records import Line, PartialLine
 
 BATCH_BYTES = 2 << 20  # decoded at a time
 VALUE_BYTES = 16  # memory of a value, at least, decoded and converted
 LATE_SHARE = 8  # of it, a late column takes one part in this many: few rows are converted
 BATCH_ROWS = 1024  # ... and at most this number of rows
-COLUMN_BUFFER = 1 << 18  # bytes of a column that are read at a time
 MOST_BLOCKS = 8  # of a remote file in memory: its columns are read in turns
 
 # Arrow's own allocator keeps several times as much memory as is in use.
 pa.set_memory_pool(pa.system_memory_pool())
 
 NO_ROWS = pa.record_batch([], names=[])
-
-DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
-"""What Arrow raises for content that it cannot decode."""
 
 UNSUPPORTED = (pa.ArrowNotImplementedError, TypeError)
 """What is raised for types that cannot be decoded, or not be written as JSON."""
@@ -80,8 +76,7 @@ class ParquetReader(ShardReader):
     ) -> None:
         super().__init__(path)
         self._columns = None if columns is None else sorted(columns)
-        self._parquet: pq.ParquetFile | None = None  # if its footer is readable
-        self._ends: list[int] = []  # of the row groups: number of the row after the last one
+        self._source: ParquetSource | None = None  # if its footer is readable
         self._group = -1
         self._batches: Iterator[pa.RecordBatch] = iter(())  # the rest of the group
         self._batch = NO_ROWS
@@ -89,13 +84,8 @@ class ParquetReader(ShardReader):
         blocks = MOST_BLOCKS if columns is None else min(len(columns) + 1, MOST_BLOCKS)
         self._file = open_file(path, blocks)  # closed by `close`
         with self._recorded_damage():
-            parquet = pq.ParquetFile(
-                self._file,
-                pre_buffer=False,
-                buffer_size=COLUMN_BUFFER,
-                page_checksum_verification=True,
-            )
-            schema = parquet.schema_arrow
+            source = ParquetSource(self._file)
+            schema = source.schema
             self._late = [
                 name
                 for name in late  # those of which all values can be converted: no error comes late
@@ -103,14 +93,12 @@ class ParquetReader(ShardReader):
                 and _is_any_list(kind := schema.field(name).type)
                 and _is_safe(kind)
             ]
-            groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
-            self._ends = [*itertools.accumulate(group.num_rows for group in groups)]
-            self._parquet = parquet
+            self._source = source
 
     def take(self, numbers: Sequence[int]) -> list[Line]:
         """The rows with these numbers, which increase; fewer if the shard ends or is damaged."""
         lines: list[Line] = []
-        if self._parquet is not None:
+        if self._source is not None:
             self.damage = ""  # of one row group; others may be readable
             with self._recorded_damage():
                 while len(lines) < len(numbers) and self._go_to(numbers[len(lines)]):
@@ -124,13 +112,14 @@ class ParquetReader(ShardReader):
 
     def close(self) -> None:
         """Closes the file."""
-        self._parquet, self._batches, self._batch = None, iter(()), NO_ROWS
+        self._source, self._batches, self._batch = None, iter(()), NO_ROWS
         self._file.close()
 
     def _go_to(self, row: int) -> bool:
         """Decodes the batch that contains a row; returns false if the shard has no such row."""
-        group = bisect.bisect_right(self._ends, row)
-        if group == len(self._ends):
+        assert self._source is not None
+        group = bisect.bisect_right(self._source.ends, row)
+        if group == len(self._source.ends):
             return False
         if group != self._group or row < self._first:
             self.enter(group)
@@ -146,17 +135,14 @@ class ParquetReader(ShardReader):
 
     def enter(self, group: int) -> None:
         """Moves to the first row of a row group, without reading it yet."""
-        assert self._parquet is not None
+        assert self._source is not None
+        ends = self._source.ends
         self._group = group
-        self._first = self._ends[group - 1] if group else 0
+        self._first = ends[group - 1] if group else 0
         self._batch = NO_ROWS
-        metadata = self._parquet.metadata.row_group(group)
-        self._batches = self._parquet.iter_batches(
-            batch_size=_batch_rows(metadata, self._columns, self._late),
-            row_groups=[group],
-            columns=self._columns,
-            use_threads=False,  # they would not survive the fork of the loader processes
-        )
+        chunks = self._source.column_chunks(group, self._columns)
+        rows = _batch_rows(chunks, ends[group] - self._first, self._late)
+        self._batches = self._source.batches(group, self._columns, rows)
 
     @contextlib.contextmanager
     def _recorded_damage(self) -> Iterator[None]:
@@ -169,9 +155,9 @@ class ParquetReader(ShardReader):
             raise self._unsupported(error) from error
         except DAMAGED as error:
             refuse_bad_copy(self.path)
-            where = f"row group {self._group}" if self._parquet else "the footer"
+            where = f"row group {self._group}" if self._source else "the footer"
             self.damage = f"{where} cannot be read: {error}"
-            if self._parquet is None:
+            if self._source is None:
                 self._file.seek(0)
                 if self._file.read(len(LFS_POINTER)) == LFS_POINTER:
                     self.damage = LFS
@@ -180,10 +166,10 @@ class ParquetReader(ShardReader):
     def _unsupported(self, error: Exception) -> DataError:
         """The error about a file that is intact, but has something that cannot be read."""
         listed = ""
-        if self._parquet is not None:
+        if self._source is not None:
             fields = [
                 f"{field.name}: {field.type}"
-                for field in self._parquet.schema_arrow
+                for field in self._source.schema
                 if self._columns is None or field.name in (c.split(".")[0] for c in self._columns)
             ]
             listed = f". The columns have the types {', '.join(fields)}"
@@ -193,25 +179,17 @@ class ParquetReader(ShardReader):
         )
 
 
-def _batch_rows(
-    group: pq.RowGroupMetaData, columns: Sequence[str] | None, late: Sequence[str]
-) -> int:
+def _batch_rows(chunks: Sequence[ColumnChunk], rows: int, late: Sequence[str]) -> int:
     """How many rows of a row group to decode at a time, from their average size.
 
     Repeated values are stored once and counted, so the number of values matters, too.
     """
     size = sum(
-        (column.total_uncompressed_size + column.num_values * VALUE_BYTES)
-        // (LATE_SHARE if _is_selected(column.path_in_schema, late) else 1)
-        for column in map(group.column, range(group.num_columns))
-        if columns is None or _is_selected(column.path_in_schema, columns)
+        (chunk.raw_size + chunk.values * VALUE_BYTES)
+        // (LATE_SHARE if is_selected(chunk.leaf.path, late) else 1)
+        for chunk in chunks
     )
-    return max(min(BATCH_BYTES * group.num_rows // max(size, 1), BATCH_ROWS), 1)
-
-
-def _is_selected(path: str, columns: Sequence[str]) -> bool:
-    """Whether a path in the schema (`a.b`) belongs to one of the columns."""
-    return any(path == column or path.startswith(f"{column}.") for column in columns)
+    return max(min(BATCH_BYTES * rows // max(size, 1), BATCH_ROWS), 1)
 
 
 def _is_safe(kind: pa.DataType) -> bool:
