@@ -179,6 +179,11 @@ def test_problems_of_a_manifest_are_listed_together(source: Path) -> None:
     ]
 
 
+def test_an_address_that_is_no_url(source: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"files\[0\]: the address is no URL \(Inv"):
+        read_manifest(manifest_of(source, {"address": "http://[::/x"}))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

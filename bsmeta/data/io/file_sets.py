@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -104,20 +104,31 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
     except msgspec.MsgspecError as error:
         raise ConfigurationError(f"manifest={path}: {error}", ["manifest"]) from error
     base = f"{(mirror or path.resolve().parent.as_uri()).rstrip('/')}/"
-    for entry in entries:
-        entry.address = urljoin(base, entry.address)
-        entry.sha256 = entry.sha256.lower()
-        hide_values(entry.address)
-    problems = [
-        f"files[{number}]: {problem}"
-        for number, entry in enumerate(entries)
-        for problem in _problems(entry)
-    ]
-    problems += _collisions([name for entry in entries for name in {entry.path, entry.target}])
+    problems = _resolve_addresses(entries, base)
+    if not problems:
+        problems = [
+            f"files[{number}]: {problem}"
+            for number, entry in enumerate(entries)
+            for problem in _problems(entry)
+        ]
+        problems += _collisions([name for entry in entries for name in {entry.path, entry.target}])
     if problems:
         listed = "\n  ".join(problems)
         raise ConfigurationError(f"manifest={path}:\n  {listed}", ["manifest"])
     return entries
+
+
+def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
+    """Make the addresses absolute, and return which of them are no URLs."""
+    problems = []
+    for number, entry in enumerate(entries):
+        entry.sha256 = entry.sha256.lower()
+        try:
+            entry.address = urljoin(base, entry.address)
+            hide_values(entry.address)
+        except ValueError as error:  # such as a [ without its ]
+            problems.append(f"files[{number}]: the address is no URL ({error})")
+    return problems
 
 
 def _problems(entry: Entry) -> Iterator[str]:
