@@ -14,7 +14,7 @@ import difflib
 import os
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +30,7 @@ from omegaconf.errors import (
 from bsmeta.config.saved import changed_texts, mark, read_saved, shielded, unshielded
 from bsmeta.config.sources import MISSING, NO_VALUE, group_options, reading
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, look_up, refuse, show
+from bsmeta.core.errors import MISSING as ABSENT
 from bsmeta.core.keys import (
     bound_problems,
     expand_home,
@@ -52,6 +53,9 @@ HELP = "see --help for every key"
 
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_]\w*(?:\.\w+)*)(?=\s*[},])")
+_KEY = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+_BRACE = re.compile(r"\$\{|[{}]")
+_SELECT = "oc.select:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,17 +432,56 @@ def refuse_unused(config: Any, used: Sequence[str], purpose: str) -> None:
         )
 
 
-def unread_keys(name: str) -> list[str]:
-    """The keys below a key of the configuration that no `${…}` of it names.
+def unread_keys(name: str, checked: Collection[str] = ()) -> list[str]:
+    """The keys below a key of the configuration that no `${…}` of it reads.
 
-    A whole branch is one name. If nothing refers to any part of the key, there are none.
+    A whole branch is one name. If nothing reads any part of the key, as in the configuration that a
+    run has saved, only those of the command line are listed.
+
+    Args:
+        checked: Keys that the program itself reads.
     """
-    written = reading.written
-    if name not in written:
-        return []
-    references = {found for text in _texts(written) for found in _REFERENCE.findall(text)}
-    inside = {found for found in references if f"{found}.".startswith(f"{name}.")}
-    return [*_unread(written[name], name, inside)] if inside else []
+    read = {key for key in _read_keys() if f"{key}.".startswith(f"{name}.")}
+    if not read:
+        return [key for key in reading.overridden if key.startswith(f"{name}.")]
+    return [*_unread(reading.written[name], name, {*read, *checked})]
+
+
+def is_read(name: str) -> bool:
+    """Whether a `${…}` of the configuration reads a key, or one below it."""
+    return any(f"{key}.".startswith(f"{name}.") for key in _read_keys())
+
+
+def _read_keys() -> set[str]:
+    """The keys that the `${…}` of the configuration read, as it is composed."""
+    return {key for text in _texts(reading.written) for key in _keys_in(text)}
+
+
+def _keys_in(text: str) -> Iterator[str]:
+    """Yields the keys that a text reads; those of a fallback of `oc.select` only if it is used."""
+    for body in _interpolated(text):
+        arguments = body.removeprefix(_SELECT)
+        selects = arguments != body
+        name, _, fallback = (part.strip() for part in arguments.partition(","))
+        if not _KEY.fullmatch(name) or (fallback and not selects):
+            yield from _keys_in(body)  # the arguments of another resolver
+        elif selects and look_up(reading.written, name) in (ABSENT, MISSING, NO_VALUE):
+            yield from _keys_in(fallback)
+        else:
+            yield name
+
+
+def _interpolated(text: str) -> Iterator[str]:
+    """Yields the content of each outermost `${…}` of a text."""
+    start = depth = 0
+    for brace in _BRACE.finditer(text):
+        if depth == 0 and brace[0] != "${":
+            continue
+        if depth == 0:
+            start = brace.end()
+        depth += -1 if brace[0] == "}" else 1
+        if depth == 0:
+            yield text[start : brace.start()]
 
 
 def _unread(value: Any, name: str, references: set[str]) -> Iterator[str]:

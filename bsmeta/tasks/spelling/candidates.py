@@ -8,6 +8,7 @@ about a candidate without its context is computed once for each form of a word.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ import xxhash
 from rapidfuzz import process
 from rapidfuzz.distance import OSA, Indel, Levenshtein
 
-from bsmeta.data.text.sentences import joined_parts
+from bsmeta.data.text.sentences import Span, joined_parts
 from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold, hash_words, parse
 from bsmeta.tasks.spelling.noise import plain
+from bsmeta.tasks.spelling.word_parts import elision_length, is_word, word_runs
 
 LOOKED_AT = 300  # near words that are compared with a word: the most frequent
 MOST_NEAR, MOST_NEAR_OF_SHORT, MOST_NEAR_OF_KNOWN = 12, 32, 8
@@ -86,6 +88,8 @@ class Candidates:
         self._logs = np.log(np.maximum(lexicon.frequencies, 1e-10))
         self._listed = np.pad(np.log1p(lexicon.counts) / 10, ((0, 1), (0, 0)))  # the last: unknown
         self._initials = np.array([ord(word[0]) for word in lexicon.words])
+        # Tokens of the counted texts may be more than a word, such as `yes—then`.
+        self._is_word = np.array([*map(is_word, lexicon.words)], bool)
         self._known_logs = dict(zip(lexicon.words, self._logs.tolist(), strict=True))
         shares = (lexicon.counts[:, 1] + 0.3) / (lexicon.counts[:, 0] + 1)
         self._capital_shares = dict(zip(lexicon.words, shares.tolist(), strict=True))
@@ -108,16 +112,42 @@ class Candidates:
         return [self._forms[core] for core in cores]
 
     def spelled_part(self, word: str) -> Parsed:
-        """The part of a word that is compared with others: of a compound, its rarest part."""
+        """The part of a token that is compared with words: of several parts, the rarest.
+
+        All else is in `before` and `after`, which no correction changes.
+        """
         parsed = parse(word)
-        if not parsed.core or self._lexicon.number(parsed.key) >= 0:
-            return parsed
-        parts = [part for part in joined_parts(parsed.core) if part.end - part.start > 1]
-        if len(parts) < 2:
-            return parsed
+        parts = [
+            Span(run.start + start, run.start + end)
+            for run in word_runs(parsed.core)
+            for start, end in self._parts_of(parsed.core[slice(*run)])
+        ]
+        if len(parts) > 1:
+            parts = [part for part in parts if part.end - part.start > 1]
+        if not parts:  # nothing is spelled, or only initials (`U.S`)
+            return parsed._replace(before=word, core="", after="")
+
         start, end = min(parts, key=lambda part: self.log(fold(parsed.core[slice(*part)])))
         before, after = parsed.before + parsed.core[:start], parsed.core[end:] + parsed.after
         return parsed._replace(before=before, core=parsed.core[start:end], after=after)
+
+    def _parts_of(self, word: str) -> list[Span]:
+        """The places of the parts of an unknown compound; of any other word, the whole."""
+        whole = Span(0, len(word))
+        if self._lexicon.number(fold(word)) >= 0:
+            return [whole]
+        parts = [part for part in joined_parts(word) if part.end - part.start > 1]
+        if len(parts) < 2:
+            parts = [whole]
+        return [self._without_elision(word, part) for part in parts]
+
+    def _without_elision(self, word: str, part: Span) -> Span:
+        """The place of a part of a word without its elided article, unless it is listed with it."""
+        text = word[slice(*part)]
+        key = fold(text)
+        if self._lexicon.number(key) >= 0 or key in self._lexicon.misspellings:
+            return part
+        return Span(part.start + elision_length(text), part.end)
 
     def log(self, key: str) -> float:
         """The logarithm of the frequency of a word."""
@@ -131,18 +161,22 @@ class Candidates:
         if not core:
             return self._not_spelled
         key = fold(core)
-        known = self._lexicon.misspellings.get(key, ())
+        known = [word for word in self._lexicon.misspellings.get(key, ()) if _is_spelled(word)]
         if known and xxhash.xxh3_64_intdigest(key.encode()) < self._hidden * 2**64:
-            known = ()
+            known = []
         chosen = self._choose(core, near, known)
         rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
         for other, distance in {key: 0, **chosen}.items():
             has_capital = self._capital_share(other) > LEAST_CAPITAL_SHARE
             texts = _cased(core, other, with_capital=is_start or has_capital)
-            rows += [_Row(text, other, other, _NEAR, distance) for text in texts if text != core]
+            rows += [
+                _Row(text, other, other, _NEAR, distance)
+                for text in texts
+                if not _are_equivalent(text, core)
+            ]
         for first, second in self._splits(key):
             text = f"{first.capitalize() if core[0].isupper() else first} {second}"
-            rows.append(_Row(text, first, second, _SPLIT, 1))
+            rows.append(_Row(_with_apostrophes_of(core, text), first, second, _SPLIT, 1))
         features = [
             self._features(core, key, row, is_known=row.first in known, others=len(chosen))
             for row in rows
@@ -171,7 +205,7 @@ class Candidates:
         all of which it is a known misspelling.
         """
         words, key = self._lexicon.words, fold(core)
-        near = near[:LOOKED_AT]
+        near = near[self._is_word[near]][:LOOKED_AT]
         limit = 3 if len(key) >= LONG else 2
         distances, with_case = process.cdist(
             [key, _inner_case(core)], [words[number] for number in near.tolist()],
@@ -196,7 +230,11 @@ class Candidates:
         least = max(-24.0, self.log(key) - SPLIT_COST)
         pairs = [(key[:at], key[at:]) for at in range(1, len(key))]
         found = [(self.log(first) + self.log(second), (first, second)) for first, second in pairs]
-        return [pair for both, pair in sorted(found, reverse=True)[:1] if both > least]
+        return [
+            pair
+            for both, pair in sorted(found, reverse=True)[:1]
+            if both > least and all(map(is_word, pair))
+        ]
 
     def _features(
         self, core: str, key: str, row: _Row, *, is_known: bool, others: int
@@ -267,8 +305,27 @@ def _cased(core: str, key: str, *, with_capital: bool) -> list[str]:
     capital = key[:1].upper() + key[1:]
     upper = [key.upper()] if 2 * sum(map(str.isupper, core)) > len(core) > 1 else []
     if core[:1].isupper():
-        return [*dict.fromkeys([*upper, capital, key])]
-    return [*dict.fromkeys([key, *([capital] if with_capital else []), *upper])]
+        forms = [*upper, capital, key]
+    else:
+        forms = [key, *([capital] if with_capital else []), *upper]
+    return [*dict.fromkeys(_with_apostrophes_of(core, form) for form in forms)]
+
+
+def _with_apostrophes_of(word: str, candidate: str) -> str:
+    """A candidate, counted with typewriter apostrophes, with typographic ones if the word has."""
+    return candidate.replace("'", "\u2019") if "\u2019" in word else candidate
+
+
+def _is_spelled(phrase: str) -> bool:
+    """Whether a phrase consists of words, without punctuation between them."""
+    return all(map(is_word, phrase.split(" ")))
+
+
+def _are_equivalent(one: str, other: str) -> bool:
+    """Whether two texts are the same characters, composed or not."""
+    if one.isascii() and other.isascii():
+        return one == other
+    return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
 
 
 def _inner_case(word: str) -> str:

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, cast
 from bsmeta.config.checks import Row, missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.values import unread_keys
-from bsmeta.core.errors import HYDRA, Problem, show
+from bsmeta.config.values import is_read, unread_keys
+from bsmeta.core.errors import HYDRA, MISSING, Problem, look_up, show
 from bsmeta.core.keys import bound_problems, inherited, key
 
 CODESPELL, SYMSPELLPY, WORDFREQ = "codespell", "symspellpy", "wordfreq"
@@ -29,6 +29,24 @@ LEAST_TOKENS = 512
 """Tokens of a step that every process must have at least, as in the published system."""
 
 MOST_SHARES = 64  # of a step, unless batch_shares is set
+
+CORRECTION = "correction.json"
+"""File in the folder of a model of `sec`, with the probability threshold of its corrections (null:
+0.5)."""
+
+VARIANTS = {
+    "SED_WORDS": "sed_words",
+    "SED_SEQUENCE": "sed_sequence",
+    "SEC_NMT": "sec",
+    "SEC_WORDS_NMT": "sec",
+}
+"""Published `variant.type` -> task."""
+
+SCHEDULES = ("LINEAR_WITH_WARMUP", "CONSTANT_WITH_WARMUP", "COSINE_WITH_WARMUP")
+"""Published `lr_scheduler.type`s that are schedules here, too."""
+
+_VARIANT = "document.variant.type"
+_PUBLISHED_NOISE = "document.variant.preprocessing"
 
 
 @dataclass(kw_only=True)
@@ -213,6 +231,7 @@ class SecConfig(SpellingConfig):
 
 def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
+    yield from _published(config)
     yield from _data(config)
     yield from model_problems(cast(Any, config))  # which has the keys that it reads
     yield from _files(config)
@@ -236,6 +255,29 @@ def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[
         yield Problem("noise.slip_share", HYDRA, found, expected, "noise.slip_share=0.5")
 
 
+def _published(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields what in a published configuration is of another task, or would be read wrongly."""
+    variant = look_up({"document": config.document}, _VARIANT)
+    own = [name for name, task in VARIANTS.items() if task == config.task]
+    if is_read("document") and variant is not MISSING and variant not in own:
+        expected = f"{' or '.join(own)}, because this configuration trains task={config.task}"
+        fix = f"set NSC_CONFIG to a published configuration of {own[0]}"
+        if variant in VARIANTS:
+            fix = f"--config-name train_{VARIANTS[variant]}, or {fix}"
+        yield Problem(_VARIANT, HYDRA, show(variant), expected, fix)
+
+    noise = look_up({"document": config.document}, _PUBLISHED_NOISE)
+    if not isinstance(noise, Mapping) or noise.get("type") != "SWITCH":
+        return
+    types = [look_up(choice, "type") for choice in noise.get("cfgs", ())]
+    is_supported = len(types) == 2 and types[1] == "NONE" != types[0]
+    if is_read(f"{_PUBLISHED_NOISE}.probabilities") and not is_supported:
+        expected = "two: errors, and NONE as the second, whose probability is noise.clean_share"
+        fix = "correct their order and number, or set noise.clean_share and noise.word_probability"
+        found = ", ".join(map(show, types)) or "none"
+        yield Problem(f"{_PUBLISHED_NOISE}.cfgs", HYDRA, found, expected, fix)
+
+
 def _files(config: SpellingConfig) -> Iterator[Problem]:
     """Yields files, folders and packages that are missing, some needed only after the last step."""
     noise, lines = config.noise, "a file of lines `word count`"
@@ -250,9 +292,8 @@ def _files(config: SpellingConfig) -> Iterator[Problem]:
             expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
             yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
         yield from _uninstalled("benchmarks", config.benchmarks, "symspellpy", "benchmarks=null")
-    if isinstance(config, SecConfig) and not os.path.isdir(config.detector or "."):
-        expected = "model/ of a run of sed_words"
-        yield missing("detector", str(config.detector), expected, "correct detector")
+    if isinstance(config, SecConfig):
+        yield from _detector(config)
     for name in config.word_lists:
         if name.partition(":")[0] in (SYMSPELLPY, WORDFREQ):
             yield from _uninstalled("word_lists", name, name.partition(":")[0], "word_lists=[]")
@@ -262,6 +303,17 @@ def _files(config: SpellingConfig) -> Iterator[Problem]:
             )
     if config.dictionary is not None and not os.path.isfile(config.dictionary):
         yield missing("dictionary", config.dictionary, lines, "dictionary=null")
+
+
+def _detector(config: SecConfig) -> Iterator[Problem]:
+    folder, expected = config.detector, "model/ of a run of sed_words"
+    if folder is None:
+        return
+    if not os.path.isdir(folder):
+        yield missing("detector", folder, expected, "correct detector")
+    elif os.path.isfile(os.path.join(folder, CORRECTION)):
+        found = f"{show(folder)}, a model of task=sec, whose scores are about corrections"
+        yield Problem("detector", HYDRA, found, expected, "correct detector, or detector=null")
 
 
 def _uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
@@ -344,10 +396,11 @@ def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
 
 def notes(config: SpellingConfig) -> Iterator[str]:
     """Yields what a configuration of the published system says that has no effect here."""
-    unread = unread_keys("document")
+    unread = unread_keys("document", checked=[_VARIANT])
     if unread:
         yield f"{', '.join(unread)}: without a counterpart here, so not used"
-    kind = (config.document.get("lr_scheduler") or {}).get("type", "")
-    if unread and str(kind).startswith("STEP"):
-        falls = f"falls as lr_scheduler_type={config.lr_scheduler_type}, not in steps"
+    kind = look_up(config.document, "lr_scheduler.type")
+    if is_read("document.lr_scheduler.type") and kind not in SCHEDULES:
+        instead = "in steps" if str(kind).startswith("STEP") else f"as {kind}"
+        falls = f"falls as lr_scheduler_type={config.lr_scheduler_type}, not {instead}"
         yield f"document.lr_scheduler.type: {kind}: the learning rate {falls}"

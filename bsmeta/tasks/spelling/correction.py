@@ -20,7 +20,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import words
 from bsmeta.tasks.spelling import detector
-from bsmeta.tasks.spelling.config import SecConfig
+from bsmeta.tasks.spelling.config import CORRECTION, SecConfig
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     apply_corrections,
@@ -34,8 +34,6 @@ from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, batches_within, spread
 
-THRESHOLD = "correction.json"
-"""File in the model's folder with the probability threshold for making a correction (null: 0.5)."""
 LIKELY = 0.5
 """The probability above which a correction replaces a word where its neighbors are judged."""
 UNCORRECTED_SHARE = 0.3
@@ -265,7 +263,7 @@ class CandidateCorrection(Corrector):
         if not isinstance(inputs, CandidateInputs):
             raise DataError(f"{folder}: not a model that corrects; expected one of task=sec")
         self._inputs = inputs
-        file = folder / THRESHOLD
+        file = folder / CORRECTION
         try:
             threshold = json.loads(file.read_text(encoding="utf-8"))["threshold"]
             if threshold is not None:  # otherwise, `finish` has chosen it after that checkpoint
@@ -280,7 +278,7 @@ class CandidateCorrection(Corrector):
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._inputs.write(folder)
         content = json.dumps({"threshold": self._chosen}) + "\n"
-        (folder / THRESHOLD).write_text(content, encoding="utf-8")
+        (folder / CORRECTION).write_text(content, encoding="utf-8")
         self._write_card(folder)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,18 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from bsmeta.config.compose import compose as compose_command_line
 from bsmeta.config.compose import register
 from bsmeta.config.sources import expand
-from bsmeta.config.values import finished
+from bsmeta.config.values import finished, unread_keys
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.tasks.spelling.config import (
+    CORRECTION,
     SecConfig,
     SedSequenceConfig,
     SedWordsConfig,
     SpellingConfig,
+    value_problems,
 )
 from tests.config.test_refusals import start
 from tests.conftest import REPOSITORY
@@ -250,7 +255,7 @@ def test_published_keys_without_a_counterpart_are_named(published: Path, tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
     branches = {
         "": "data_dir",
-        "variant.": "type tokenizer data_scheme add_word_features dictionary_file index",
+        "variant.": "tokenizer data_scheme add_word_features dictionary_file index",
         "variant.preprocessing.": "type re_weight_edit_token_p",
         "model.": "type embedding edge_hidden_dim num_classes",
         "model.gnn.": "type norm",
@@ -262,3 +267,193 @@ def test_published_keys_without_a_counterpart_are_named(published: Path, tmp_pat
     names, _, rest = note.removeprefix("note: ").partition(": ")
     assert (set(names.split(", ")), rest) == (expected, "without a counterpart here, so not used")
     assert "STEP_WITH_WARMUP: the learning rate falls as lr_scheduler_type=cosine" in done.stdout
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> None:
+    """The data set and the misspellings that the configurations above name."""
+    (tmp_path / "texts" / "one").mkdir(parents=True)
+    (tmp_path / "texts" / "one" / "texts.txt").write_text("One text.\n")
+    (tmp_path / "m.json").write_text('{"text": ["txet"]}')
+    (tmp_path / "runs" / "sed_words" / "model").mkdir(parents=True)
+
+
+@pytest.mark.usefixtures("texts")
+@pytest.mark.parametrize(
+    ("trained", "published_file", "variant"),
+    [
+        ("sed_words", "correction", "SEC_NMT"),
+        ("sed_words", "tuning", "SED_SEQUENCE"),
+        ("sec", "graph", "SED_WORDS"),
+        ("sed_sequence", "graph", "SED_WORDS"),
+    ],
+)
+def test_a_published_configuration_of_another_task_is_refused(
+    published: Path, tmp_path: Path, trained: str, published_file: str, variant: str
+) -> None:
+    arguments = ("--config-dir", str(published), "--config-name", f"train_{trained}")
+    done = start(
+        tmp_path, *arguments, "check_only=true", NSC_CONFIG=f"train/{published_file}.yaml"
+    )
+    assert done.returncode == 2
+    assert f'1. document.variant.type in Hydra configuration: found "{variant}"' in done.stderr
+    assert f"because this configuration trains task={trained}." in done.stderr
+    own = {"SEC_NMT": "sec", "SED_SEQUENCE": "sed_sequence", "SED_WORDS": "sed_words"}[variant]
+    assert f"Fix: --config-name train_{own}, or set NSC_CONFIG to" in done.stderr
+    done = start(
+        tmp_path, *arguments[:-1], f"train_{own}", "check_only=true",
+        NSC_CONFIG=f"train/{published_file}.yaml",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("texts")
+def test_a_published_variant_without_a_counterpart_is_refused(
+    published: Path, tmp_path: Path
+) -> None:
+    done = start(
+        tmp_path,
+        *("--config-dir", str(published), "--config-name", "train_sec"),
+        *("check_only=true", "document.variant.type=TOKENIZATION_REPAIR"),
+        NSC_CONFIG="train/correction.yaml",
+    )
+    assert done.returncode == 2
+    assert "expected SEC_NMT or SEC_WORDS_NMT, because this configuration trains" in done.stderr
+    assert "Fix: set NSC_CONFIG to a published configuration of SEC_NMT" in done.stderr
+
+
+@pytest.mark.usefixtures("texts")
+@pytest.mark.parametrize(
+    ("choices", "found"),
+    [
+        ("[{type: NONE}, {type: MIXED_NOISE}]", 'found "NONE", "MIXED_NOISE"'),
+        ("[{type: MIXED_NOISE}, {type: MIXED_NOISE}]", 'found "MIXED_NOISE", "MIXED_NOISE"'),
+        ("[{type: MIXED_NOISE}]", 'found "MIXED_NOISE", expected two'),
+    ],
+)
+def test_a_switch_that_would_be_misread_is_refused(
+    published: Path, tmp_path: Path, choices: str, found: str
+) -> None:
+    arguments = (
+        *("--config-dir", str(published), "--config-name", "train_sed_sequence"),
+        *("check_only=true", f"document.variant.preprocessing.cfgs={choices}"),
+    )
+    tuning = {"NSC_CONFIG": "train/tuning.yaml"}
+    done = start(tmp_path, *arguments, **tuning)
+    assert done.returncode == 2
+    assert "document.variant.preprocessing.cfgs in Hydra configuration" in done.stderr
+    assert found in done.stderr
+    done = start(tmp_path, *arguments, "noise.clean_share=0.1", **tuning)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("texts")
+@pytest.mark.parametrize(
+    ("schedule", "note"),
+    [
+        ("STEP_WITH_WARMUP", "as lr_scheduler_type=cosine, not in steps"),
+        ("POLYNOMIAL", "as lr_scheduler_type=cosine, not as POLYNOMIAL"),
+        ("LINEAR_WITH_WARMUP", None),
+    ],
+)
+def test_a_schedule_that_becomes_another_is_named(
+    published: Path, tmp_path: Path, schedule: str, note: str | None
+) -> None:
+    done = start(
+        tmp_path,
+        *("--config-dir", str(published), "--config-name", "train_sed_words"),
+        *("check_only=true", f"document.lr_scheduler.type={schedule}"),
+        NSC_CONFIG="train/graph.yaml",
+    )
+    assert done.returncode == 0, done.stderr
+    if note is None:
+        assert "the learning rate falls" not in done.stdout
+    else:
+        assert f"{schedule}: the learning rate falls {note}" in done.stdout
+
+
+def leaves(section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """The dotted names of all values of nested mappings and lists, but those of lists of values."""
+    entries = section
+    if isinstance(section, list) and any(isinstance(entry, dict) for entry in section):
+        entries = {str(place): entry for place, entry in enumerate(section)}
+    if isinstance(entries, dict):
+        for name, entry in entries.items():
+            yield from leaves(entry, (*path, name))
+    else:
+        yield ".".join(path), section
+
+
+def another(value: Any) -> str:
+    """Another value of the same type, for the command line."""
+    if isinstance(value, bool):
+        return str(not value).lower()
+    if isinstance(value, (int, float)):
+        return str(value * 2 + 1)
+    if isinstance(value, list):
+        return "[" + ",".join(map(another, value)) + "]"
+    return "CONSTANT_WITH_WARMUP" if "_WITH_" in str(value) else "other"
+
+
+@pytest.mark.parametrize(
+    ("file", "schema"),
+    [("graph", SedWordsConfig), ("correction", SecConfig), ("tuning", SedSequenceConfig)],
+)
+def test_every_published_key_is_used_or_named(
+    published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    schema: type[SpellingConfig],
+) -> None:
+    monkeypatch.setenv("NSC_CONFIG", f"train/{file}.yaml")
+
+    def values_with(*overrides: str) -> dict[str, Any]:
+        name = f"train_{schema().task}"
+        values = dataclasses.asdict(compose_command_line(schema, name, overrides, published))
+        return {key: value for key, value in values.items() if key != "document"}
+
+    values = values_with()
+    config = compose_command_line(schema, f"train_{schema().task}", (), published)
+    named = unread_keys("document", checked=["document.variant.type"])
+    count = 0
+    for key, value in leaves(config.document, ("document",)):
+        if key == "document.variant.type":  # refused above
+            continue
+        is_named = any(f"{key}.".startswith(f"{branch}.") for branch in named)
+        has_effect = values_with(f"{key}={another(value)}") != values
+        assert has_effect is not is_named, key
+        count += 1
+    assert count > 20
+
+
+def test_a_fallback_that_is_not_used_is_named(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSC_CONFIG", "train/graph.yaml")
+    more = ("document.model.hidden_dim=32",)  # takes the place of node_hidden_dim
+    config = compose_command_line(SedWordsConfig, "train_sed_words", more, published)
+    assert config.small_model.width == 32
+    assert "document.model.node_hidden_dim" in unread_keys("document")
+    assert "document.model.hidden_dim" not in unread_keys("document")
+
+
+def test_a_published_key_on_the_command_line_of_a_saved_configuration_is_named(
+    tmp_path: Path,
+) -> None:
+    saved = "defaults: [sed_words_config, _self_]\ndocument: {epochs: 2}\ndatasets: [one]\n"
+    (tmp_path / "config.yaml").write_text(saved)
+    compose_command_line(SedWordsConfig, "config", (), tmp_path)
+    assert unread_keys("document") == []
+    done = start(
+        tmp_path, "--config-dir", ".", "--config-name", "config", "document.epochs=3",
+        "check_only=true", f"datasets=[{__file__}]", "noise.method=artificial",
+    )  # fmt: skip
+    assert "note: document.epochs: without a counterpart here, so not used" in done.stdout
+
+
+def test_a_corrector_is_no_detector(tmp_path: Path) -> None:
+    (tmp_path / CORRECTION).write_text('{"threshold": 0.5}')
+    config = SecConfig(datasets=[__file__], detector=str(tmp_path))
+    (problem,) = value_problems(config)
+    assert problem.key == "detector"
+    assert "a model of task=sec, whose scores are about corrections" in problem.found

@@ -1,0 +1,45 @@
+"""The characters of a token that spelling is about: its words, without punctuation.
+
+A token, from one white space to the next, may hold several words: `"Yes"—then`. A word is letters
+with their combining marks, joined by single apostrophes and hyphens (`don't`, `well-known`). All
+other characters stand between words; no correction changes, removes or adds one.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from bsmeta.data.text.sentences import Span
+
+_JOINERS = frozenset("'\u2019-")
+_LETTER, _MARK, _JOINER, _OTHER = "lmj "
+_RUN = re.compile(f"{_LETTER}[{_LETTER}{_MARK}]*(?:{_JOINER}{_LETTER}[{_LETTER}{_MARK}]*)*")
+_ELISION = re.compile(r"(?:[cdjlmnost]|qu)['\u2019](?=\w\w)", re.IGNORECASE)
+
+
+def word_runs(token: str) -> list[Span]:
+    """The places of the words of a token."""
+    if token.isalpha():
+        return [Span(0, len(token))]
+    kinds = "".join(map(_kind, token))
+    return [Span(*match.span()) for match in _RUN.finditer(kinds)]
+
+
+def is_word(text: str) -> bool:
+    """Whether a text is one word and nothing else."""
+    return word_runs(text) == [Span(0, len(text))]
+
+
+def elision_length(word: str) -> int:
+    """The number of characters of an elided word before another (`L'Or`: 2); 0 without one."""
+    elision = _ELISION.match(word)
+    return elision.end() if elision else 0
+
+
+def _kind(character: str) -> str:
+    if character.isalpha():
+        return _LETTER
+    if unicodedata.category(character).startswith("M"):
+        return _MARK
+    return _JOINER if character in _JOINERS else _OTHER
