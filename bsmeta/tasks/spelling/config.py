@@ -31,8 +31,8 @@ LEAST_TOKENS = 512
 MOST_SHARES = 64  # of a step, unless batch_shares is set
 
 CORRECTION = "correction.json"
-"""File in the folder of a model of `sec`, with the probability threshold of its corrections (null:
-0.5)."""
+"""File in the folder of a model of `sec`: the probability threshold of its corrections (null: 0.5).
+"""
 
 VARIANTS = {
     "SED_WORDS": "sed_words",
@@ -256,12 +256,12 @@ def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[
 
 
 def _published(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields what in a published configuration is of another task, or would be read wrongly."""
+    """Yields parts of a published configuration that another task or nothing here can train."""
     variant = look_up({"document": config.document}, _VARIANT)
-    own = [name for name, task in VARIANTS.items() if task == config.task]
-    if is_read("document") and variant is not MISSING and variant not in own:
-        expected = f"{' or '.join(own)}, because this configuration trains task={config.task}"
-        fix = f"set NSC_CONFIG to a published configuration of {own[0]}"
+    trainable = [name for name, task in VARIANTS.items() if task == config.task]
+    if is_read("document") and variant is not MISSING and variant not in trainable:
+        expected = f"{' or '.join(trainable)}, because this configuration trains task={config.task}"
+        fix = f"set NSC_CONFIG to a published configuration of {trainable[0]}"
         if variant in VARIANTS:
             fix = f"--config-name train_{VARIANTS[variant]}, or {fix}"
         yield Problem(_VARIANT, HYDRA, show(variant), expected, fix)
@@ -269,13 +269,14 @@ def _published(config: SpellingConfig) -> Iterator[Problem]:
     noise = look_up({"document": config.document}, _PUBLISHED_NOISE)
     if not isinstance(noise, Mapping) or noise.get("type") != "SWITCH":
         return
-    types = [look_up(choice, "type") for choice in noise.get("cfgs", ())]
-    is_supported = len(types) == 2 and types[1] == "NONE" != types[0]
+    choices = noise.get("cfgs")
+    types = [look_up(choice, "type") for choice in choices] if isinstance(choices, list) else []
+    is_supported = types[1:] == ["NONE"] and types[0] not in (MISSING, "NONE")
     if is_read(f"{_PUBLISHED_NOISE}.probabilities") and not is_supported:
         expected = "two: errors, and NONE as the second, whose probability is noise.clean_share"
         fix = "correct their order and number, or set noise.clean_share and noise.word_probability"
-        found = ", ".join(map(show, types)) or "none"
-        yield Problem(f"{_PUBLISHED_NOISE}.cfgs", HYDRA, found, expected, fix)
+        names = ["no type" if name is MISSING else str(name) for name in types]
+        yield Problem(f"{_PUBLISHED_NOISE}.cfgs", HYDRA, ", ".join(names) or "none", expected, fix)
 
 
 def _files(config: SpellingConfig) -> Iterator[Problem]:

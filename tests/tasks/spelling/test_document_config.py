@@ -18,7 +18,6 @@ from bsmeta.config.sources import expand
 from bsmeta.config.values import finished, unread_keys
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.tasks.spelling.config import (
-    CORRECTION,
     SecConfig,
     SedSequenceConfig,
     SedWordsConfig,
@@ -292,9 +291,7 @@ def test_a_published_configuration_of_another_task_is_refused(
     published: Path, tmp_path: Path, trained: str, published_file: str, variant: str
 ) -> None:
     arguments = ("--config-dir", str(published), "--config-name", f"train_{trained}")
-    done = start(
-        tmp_path, *arguments, "check_only=true", NSC_CONFIG=f"train/{published_file}.yaml"
-    )
+    done = start(tmp_path, *arguments, "check_only=true", NSC_CONFIG=f"train/{published_file}.yaml")
     assert done.returncode == 2
     assert f'1. document.variant.type in Hydra configuration: found "{variant}"' in done.stderr
     assert f"because this configuration trains task={trained}." in done.stderr
@@ -326,9 +323,14 @@ def test_a_published_variant_without_a_counterpart_is_refused(
 @pytest.mark.parametrize(
     ("choices", "found"),
     [
-        ("[{type: NONE}, {type: MIXED_NOISE}]", 'found "NONE", "MIXED_NOISE"'),
-        ("[{type: MIXED_NOISE}, {type: MIXED_NOISE}]", 'found "MIXED_NOISE", "MIXED_NOISE"'),
-        ("[{type: MIXED_NOISE}]", 'found "MIXED_NOISE", expected two'),
+        ("[{type: NONE}, {type: MIXED_NOISE}]", "found NONE, MIXED_NOISE, expected two"),
+        (
+            "[{type: MIXED_NOISE}, {type: MIXED_NOISE}]",
+            "found MIXED_NOISE, MIXED_NOISE, expected two",
+        ),
+        ("[{type: MIXED_NOISE}]", "found MIXED_NOISE, expected two"),
+        ("[MIXED_NOISE, {type: NONE}]", "found no type, NONE, expected two"),
+        ("null", "found none, expected two"),
     ],
 )
 def test_a_switch_that_would_be_misread_is_refused(
@@ -372,26 +374,37 @@ def test_a_schedule_that_becomes_another_is_named(
         assert f"{schedule}: the learning rate falls {note}" in done.stdout
 
 
-def leaves(section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """The dotted names of all values of nested mappings and lists, but those of lists of values."""
+def leaves(section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The paths of all values of nested mappings and lists; a list of plain values is one."""
     entries = section
     if isinstance(section, list) and any(isinstance(entry, dict) for entry in section):
-        entries = {str(place): entry for place, entry in enumerate(section)}
+        entries = {str(number): entry for number, entry in enumerate(section)}
     if isinstance(entries, dict):
         for name, entry in entries.items():
             yield from leaves(entry, (*path, name))
     else:
-        yield ".".join(path), section
+        yield path, section
 
 
-def another(value: Any) -> str:
-    """Another value of the same type, for the command line."""
+def with_value(document: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A copy of a document in which one value is another."""
+    changed = OmegaConf.create(document)
+    OmegaConf.update(changed, ".".join(path), value)
+    copy = OmegaConf.to_container(changed)
+    assert isinstance(copy, dict)
+    return {str(name): entry for name, entry in copy.items()}
+
+
+def another(value: Any) -> Any:
+    """Another value of the same type; variables are texts of numbers."""
     if isinstance(value, bool):
-        return str(not value).lower()
+        return not value
     if isinstance(value, (int, float)):
-        return str(value * 2 + 1)
+        return value * 2 + 1
     if isinstance(value, list):
-        return "[" + ",".join(map(another, value)) + "]"
+        return [*map(another, value)]
+    if str(value).isdecimal():
+        return str(int(value) * 2 + 1)
     return "CONSTANT_WITH_WARMUP" if "_WITH_" in str(value) else "other"
 
 
@@ -407,20 +420,21 @@ def test_every_published_key_is_used_or_named(
 ) -> None:
     monkeypatch.setenv("NSC_CONFIG", f"train/{file}.yaml")
 
-    def values_with(*overrides: str) -> dict[str, Any]:
-        name = f"train_{schema().task}"
-        values = dataclasses.asdict(compose_command_line(schema, name, overrides, published))
+    document = compose_command_line(schema, f"train_{schema().task}", (), published).document
+    named = unread_keys("document", checked=["document.variant.type"])
+
+    def values_of(document: dict[str, Any]) -> dict[str, Any]:
+        values = dataclasses.asdict(compose(published, schema, document=document))
         return {key: value for key, value in values.items() if key != "document"}
 
-    values = values_with()
-    config = compose_command_line(schema, f"train_{schema().task}", (), published)
-    named = unread_keys("document", checked=["document.variant.type"])
+    values = values_of(document)
     count = 0
-    for key, value in leaves(config.document, ("document",)):
-        if key == "document.variant.type":  # refused above
+    for path, value in leaves(document):
+        if path == ("variant", "type"):  # refused above
             continue
+        key = ".".join(["document", *path])
         is_named = any(f"{key}.".startswith(f"{branch}.") for branch in named)
-        has_effect = values_with(f"{key}={another(value)}") != values
+        has_effect = values_of(with_value(document, path, another(value))) != values
         assert has_effect is not is_named, key
         count += 1
     assert count > 20
@@ -452,7 +466,7 @@ def test_a_published_key_on_the_command_line_of_a_saved_configuration_is_named(
 
 
 def test_a_corrector_is_no_detector(tmp_path: Path) -> None:
-    (tmp_path / CORRECTION).write_text('{"threshold": 0.5}')
+    (tmp_path / "correction.json").write_text('{"threshold": 0.5}')
     config = SecConfig(datasets=[__file__], detector=str(tmp_path))
     (problem,) = value_problems(config)
     assert problem.key == "detector"

@@ -35,7 +35,7 @@ COUNTED = [
     # What the counted texts have is no candidate if it is more than a word.
     'yes—then yes"then word(s burnt)badly em"pire the/cat',
 ] * 2
-MISSPELLINGS = {"don't": ("dont", "do'nt", "don;t"), "em\"pire": ("empyre",), "a lot": ("alot",)}
+MISSPELLINGS = {"don't": ("dont", "do'nt", "don;t"), 'em"pire': ("empyre",), "a lot": ("alot",)}
 
 
 def make_lexicon() -> Lexicon:
@@ -135,7 +135,7 @@ def is_letter(char: str) -> bool:
 
 
 def test_what_counts_as_punctuation_here() -> None:
-    assert punctuation('"Yes"—then L\'Or, well-known- (3) dogs\' a--b') == '""—,-(3)\'--'
+    assert punctuation("\"Yes\"—then L'Or, well-known- (3) dogs' a--b") == '""—,-(3)\'--'
 
 
 def load_task(task: SpellingTask) -> nn.Module:
@@ -234,7 +234,7 @@ def test_real_lines_keep_their_punctuation(group: str) -> None:
 def test_the_program_leaves_punctuation_as_it_is(launch: Launch, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launch(TRAIN, *arguments("sec", tmp_path, run))
-    text = 'The "villiage"—becuase (until)—tommorow: L\'Or\'s “lettrs”s.\n'
+    text = "The \"villiage\"—becuase (until)—tommorow: L'Or's “lettrs”s.\n"
     (tmp_path / "in.txt").write_text(text, encoding="utf-8")
     done = launch(PREDICT, f"checkpoint={run}", f"input={tmp_path}/in.txt", "show=json")
     record = json.loads(done.stdout)
