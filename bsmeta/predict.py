@@ -67,7 +67,10 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
     check_output(output)
     model = _open(config)
     separator, encoding = config.csv_separator, config.csv_encoding
-    read = partial(read_records, source, model.inputs, separator=separator, encoding=encoding)
+    read = partial(
+        read_records, source, model.inputs, check=model.check_record, separator=separator,
+        encoding=encoding,
+    )  # fmt: skip
     bad = BadRows(source, config.on_bad_row)
     total = sum(1 for _ in read(bad))
     bad.close()  # raises before any prediction

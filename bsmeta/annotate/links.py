@@ -41,6 +41,7 @@ from bsmeta.annotate.sources import InputFile, counted, decode
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
 from bsmeta.data.io.lines import LineReader
+from bsmeta.data.text.caseless import caseless
 from bsmeta.data.text.sentences import sentences
 
 LONGEST_MENTION = 100
@@ -373,7 +374,7 @@ def _lines(row: _Row) -> Iterator[dict[str, Any]]:
             spans = [(one.char_start_idx - start, one.char_end_idx - start) for one in found]
             yield {
                 "sentence": sentence,
-                "aliases": [_alias(sentence[first:last]) for first, last in spans],
+                "aliases": [caseless(sentence[first:last]) for first, last in spans],
                 "qids": [one.url for one in found],
                 "char_spans": spans,
                 "gold": [True] * len(found),
@@ -390,12 +391,8 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
         start += len(line)
 
 
-def _alias(mention: str) -> str:
-    return " ".join(mention.lower().split())
-
-
 def _profile(page: LinkedPage, counts: Counter[str], links: Iterable[str]) -> dict[str, Any]:
-    scores = Counter({_alias(page.title): TITLE_SCORE}) + counts
+    scores = Counter({caseless(page.title): TITLE_SCORE}) + counts
     return {
         "entity_id": page.key,
         "mentions": sorted(scores.items(), key=lambda item: (-item[1], item[0])),

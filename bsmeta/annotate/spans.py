@@ -198,7 +198,7 @@ class Entity(Annotator):
     """
 
     name = "entity"
-    version = 2
+    version = 3
     columns = ("metadata_entity",)
     settings = ("entity_source", "profile")
 

@@ -38,7 +38,7 @@ from bsmeta.tasks.causal_lm.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, WINDOWS
 from bsmeta.tasks.causal_lm.text_mode import Result, Writer, changed
 from bsmeta.tasks.checkpoints import locate, open_task, task_of
-from bsmeta.training.task import ChangesText, Predicts, PredictsFromData, Task
+from bsmeta.training.task import ChangesText, ChecksRecords, Predicts, PredictsFromData, Task
 
 LANGUAGE_MODEL = "causal_lm"
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
@@ -305,6 +305,15 @@ class Predictor(Model):
         """Yields the predictions of records one by one, for more than fit into memory."""
         return self._task.predict(self.module, records)
 
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        """Checks what a record has beside its texts, such as mentions.
+
+        Raises:
+            DataError: If the record cannot be predicted.
+        """
+        if isinstance(self._task, ChecksRecords):
+            self._task.check_record(record)
+
     def data_fingerprint(self) -> Any:
         """Identifies the data outside the model on which predictions depend; None without any."""
         return self._task.data_fingerprint() if isinstance(self._task, PredictsFromData) else None
@@ -318,6 +327,7 @@ class Predictor(Model):
             if not isinstance(given.get(key), str):
                 listed = ", ".join(map(repr, given)) or "nothing"
                 raise DataError(f"{key!r} is not a text (it has {listed}); expected one")
+        self.check_record(given)
         return given
 
     @property

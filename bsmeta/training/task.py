@@ -228,6 +228,14 @@ class PredictsFromData(Protocol):
 
 
 @runtime_checkable
+class ChecksRecords(Protocol):
+    """A task whose records have more than texts, which may be invalid."""
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        """Raises DataError if a record with all texts of `inputs` cannot be predicted."""
+
+
+@runtime_checkable
 class Predicts(Protocol):
     """A task whose exported model, which `load` opens, can be applied to new records."""
 

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ def read_records(
     wanted: Sequence[str],
     bad: BadRows,
     *,
+    check: Callable[[Record], None] = lambda _: None,
     separator: str = AUTO,
     encoding: str = AUTO,
 ) -> Iterator[Record]:
@@ -48,7 +49,8 @@ def read_records(
     Args:
         path: A CSV file or JSON lines, compressed with gzip or not.
         wanted: The columns that each record must have, with a text in them.
-        bad: Takes the records that have none, or cannot be read.
+        bad: Takes the records that have none, cannot be read, or do not pass the check.
+        check: Raises DataError for a record that cannot be used.
 
     Raises:
         DataError: If the file cannot be read.
@@ -75,6 +77,11 @@ def read_records(
         problem = row.problem
         if problem is None and missing:
             problem = f"no text in {' and '.join(map(repr, missing))}"
+        if problem is None:
+            try:
+                check(record)
+            except DataError as error:
+                problem = str(error)
         if problem is None:
             yield record
         else:

@@ -14,7 +14,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from bsmeta.core.progress import reporting
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import report_progress, reporting
+from bsmeta.data.text.caseless import caseless
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder
 from bsmeta.tasks.disambiguation.string_table import (
     Names,
@@ -48,6 +50,11 @@ ENTITY_LAYOUT = {
 }
 """The arrays of a table."""
 
+_ALIASES_AT_ONCE = 1 << 16
+_PLAIN = np.zeros(256, bool)  # bytes that are the same in the caseless form
+_PLAIN[ord(" ") : ord("~") + 1] = True
+_PLAIN[ord("A") : ord("Z") + 1] = False
+
 
 class TableVersion(msgspec.Struct):
     """A table as it was after a change.
@@ -73,6 +80,14 @@ class TableFacts(msgspec.Struct):
     versions: Annotated[list[TableVersion], msgspec.Meta(min_length=1)]
 
 
+class Aliases(Names):
+    """The aliases of a table by their caseless form, in which texts and files are looked up."""
+
+    def find(self, string: str) -> int:
+        """The number of an alias, however its case, composition and white space; -1: none."""
+        return super().find(caseless(string))
+
+
 class EntityTable:
     """The entities and aliases of a folder, which processes share in memory.
 
@@ -86,7 +101,7 @@ class EntityTable:
     def __init__(self, arrays: ArrayFolder[TableFacts]) -> None:
         self.folder = arrays.folder
         self.ids = Names(arrays, "ids")
-        self.aliases = Names(arrays, "aliases")
+        self.aliases = Aliases(arrays, "aliases")
         self.titles = Strings(arrays, "titles")
         self.descriptions = Strings(arrays, "descriptions")
         self.type_names = Strings(arrays, "type_names")
@@ -174,6 +189,7 @@ def check_table(arrays: ArrayFolder[TableFacts]) -> None:
     """
     entities = check_names(arrays, "ids")
     aliases = check_names(arrays, "aliases")
+    _check_caseless(arrays)
     check_strings(arrays, "titles", entities)
     check_strings(arrays, "descriptions", entities)
 
@@ -188,3 +204,43 @@ def check_table(arrays: ArrayFolder[TableFacts]) -> None:
     check_lists(arrays, "candidates", aliases)
     check_numbers(arrays, "candidates", entities)
     check_length(arrays, "candidate_scores", len(arrays["candidates"]))
+
+
+def _check_caseless(arrays: ArrayFolder[TableFacts]) -> None:
+    """Checks that every alias is in its caseless form, without which it is never found.
+
+    Raises:
+        DataError: If one is not.
+    """
+    aliases = Strings(arrays, "aliases")
+    for first in range(0, len(aliases), _ALIASES_AT_ONCE):
+        ends = arrays["aliases_ends"][first : first + _ALIASES_AT_ONCE]
+        start = int(arrays["aliases_ends"][first - 1]) if first else 0
+        unclear = start + _unclear_bytes(arrays["aliases"][start : int(ends[-1])], ends - start)
+        for number in first + np.unique(np.searchsorted(ends, unclear, side="right")):
+            alias = aliases[int(number)]
+            if alias != caseless(alias):
+                raise DataError(
+                    f"{arrays.folder}: its alias {alias!r} is not in the form in which aliases are "
+                    f"looked up, {caseless(alias)!r}: an earlier version of bsmeta has built it; "
+                    "delete the folder and build it again"
+                )
+        report_progress()
+
+
+def _unclear_bytes(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """int64: the places of bytes that may not be in a caseless form.
+
+    Args:
+        text: uint8, strings one after the other.
+        ends: The end of each.
+    """
+    is_unclear = ~_PLAIN[text]
+    is_space = text == ord(" ")
+    is_unclear[1:] |= is_space[1:] & is_space[:-1]
+
+    starts = np.concatenate([[0], ends[:-1]])
+    is_filled = ends > starts
+    for edges in (starts[is_filled], ends[is_filled] - 1):
+        is_unclear[edges] |= is_space[edges]
+    return np.flatnonzero(is_unclear)

@@ -35,6 +35,7 @@ import msgspec
 import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
+from bsmeta.data.text.caseless import caseless
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems
 from bsmeta.tasks.disambiguation.profiles import (
@@ -75,7 +76,6 @@ class _MappingFile(Problems):
 
     def __init__(self, path: Path, form: Any, vocabulary: Path | None = None) -> None:
         super().__init__(path)
-        self.path = path
         self.vocabulary = vocabulary
         self._repeated: list[str] = []
         self._raw = ""
@@ -327,7 +327,7 @@ def _candidate_problems(
     alias: str, candidates: Sequence[tuple[str, float]], known: Mapping[str, str], most: int
 ) -> Iterator[str]:
     qids, scores = [qid for qid, _ in candidates], [score for _, score in candidates]
-    if not alias.strip():
+    if not caseless(alias):
         yield "an alias is empty"
     if len(candidates) > most:
         yield f"alias {alias!r} has {len(candidates)} candidates; max_candidates is {most}"

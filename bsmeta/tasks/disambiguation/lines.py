@@ -18,6 +18,7 @@ import numpy as np
 
 from bsmeta.core.errors import DataError, nearest
 from bsmeta.data.io.lines import LineReader
+from bsmeta.data.text.caseless import caseless
 from bsmeta.metadata.records import WholeLine
 
 Form = TypeVar("Form")
@@ -38,7 +39,7 @@ class Problems:
     """The problems of a file; reading ends when enough of them are known."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._found: list[str] = []
 
     def add(self, line: int | None, reason: str) -> None:
@@ -58,7 +59,7 @@ class Problems:
             extent = "the first " if count == LISTED else ""
             named = "1 problem" if count == 1 else f"{extent}{count} problems"
             listed = "\n  ".join(self._found)
-            raise DataError(f"{self._path}: {named}; correct the file\n  {listed}")
+            raise DataError(f"{self.path}: {named}; correct the file\n  {listed}")
 
 
 def json_lines(
@@ -114,7 +115,7 @@ class Mention(NamedTuple):
 
     start: int
     end: int
-    alias: str  # the look-up key of its candidates, which may differ from the text
+    alias: str  # look-up key of its candidates in any case, which may differ from the text
     entities: tuple[str, ...]  # the ids that it means: one, or several that are all right
     is_gold: bool  # False for a weak label, which is trained on but not scored
     slices: tuple[str, ...]  # the line's own slices that it is in; none of a weak label
@@ -144,11 +145,12 @@ class _Raw(msgspec.Struct):
 
 
 class Scan(NamedTuple):
-    """What a first pass over a file has found; `unused` counts the lines with unused fields."""
+    """What a first pass over a file has found."""
 
     lines: int
     slices: list[str]
-    unused: dict[str, int]
+    unused: dict[str, int]  # field that is not used -> lines that have it
+    respelled: int  # aliases that are looked up in another form than that of the line
 
 
 def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
@@ -162,7 +164,7 @@ def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
     unused: Counter[str] = Counter()
     slices: set[str] = set()
     first: dict[str, int] = {}
-    number = 0
+    number = respelled = 0
     for number, line in _all_lines(path, advance):
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             fields = decoder.decode(line)
@@ -170,12 +172,14 @@ def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
                 unused[name] += 1
                 first.setdefault(name, number)
             slices |= decoder.decode(fields.get("slices", b"{}")).keys()
+            aliases = msgspec.json.decode(fields.get("aliases", b"[]"), type=list[str])
+            respelled += sum(alias != caseless(alias) for alias in aliases)
     problems = Problems(path)
     for name in unused.keys() - _UNUSED:
         if similar := nearest(name, used):
             problems.add(first[name], f"there is no field {name!r}{similar}")
     problems.close()
-    return Scan(number, sorted(slices), dict(unused.most_common()))
+    return Scan(number, sorted(slices), dict(unused.most_common()), respelled)
 
 
 def read_lines(path: Path, problems: Problems, advance: Advance = lambda _: None) -> Iterator[Line]:

@@ -1,7 +1,8 @@
 """Disambiguates the mentions of new texts, those given or those detected in them.
 
-Detected are the longest forms of aliases, at word boundaries, in any case. The form of an alias is
-what it looks like in a text: the alias itself, or its lemma (`vice_president.n`: "vice president").
+Detected are the longest forms of aliases, at word boundaries, in any case (`CaselessText`). The
+form of an alias is how a text writes it: as it is, or its lemma (`vice_president.n`: "vice
+president").
 The training lines add the forms that their mentions have ("presidents"), and how often a form is a
 mention at all: "in" may be an alias, of indium, but hardly ever is. (The share of its occurrences
 that are links is the keyphraseness of Mihalcea and Csomai, 2007.)
@@ -9,10 +10,12 @@ that are links is the keyphraseness of Mihalcea and Csomai, 2007.)
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +26,7 @@ from ahocorasick_rs import AhoCorasick, MatchKind
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash, writing
 from bsmeta.core.progress import file_bar
+from bsmeta.data.text.caseless import CaselessText, caseless, combines
 from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.disambiguation.array_folder import (
     MANIFEST,
@@ -46,29 +50,25 @@ from bsmeta.tasks.disambiguation.string_table import (
 from bsmeta.tasks.disambiguation.texts import Row, divide, overlapping
 from bsmeta.training.task import batched, batches_of
 
+log = logging.getLogger(__name__)
+
 TEXTS_AT_ONCE = 200  # texts whose rows are sorted by length and scored together
+_NAMED = 5  # aliases that a warning names
 _EDGE = "\1"
-"""Stands at both ends of every word while matching, so that matches end where words do."""
+"""Stands at both ends of every word while matching, so that matches end where words do. No
+caseless form has it."""
 _WORD_EDGE = re.compile(r"\b")
-_SPACE = re.compile(r"\s")
+_NO_WORD = re.compile(r"[^\w\s\x00-\x7f]")
 _COUNTS = ("alias", "mentions", "occurrences")
 _FORM_LAYOUT = {**string_layout("forms"), **dict.fromkeys(_COUNTS, "<i4")}
 
 
 class Span(NamedTuple):
-    """A mention in a text: its characters, and the number of its alias (-1: unknown)."""
+    """A mention in a text: its characters, and the number of its alias."""
 
     start: int
     end: int
     alias: int
-
-
-def folded(text: str) -> str:
-    """A text in lower case, and each white space as a space; of the same length."""
-    lower = text.lower()
-    if len(lower) != len(text):  # "İ" becomes two characters
-        lower = "".join(char.lower() if len(char.lower()) == 1 else char for char in text)
-    return _SPACE.sub(" ", lower).replace(_EDGE, " ")
 
 
 class FormCount(NamedTuple):
@@ -91,11 +91,13 @@ class FormFacts(msgspec.Struct):
         file: Hash of the training lines.
         alias_form: The key of that name.
         entities: Fingerprint of the table.
+        is_caseless: Whether forms are caseless, as all are that this version writes.
     """
 
     file: str
     alias_form: str
     entities: str
+    is_caseless: bool = False
 
 
 class Detector:
@@ -123,22 +125,36 @@ class Detector:
         forms = {form: alias for form, alias in forms.items() if any(map(str.isalnum, form))}
         self._aliases = np.fromiter(forms.values(), np.int64, len(forms))
         self.forms = tuple(forms)
-        patterns = [_WORD_EDGE.sub(_EDGE, form) for form in self.forms]
+        patterns = [_marked(form, word_edges(form)) for form in self.forms]
         self._automaton = AhoCorasick(patterns, MatchKind.LeftmostLongest)
 
     def matches(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Yields the first character of each match, the one after its last, and its form."""
-        text = folded(text)
-        edges = [match.start() for match in _WORD_EDGE.finditer(text)]
+        folded = CaselessText.of(text)
+        edges = word_edges(folded.text)
         marked = [place + number for number, place in enumerate(edges)]  # where the marks will be
-        found = self._automaton.find_matches_as_indexes(_WORD_EDGE.sub(_EDGE, text))
+        found = self._automaton.find_matches_as_indexes(_marked(folded.text, edges))
         for form, start, end in found:
-            yield start - bisect_left(marked, start), end - bisect_left(marked, end), form
+            start, end = start - bisect_left(marked, start), end - bisect_left(marked, end)
+            place = folded.original(start, end)
+            if place is not None:
+                yield *place, form
 
     def __call__(self, text: str) -> list[Span]:
         """The mentions in a text."""
         found = self.matches(text)
         return [Span(start, end, int(self._aliases[form])) for start, end, form in found]
+
+
+def word_edges(text: str) -> list[int]:
+    """The offsets at which words begin or end; combining characters are parts of their words."""
+    if not text.isascii():
+        text = _NO_WORD.sub(lambda match: "a" if combines(match[0]) else match[0], text)
+    return [match.start() for match in _WORD_EDGE.finditer(text)]
+
+
+def _marked(text: str, edges: Sequence[int]) -> str:
+    return _EDGE.join(text[start:end] for start, end in pairwise([0, *edges, len(text)]))
 
 
 def _forms(table: EntityTable, alias_form: str) -> dict[str, int]:
@@ -148,7 +164,7 @@ def _forms(table: EntityTable, alias_form: str) -> dict[str, int]:
     for alias, name in enumerate(table.aliases):
         if alias_form == "lemma_pos":
             name = name.rpartition(".")[0].replace("_", " ") or name
-        form = folded(name).strip()
+        form = caseless(name)
         weight = float(table.candidates(alias)[1].sum())
         if form and weight >= weights.get(form, 0.0):
             forms[form], weights[form] = alias, weight
@@ -165,7 +181,7 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
     """
     path = None if config.train_file is None else Path(config.train_file)
     if path is not None and path.is_file():
-        facts = FormFacts(file_hash(path), config.alias_form, table.fingerprint)
+        facts = FormFacts(file_hash(path), config.alias_form, table.fingerprint, True)
         with writing(folder, "the forms of aliases in the training sentences"):
             if not _has_counts(folder, facts, table):
                 _write_counts(folder, facts, count_forms(path, table, config.alias_form))
@@ -179,7 +195,7 @@ def _has_counts(folder: Path, facts: FormFacts, table: EntityTable) -> bool:
     if not (folder / MANIFEST).exists():
         return False
     saved = ArrayFolder(folder, _FORM_LAYOUT, FormFacts).facts
-    is_same = (saved.file, saved.alias_form) == (facts.file, facts.alias_form)
+    is_same = msgspec.structs.replace(saved, entities=facts.entities) == facts
     return is_same and table.entities_of(saved.entities) is not None
 
 
@@ -190,6 +206,13 @@ def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
         raise DataError(
             f"{folder} has counts of the aliases of another table than {table.folder}; delete it, "
             "and name the training lines in data_config.train_file, to count again"
+        )
+
+    if not arrays.facts.is_caseless:
+        raise DataError(
+            f"{folder} was written by an earlier version of bsmeta, which compared texts in "
+            "another way; delete it, and name the training lines in data_config.train_file, to "
+            "count again"
         )
 
     forms = check_strings(arrays, "forms")
@@ -211,7 +234,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
     with file_bar(path, f"counting forms in {path.name}") as advance:
         for line in read_lines(path, problems, advance):
             for mention in line.mentions:
-                form = folded(line.text[mention.start : mention.end]).strip()
+                form = caseless(line.text[mention.start : mention.end])
                 alias = table.aliases.find(mention.alias)
                 if form and alias >= 0:
                     mentions.setdefault(form, Counter())[alias] += 1
@@ -244,6 +267,38 @@ def _write_counts(folder: Path, facts: FormFacts, counts: dict[str, FormCount]) 
     writer.commit(facts)
 
 
+class GivenMention(msgspec.Struct):
+    """A mention that a record names: its characters, and its alias (None: that of its text)."""
+
+    start: int
+    end: int
+    alias: str | None = None
+
+
+def given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:
+    """The mentions that a record names; None if they are to be detected in its `text`.
+
+    Raises:
+        DataError: If they are not valid, which says why.
+    """
+    if record.get("mentions") is None:
+        return None
+    try:
+        mentions = msgspec.convert(record["mentions"], list[GivenMention], strict=False)
+    except msgspec.ValidationError as error:
+        raise DataError(
+            f"mentions: {error}; expected a list of start and end, in characters of the text, and "
+            "alias, or none to detect them"
+        ) from error
+    length = len(str(record["text"]))
+    for mention in mentions:
+        if not 0 <= mention.start < mention.end <= length:
+            raise DataError(
+                f"mentions: [{mention.start}, {mention.end}] in a text of {length} characters"
+            )
+    return mentions
+
+
 class Predictor:
     """Disambiguates mentions with a trained model, which is in evaluation mode.
 
@@ -265,37 +320,45 @@ class Predictor:
         A record may name its `mentions`, each with `start`, `end` (characters) and `alias` (that
         of its text, if it is left out); otherwise they are detected by the aliases of the table.
         Mentions that mean none of their candidates (NIL), or whose probability is below
-        `min_score`, are left out.
+        `min_score`, are left out. Given mentions whose alias no entity has are left out, too; the
+        log says how many.
         """
+        unknown: Counter[str] = Counter()
         for batch in batched(records, TEXTS_AT_ONCE):
-            spans = [self._spans(record) for record in batch]
+            spans = [self._spans(record, unknown) for record in batch]
             texts = [str(record["text"]) for record in batch]
             for found in self._entities(texts, spans):
                 yield {"entities": found}
+        if unknown:
+            named = ", ".join(repr(alias) for alias, _ in unknown.most_common(_NAMED))
+            log.warning(
+                "given mentions left out, because no entity has their alias: %d (%s)",
+                unknown.total(), named,
+            )  # fmt: skip
 
-    def _spans(self, record: Mapping[str, Any]) -> list[Span]:
-        text = str(record["text"])
-        mentions = record.get("mentions")
+    def _spans(self, record: Mapping[str, Any], unknown: Counter[str]) -> list[Span]:
+        """The mentions of a record; given ones without a known alias are counted instead."""
+        text, mentions = str(record["text"]), given_mentions(record)
         if mentions is None:
             return self._detector()(text)
-        if not isinstance(mentions, list):
-            raise DataError(f"mentions: {mentions!r}; expected a list, or none to detect them")
-        return [self._span(text, mention) for mention in mentions]
+        spans = []
+        for mention in mentions:
+            surface = text[mention.start : mention.end]
+            alias = self._alias(surface) if mention.alias is None else self._find(mention.alias)
+            if alias < 0:
+                unknown[surface if mention.alias is None else mention.alias] += 1
+            else:
+                spans.append(Span(mention.start, mention.end, alias))
+        return spans
 
-    def _span(self, text: str, mention: Any) -> Span:
-        try:
-            start, end = int(mention["start"]), int(mention["end"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"mentions: {mention!r}; expected start and end, in characters of the text"
-            ) from error
-        if not 0 <= start < end <= len(text):
-            raise DataError(f"mentions: [{start}, {end}] in a text of {len(text)} characters")
-        if "alias" in mention:
-            return Span(start, end, self._data.table.aliases.find(str(mention["alias"])))
-        found = self._detector()(text[start:end])
-        whole = (one.alias for one in found if (one.start, one.end) == (0, end - start))
-        return Span(start, end, next(whole, -1))
+    def _find(self, alias: str) -> int:
+        return self._data.table.aliases.find(alias)
+
+    def _alias(self, surface: str) -> int:
+        """The alias of the text of a mention; -1 if it has none."""
+        whole = (0, len(surface))
+        detected = self._detector()(surface)
+        return next((span.alias for span in detected if (span.start, span.end) == whole), -1)
 
     def _entities(
         self, texts: Sequence[str], spans: Sequence[Sequence[Span]]

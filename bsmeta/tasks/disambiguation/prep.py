@@ -233,6 +233,9 @@ def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
     if scan.unused:
         listed = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
         log.warning("%s: fields that are not used: %s", path, listed)
+    if scan.respelled:
+        how = "in lower case, composed, with single spaces"
+        log.warning("%s: aliases that are looked up %s: %d", path, how, scan.respelled)
     firsts = range(0, scan.lines, PART)
     groups = []
     work.mkdir(parents=True, exist_ok=True)

@@ -4,10 +4,14 @@ A profile is a line of JSON (second generation):
 
     {"entity_id": "Q1", "mentions": [["alias", 10.0]], "title": "…", "description": "…",
      "types": {"system": ["type"]}, "relations": [{"relation": "…", "object": "Q2"}]}
+
+An alias is kept in its caseless form (`Aliases`): `Paris` and `paris` are one alias, whose
+candidates are those of both.
 """
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +24,7 @@ import xxhash
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import building, writing
 from bsmeta.core.progress import file_bar
+from bsmeta.data.text.caseless import caseless
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import (
     ENTITY_LAYOUT,
@@ -31,7 +36,10 @@ from bsmeta.tasks.disambiguation.entities import (
 from bsmeta.tasks.disambiguation.lines import Problems, json_lines
 from bsmeta.tasks.disambiguation.string_table import Names, Strings
 
+log = logging.getLogger(__name__)
+
 MAX_CANDIDATES = 30
+LARGEST_SCORE = float(np.finfo(np.float32).max)
 _LISTS = (
     "ids", "titles", "descriptions", "aliases", "type_names", "relation_names", "types",
     "relations",
@@ -112,7 +120,7 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
 
 def is_score(score: float) -> bool:
     """Whether a number can be the score of a candidate."""
-    return 0 <= score <= float(np.finfo(np.float32).max)
+    return 0 <= score <= LARGEST_SCORE
 
 
 class _Lists:
@@ -155,6 +163,39 @@ class _Names(_Lists):
         return number
 
 
+class _AliasNames(_Names):
+    """Aliases in their caseless form, with counts of those that were written in another."""
+
+    def __init__(self, before: Strings | None) -> None:
+        super().__init__(before)
+        self._spellings: dict[str, int] = {}  # other than the caseless form -> number
+        self._is_caseless = bytearray(b"\1" * self._next)  # by number: also written in that form
+
+    def number(self, string: str) -> int:
+        key = caseless(string)
+        number = super().number(key)
+        if number == len(self._is_caseless):
+            self._is_caseless.append(0)
+        if key == string:
+            self._is_caseless[number] = 1
+        else:
+            self._spellings[string] = number
+        return number
+
+    def report(self, path: Path) -> None:
+        """Logs how many aliases were changed, and how many became one with another."""
+        if not self._spellings:
+            return
+        numbers = {*self._spellings.values()}
+        written = len(self._spellings) + sum(self._is_caseless[number] for number in numbers)
+        example = next(iter(self._spellings))
+        log.warning(
+            "%s: aliases that are kept in lower case, composed or with single spaces: %d, such as "
+            "%r as %r; of these, one with another alias: %d", path, len(self._spellings), example,
+            caseless(example), written - len(numbers),
+        )  # fmt: skip
+
+
 class _Columns:
     """The columns of new entities, by the names of their arrays, which may have values before."""
 
@@ -163,8 +204,9 @@ class _Columns:
         strings: list[Strings | None] = [None] * 4
         if before is not None:
             table = EntityTable(before)
-            strings = [table.ids, table.aliases, table.type_names, table.relation_names]
-        self.ids, self.aliases, self.type_names, self.relation_names = map(_Names, strings)
+            strings = [table.aliases, table.ids, table.type_names, table.relation_names]
+        self.ids, self.type_names, self.relation_names = map(_Names, strings[1:])
+        self.aliases = _AliasNames(strings[0])
         self.titles, self.descriptions = _Lists(bytearray()), _Lists(bytearray())
         self.types, self.relations = _Lists(array("i")), _Lists(array("i"))
         self._objects = array("i")
@@ -184,6 +226,7 @@ class _Columns:
             if entities[-1] < 0:
                 problems.add(line, f"a relation leads to {entity_id!r}, which is no entity")
         problems.close()
+        self.aliases.report(problems.path)
         self._objects = array("i", [entities[place] for place in self._objects])
 
     def add(self, line: int, profile: Profile, problems: Problems) -> None:
@@ -200,10 +243,13 @@ class _Columns:
         for relation in profile.relations:
             place, _ = self._leads_to.setdefault(relation.object, (len(self._leads_to), line))
             self._objects.append(place)
+        scores: dict[int, float] = {}
         for alias, score in profile.mentions:
-            self._mention_aliases.append(self.aliases.number(alias))
-            self._mention_entities.append(entity)
-            self._mention_scores.append(score)
+            number = self.aliases.number(alias)
+            scores[number] = min(scores.get(number, 0.0) + score, LARGEST_SCORE)
+        self._mention_aliases.extend(scores)
+        self._mention_entities.extend([entity] * len(scores))
+        self._mention_scores.extend(scores.values())
 
     def _problems(self, profile: Profile) -> Iterator[str]:
         name = profile.entity_id
@@ -217,7 +263,7 @@ class _Columns:
             yield f"entity_id {name!r} is in the table already"
         seen = set()
         for alias, score in profile.mentions:
-            if not alias.strip():
+            if not caseless(alias):
                 yield "a mention is empty"
             if alias in seen:
                 yield f"mention {alias!r} is there twice"

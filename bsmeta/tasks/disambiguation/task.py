@@ -28,7 +28,12 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import SPLITS, Data, TrainingBatches
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
-from bsmeta.tasks.disambiguation.predict import Detector, Predictor, open_detector
+from bsmeta.tasks.disambiguation.predict import (
+    Detector,
+    Predictor,
+    given_mentions,
+    open_detector,
+)
 from bsmeta.tasks.disambiguation.texts import Row
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.processes import FinishContext, Processes
@@ -140,6 +145,10 @@ class EntityDisambiguator(Task):
 
     def data_fingerprint(self) -> Any:
         return self.data.table.fingerprint
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        """Checks the mentions that a record names."""
+        given_mentions(record)
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bsmeta.core.errors import DataError
+from bsmeta.data.text.caseless import caseless
 from bsmeta.tasks.disambiguation import predict
+from bsmeta.tasks.disambiguation.array_folder import MANIFEST
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.predict import Detector, folded, open_detector
+from bsmeta.tasks.disambiguation.predict import Detector, open_detector, word_edges
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
 from tests.tasks.disambiguation.test_entities import write
 
@@ -116,20 +119,49 @@ def test_counts_are_made_once_and_again_for_other_lines(
     assert found(detector, table, "in is") == [("in", "in.n"), ("is", "be.v")]
 
 
-@given(st.text(max_size=30))
-def test_folding_keeps_every_offset(text: str) -> None:
-    assert len(folded(text)) == len(text)
+def test_counts_of_an_earlier_version_are_made_again_or_refused(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "in.n", "be.v", "man.n")
+    config = config_of(tmp_path, LINES)
+    open_detector(config, table, tmp_path / "forms")
+    manifest = tmp_path / "forms" / MANIFEST
+
+    def age() -> None:
+        content = json.loads(manifest.read_text())
+        del content["facts"]["is_caseless"]
+        manifest.write_text(json.dumps(content))
+
+    age()
+    open_detector(config, table, tmp_path / "forms")
+    assert json.loads(manifest.read_text())["facts"]["is_caseless"] is True
+    age()
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(DataError, match=r"forms was written by an earlier version .* delete it"):
+        open_detector(config, table, tmp_path / "forms")
+
+
+def test_combining_characters_belong_to_their_words() -> None:
+    assert word_edges("a\u0302b x\u0304, हिन्दी") == [0, 3, 4, 6, 8, 14]
+
+
+def test_aliases_are_detected_in_any_case_composition_and_white_space(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "Straße", "Cafe\u0301", "New  York", "ΣΊΣΥΦΟΣ", "한국")
+    text = "STRASSE straße Straẞe CAFÉ cafe\u0301\u2026 new\n\n york Σίσυφος \u1112\u1161\u11ab국"
+    assert found(Detector(table), table, text) == [
+        ("STRASSE", "strasse"), ("straße", "strasse"), ("Straẞe", "strasse"),
+        ("CAFÉ", "caf\u00e9"), ("cafe\u0301", "caf\u00e9"), ("new\n\n york", "new york"),
+        ("Σίσυφος", "σίσυφοσ"), ("\u1112\u1161\u11ab국", "한국"),
+    ]  # fmt: skip
 
 
 @settings(max_examples=200)
-@given(st.text(alphabet="ab. İ\n", max_size=30))
+@given(st.text(alphabet="ab. İ\n\u0301", max_size=30))
 def test_every_match_is_a_form_between_word_edges(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     table, detector = _small(tmp_path_factory)
     end = 0
     for start, stop, alias in detector(text):
-        assert folded(text[start:stop]) == table.aliases[alias]
+        assert caseless(text[start:stop]) == table.aliases[alias]
         for place in (start, stop):  # not within a word
             around = text[max(place - 1, 0) : place + 1]
             assert len(around) < 2 or not around.isalnum()

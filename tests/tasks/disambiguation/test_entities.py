@@ -56,7 +56,8 @@ def test_a_table_has_what_the_profiles_say(tmp_path: Path) -> None:
     assert [table.ids[index] for index in range(4)] == ["NIL", "Q91", "Q94", "Q28260"]
     assert candidates_of(table, "lincoln") == [("Q28260", 9.5), ("Q91", 8.0), ("Q94", 1.0)]
     assert candidates_of(table, "mary lincoln") == [("Q94", 2.0)]
-    assert table.aliases.find("Lincoln") == -1
+    assert table.aliases.find(" LINCOLN\n") == table.aliases.find("lincoln") == 0
+    assert table.aliases.find("lnk") == -1
     assert list(table.aliases) == ["lincoln", "abraham lincoln", "mary lincoln"]
     lincoln = table.ids.find("Q91")
     assert table.titles[lincoln] == "Abraham Lincoln"
@@ -67,6 +68,62 @@ def test_a_table_has_what_the_profiles_say(tmp_path: Path) -> None:
     assert table.types(table.ids.find("Q94")) == []
     assert table.ids.find("Q7") == -1
     assert candidates_of(pickle.loads(pickle.dumps(table)), "lincoln")[0] == ("Q28260", 9.5)
+
+
+SPELLINGS = [
+    {"entity_id": "Q1", "mentions": [["paris", 90], ["Straße", 3]], "title": "Paris, France"},
+    {"entity_id": "Q2", "mentions": [["Paris", 100], ["PARIS", 5.5]], "title": "Paris Hilton"},
+    {"entity_id": "Q3", "mentions": [["Cafe\u0301", 2], ["STRASSE", 1]], "title": "Café"},
+]
+
+
+def test_aliases_that_differ_in_case_or_composition_are_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = build(tmp_path, SPELLINGS)
+    assert list(table.aliases) == ["paris", "strasse", "caf\u00e9"]
+    for alias in ("Paris", "paris", "PARIS\t", " pArIs"):
+        assert candidates_of(table, alias) == [("Q2", 105.5), ("Q1", 90.0)]
+    for alias in ("Straße", "straße", "strasse", "STRASSE"):
+        assert candidates_of(table, alias) == [("Q1", 3.0), ("Q3", 1.0)]
+    assert candidates_of(table, "CAFÉ") == [("Q3", 2.0)]
+    assert caplog.messages == [
+        f"{tmp_path}/profiles.jsonl: aliases that are kept in lower case, composed or with single "
+        "spaces: 5, such as 'Straße' as 'strasse'; of these, one with another alias: 3"
+    ]
+    caplog.clear()
+    new = {"entity_id": "Q4", "mentions": [["STRAẞE", 9], ["Rome", 1], ["lnk", 1]], "title": ""}
+    table = add_entities(write(tmp_path / "new.jsonl", [new]), tmp_path / "table")
+    assert candidates_of(table, "straße") == [("Q4", 9.0), ("Q1", 3.0), ("Q3", 1.0)]
+    assert caplog.messages[0].endswith(
+        "2, such as 'STRAẞE' as 'strasse'; of these, one with another alias: 1"
+    )
+
+
+def test_scores_of_one_alias_do_not_become_infinite(tmp_path: Path) -> None:
+    profile = {"entity_id": "Q1", "mentions": [["a", 3e38], ["A", 3e38]], "title": ""}
+    (candidate,) = candidates_of(build(tmp_path, [profile]), "a")
+    assert candidate == ("Q1", pytest.approx(3.4028235e38))
+
+
+@pytest.mark.parametrize(
+    ("alias", "lookup"),
+    [("Paris", "paris"), ("straße", "strasse"), ("a  b", "a b"), ("a ", "a"), (" a", "a")],
+)
+def test_a_table_with_an_alias_that_is_never_found_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alias: str, lookup: str
+) -> None:
+    # As an earlier version has built it.
+    monkeypatch.setattr("bsmeta.tasks.disambiguation.profiles.caseless", lambda text: text)
+    others = {"entity_id": "Q2", "mentions": [["caf\u00e9", 1], ["b c", 1]], "title": ""}
+    profile = {"entity_id": "Q1", "mentions": [["x", 1], [alias, 2], ["y", 1]], "title": ""}
+    with pytest.raises(DataError) as error:
+        build(tmp_path, [others, profile])
+    assert str(error.value) == (
+        f"{tmp_path}/table: its alias {alias!r} is not in the form in which aliases are looked up, "
+        f"{lookup!r}: an earlier version of bsmeta has built it; delete the folder and build it "
+        "again"
+    )
 
 
 def test_candidates_beyond_the_limit_are_left_out(tmp_path: Path) -> None:
@@ -153,7 +210,7 @@ def test_what_an_interrupted_addition_has_appended_is_ignored(tmp_path: Path) ->
     assert table.fingerprint == built.fingerprint
 
 
-NAMES = st.sampled_from(["a", "b", "ß", "日本", "a b"])
+NAMES = st.sampled_from(["a", "A", "b", "ß", "SS", "日本", "a b"])
 PROFILES = st.lists(
     st.builds(
         dict,
@@ -182,11 +239,11 @@ def test_adding_equals_building(
     table = add_entities(write(folder / "new.jsonl", profiles[first:]), folder / "b/table")
     assert table.fingerprint == whole.fingerprint
     for alias in whole.aliases:
-        expected = [
-            (dict(profile["mentions"])[alias], profile["entity_id"])
-            for profile in profiles
-            if alias in dict(profile["mentions"])
-        ]
+        expected = []
+        for profile in profiles:
+            scores = [score for name, score in profile["mentions"] if name.casefold() == alias]
+            if scores:
+                expected.append((sum(scores), profile["entity_id"]))
         best = sorted(expected, key=lambda candidate: -candidate[0])[:most]
         assert candidates_of(table, alias) == [(name, score) for score, name in best]
 

@@ -63,7 +63,9 @@ def test_the_fields_and_slices_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("\n".join(lines))
     found = scan_lines(path)  # the second line is left to those who read all of it
-    assert found == Scan(4, ["a", "b"], {"title": 2, "sources": 1})
+    assert found == Scan(4, ["a", "b"], {"title": 2, "sources": 1}, 0)
+    path.write_text(json.dumps({**WORDS, "aliases": ["Lincoln", "nebraska ", "café"]}))
+    assert scan_lines(path).respelled == 2
 
 
 def test_a_misspelled_field_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bsmeta
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.disambiguation.profiles import add_entities
 from bsmeta.training.task import Predicts, PredictsFromData
@@ -76,6 +78,70 @@ def test_mentions_given_and_detected(run_folder: Path) -> None:
         money.index("seal") + n * (len(money) + 1) for n in range(40)
     ]
     assert {entity["alias"] for entity in long} == {"seal"}
+
+
+def test_an_alias_is_found_in_any_case_and_an_unknown_one_is_counted(
+    run_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, folder = open_task(str(run_folder), {})
+    assert isinstance(task, Predicts)
+    text = sentence("river", "BASS")
+    start = text.index("BASS")
+    mentions = [
+        {"start": start, "end": start + 4, "alias": alias} for alias in ("Bass", " bass\n", "perch")
+    ]
+    mentions += [{"start": start, "end": start + 4}, {"start": 0, "end": 3}]
+    found, none = task.predict(
+        task.load(folder), [{"text": text, "mentions": mentions}, {"text": text, "mentions": []}]
+    )
+    assert [(one["mention"], one["alias"]) for one in found["entities"]] == [("BASS", "bass")] * 3
+    assert none == {"entities": []}
+    assert caplog.messages == [
+        "given mentions left out, because no entity has their alias: 2 ('perch', 'the')"
+    ]
+
+
+BAD = [
+    ([{"start": 3, "end": 99}], "mentions: [3, 99] in a text of 7 characters"),
+    ([{"start": 3, "end": 3}], "mentions: [3, 3] in a text of 7 characters"),
+    ("bank", "mentions: Expected `array`, got `str`; expected a list of start and end"),
+    ([{"start": 0}], "mentions: Object missing required field `end` - at `$[0]`; expected a list"),
+    ([{"start": 0, "end": 4, "alias": 7}], "mentions: Expected `str | null`, got `int` - at `$[0]"),
+    ([{"start": [], "end": 4}], "mentions: Expected `int`, got `array` - at `$[0].start`; expect"),
+]
+
+
+def test_bad_mentions_are_refused_with_their_lines_before_any_prediction(
+    launch: Launch, run_folder: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [{"text": "bank", "mentions": [{"start": 0, "end": 4}]}]
+    bad = BAD[:4]
+    rows += [{"text": "old sea", "mentions": mentions} for mentions, _ in bad]
+    rows += [{"text": "seal", "mentions": None}]
+    write_lines(tmp_path / "in.jsonl", rows)
+    arguments = (
+        f"checkpoint={run_folder}", f"input={tmp_path}/in.jsonl", f"output={tmp_path}/out.jsonl",
+    )  # fmt: skip
+    done = launch(PREDICT, *arguments, check=False)
+    assert done.returncode == 2
+    assert f"in.jsonl: {len(bad)} bad rows in all; correct the file, or leave" in done.stderr
+    for number, (_, reason) in enumerate(bad, 2):
+        assert f"row {number} (line {number}): {reason}" in done.stderr
+    assert not (tmp_path / "out.jsonl.part").exists()
+
+    done = launch(PREDICT, *arguments, "on_bad_row=skip")
+    assert f"in.jsonl: {len(bad)} rows left out\n  row 2 (line 2): mentions: [3, 99]" in done.stderr
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [record["entities"][0]["alias"] for record in found] == ["bank", "seal"]
+
+
+def test_bad_mentions_are_listed_by_the_api(run_folder: Path) -> None:
+    model = bsmeta.load(str(run_folder), task="disambiguation")
+    good = {"text": "bank", "mentions": [{"start": 0, "end": 4}]}
+    with pytest.raises(DataError) as error:
+        model.predict([good, *({"text": "old sea", "mentions": bad} for bad, _ in BAD)])
+    for number, (_, reason) in enumerate(BAD, 1):
+        assert f"texts[{number}]: {reason}" in str(error.value)
 
 
 def test_the_encoder_that_a_run_began_with_is_not_needed(run_folder: Path, tmp_path: Path) -> None:

@@ -201,6 +201,30 @@ def test_rows_have_the_tokens_and_the_mentions(
     assert found.rows.features["input_ids"].feature.dtype == "uint16"
 
 
+def test_aliases_of_lines_are_found_in_any_case_and_composition(
+    open_lines: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    street = {"entity_id": "Q34442", "mentions": [["Straße", 1], ["caf\u00e9", 1]], "title": "road"}
+    add_entities(write(tmp_path / "new.jsonl", [street]), tmp_path / "table")
+    line = {
+        "sentence": "In der Straße, STRASSE, cafe\u0301 of LINCOLN .",
+        "sent_idx_unq": 1,
+        "aliases": ["straße", "Straße", "Cafe\u0301", "Lincoln"],
+        "qids": ["Q34442", "Q34442", "Q34442", "Q91"],
+        "char_spans": [[7, 13], [15, 22], [24, 29], [33, 40]],
+        "gold": [True] * 4,
+    }
+    rows = open_lines([line], Limits(10, 100, 100)).rows
+    aliases = EntityTable.open(tmp_path / "table").aliases
+    assert [aliases[number] for number in rows[0]["alias"]] == [
+        "strasse", "strasse", "caf\u00e9", "lincoln",
+    ]  # fmt: skip
+    assert (
+        f"{tmp_path}/train.jsonl: aliases that are looked up in lower case, composed, with single "
+        "spaces: 4"
+    ) in caplog.messages
+
+
 def test_any_number_of_processes_builds_the_same(
     open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,113 @@
+"""Texts that are compared without regard to case, composition and white space.
+
+The caseless form of a text is its full case folding, so that `Straße`, `STRASSE` and `strasse` are
+equal, in normalization form C (Unicode Standard, section 3.13, D145), with one space for white
+space and control characters. `CaselessText` keeps the offsets in the text itself.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+
+_SPACE = re.compile(r"[\s\x00-\x1f]+")
+_SPACE_RUN = re.compile(r"[\s\x00-\x1f]{2}")
+
+# White space; ASCII characters that no combining character follows; any other character.
+_PART = re.compile(
+    r"(?P<space>[\s\x00-\x1f]+)|(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<other>.)", re.DOTALL
+)
+_FIRST_JAMO, _LAST_JAMO = "\u1160", "\u11ff"  # vowels and final consonants of Hangul syllables
+
+
+def caseless(text: str) -> str:
+    """The caseless form of a text, without space at its ends."""
+    return _SPACE.sub(" ", _folded(text)).strip(" ")
+
+
+@dataclass(frozen=True)
+class CaselessText:
+    """The caseless form of a text, with any space at its ends.
+
+    Attributes:
+        text: The caseless form.
+        starts: For each of its characters, the offset in the original of the first character that
+            it is from; None: both have the same offsets.
+        ends: The offset after the last one.
+    """
+
+    text: str
+    starts: list[int] | None
+    ends: list[int] | None
+
+    @classmethod
+    def of(cls, text: str) -> CaselessText:
+        """The caseless form of a text."""
+        if text.isascii() and not _SPACE_RUN.search(text):
+            return cls(_SPACE.sub(" ", text.lower()), None, None)
+
+        pieces: list[str] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        for start, end, is_plain in _segments(text):
+            if is_plain:
+                piece = text[start:end].lower()
+                starts += range(start, end)
+                ends += range(start + 1, end + 1)
+            else:
+                piece = _segment(text[start:end])
+                starts += [start] * len(piece)
+                ends += [end] * len(piece)
+            pieces.append(piece)
+        return cls("".join(pieces), starts, ends)
+
+    def original(self, start: int, end: int) -> tuple[int, int] | None:
+        """The offsets in the original text of a part of the caseless form (not empty).
+
+        None if the part divides a character of the original, or separates it from those that
+        combine with it.
+        """
+        if self.starts is None or self.ends is None:
+            return start, end
+        first, last = self.starts[start], self.ends[end - 1]
+        divides_first = start > 0 and self.ends[start - 1] > first
+        divides_last = end < len(self.text) and self.starts[end] < last
+        return None if divides_first or divides_last else (first, last)
+
+
+@lru_cache(maxsize=1 << 16)
+def combines(character: str) -> bool:
+    """Whether a character belongs to the one before it: normalization may join them."""
+    is_mark = unicodedata.category(character).startswith("M")
+    return is_mark or _FIRST_JAMO <= character <= _LAST_JAMO
+
+
+def _segments(text: str) -> list[tuple[int, int, bool]]:
+    """The parts of a text whose caseless forms, joined, are that of the whole.
+
+    Returns:
+        Start and end of each, and whether it consists of single ASCII characters.
+    """
+    segments: list[tuple[int, int, bool]] = []
+    can_continue = False
+    for match in _PART.finditer(text):
+        start, end = match.span()
+        if match.lastgroup == "other" and can_continue and combines(match[0]):
+            segments[-1] = (segments[-1][0], end, False)
+            continue
+        segments.append((start, end, match.lastgroup == "plain"))
+        can_continue = match.lastgroup == "other"
+    return segments
+
+
+@lru_cache(maxsize=1 << 16)
+def _segment(text: str) -> str:
+    return _SPACE.sub(" ", _folded(text))
+
+
+def _folded(text: str) -> str:
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())

@@ -1,0 +1,89 @@
+"""Texts are compared without regard to case, composition and white space; offsets are kept."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bsmeta.data.text.caseless import CaselessText, caseless
+
+LETTERS = st.sampled_from(
+    "aAİıßẞſKÅǰΐΣςᾳ각\u1100\u1161\u11a8\u0301\u0345\u0323\u093c \t\n\u00a0\u3000\1"
+)
+TEXTS = st.text(st.one_of(LETTERS, st.characters(exclude_categories=["Cs"])), max_size=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("New York", "new york"),
+        ("  New\n\tYork\u00a0", "new york"),
+        ("Straße", "strasse"),
+        ("STRASSE", "strasse"),
+        ("cafe\u0301", "caf\u00e9"),
+        ("CAFÉ", "caf\u00e9"),
+        ("ΣΊΣΥΦΟΣ", "σίσυφοσ"),
+        ("a\1b", "a b"),
+        ("\u1112\u1161\u11ab", "\ud55c"),  # Hangul, decomposed
+        (" ", ""),
+    ],
+)
+def test_the_caseless_form_of_a_text(text: str, expected: str) -> None:
+    assert caseless(text) == expected
+
+
+def test_every_character_has_one_caseless_form() -> None:
+    for number in range(sys.maxunicode + 1):
+        character = chr(number)
+        if unicodedata.category(character) in ("Cs", "Co", "Cn"):
+            continue
+        key = caseless(character)
+        assert caseless(key) == caseless(unicodedata.normalize("NFD", character)) == key
+        for pair in (f"x{character}", f"\u1100{character}", f"{character}\u0301"):
+            assert CaselessText.of(pair).text.strip(" ") == caseless(pair), hex(number)
+
+
+@given(TEXTS)
+@example("x\u0301\u0323 \u1100\u1161\u11a8")
+def test_forms_that_are_equivalent_are_equal(text: str) -> None:
+    key = caseless(text)
+    assert caseless(key) == key
+    for form in ("NFC", "NFD"):
+        assert caseless(unicodedata.normalize(form, text)) == key
+    assert caseless(f"\n{text} ") == key
+    assert caseless(text.casefold()) == key
+
+
+@given(TEXTS)
+@example("İİ ßx\u0301\u0323  y")
+def test_every_part_has_its_offsets_in_the_text(text: str) -> None:
+    folded = CaselessText.of(text)
+    assert folded.text.strip(" ") == caseless(text)
+    joined = 0
+    for first in range(len(folded.text)):
+        for last in range(first + 1, len(folded.text) + 1):
+            original = folded.original(first, last)
+            if original is None:
+                continue
+            part = text[slice(*original)]
+            assert CaselessText.of(part).text == folded.text[first:last]
+            joined = max(joined, original[1])
+    assert joined == len(text)
+    if folded.text:
+        assert folded.original(0, len(folded.text)) == (0, len(text))
+
+
+def test_offsets_of_words() -> None:
+    text = "Die  STRAẞE, das Cafe\u0301 \u2013 ok"
+    folded = CaselessText.of(text)
+    assert folded.text == "die strasse, das caf\u00e9 \u2013 ok"
+    for word, expected in (("strasse", "STRAẞE"), ("caf\u00e9", "Cafe\u0301"), ("ok", "ok")):
+        start = folded.text.index(word)
+        original = folded.original(start, start + len(word))
+        assert original is not None
+        assert text[slice(*original)] == expected
+    assert folded.original(folded.text.index("ss"), folded.text.index("ss") + 1) is None
