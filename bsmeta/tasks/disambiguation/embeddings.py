@@ -23,7 +23,7 @@ from bsmeta.core.files import replacing, writing
 from bsmeta.core.progress import report_progress, reporting
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, build_model, run_model
+from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, frozen_model, run_model
 from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import batches_of, batches_within, spread
@@ -193,7 +193,7 @@ class FrozenVectors:
     def __init__(self, config: DisambiguationConfig, texts: EntityTexts, folder: Path) -> None:
         # Loading draws random numbers for weights that it then replaces.
         with torch.random.fork_rng(devices=[]):
-            model = build_model(config, texts.tokenizer).eval()
+            model = frozen_model(config, texts.tokenizer).eval()
         weights = _weights_hash(model.text_encoder.state_dict())
         self._about = weights, config.pooling, config.mixed_precision, texts.settings
         device = default_device()

@@ -337,12 +337,31 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
 
 def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     """The most tokens of a text, with the special ones, that encoder and tokenizer accept."""
-    shape = None
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a trained model, or another folder
-        content = json.loads((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
-        shape = _shape(content["mention_encoder"])
+    shape = _trained_encoder(config)
     limit = pretrained.token_limit(shape or pretrained.model_shape(config, AutoModel), tokenizer)
     return min(limit or MOST_TOKENS, MOST_TOKENS)
+
+
+def frozen_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> BiEncoder:
+    """A model with the layers of a run that are not trained.
+
+    It is the one that the run begins with; after training, where `model_name` is the folder of the
+    trained model, that model, in which they are the same.
+
+    Raises:
+        ConfigurationError, DataError: If it cannot be built or loaded.
+    """
+    if _trained_encoder(config) is not None:
+        return load_model(Path(config.model_name))
+    return build_model(config, tokenizer)
+
+
+def _trained_encoder(config: DisambiguationConfig) -> PretrainedConfig | None:
+    """The encoder of mentions in the folder of a trained model; None for any other model."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
+        return _shape(content["mention_encoder"])
+    return None
 
 
 def _encoder(

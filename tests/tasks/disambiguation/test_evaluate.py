@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.tasks.disambiguation.helpers import lines, write_lines, write_world
+from tests.tasks.disambiguation.helpers import (
+    lines,
+    write_encoder,
+    write_lines,
+    write_world,
+)
 from tests.tasks.disambiguation.test_training import TRAIN, arguments
 
 EVALUATE = REPOSITORY / "bsmeta" / "evaluate.py"
@@ -80,3 +85,30 @@ def test_the_report_again_beside_a_model_that_reads_only_titles(
     refused = launch(EVALUATE, f"checkpoint={run}", "untrained=true", check=False)
     assert refused.returncode == 2
     assert "without a meaning for a checkpoint of task=disambiguation" in refused.stderr
+
+
+@pytest.mark.parametrize("trained_layers", [0, 1])
+def test_a_run_with_a_frozen_entity_encoder_is_evaluated_after_training(
+    launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, trained_layers: int
+) -> None:
+    """As the documentation recommends; the encoder that the run began with is gone by then."""
+    write_world(tmp_path)
+    encoder = write_encoder(tmp_path / "encoder", layers=2)
+    run, other = tmp_path / "run", tmp_path / "other"
+    layers = f"train_entity_layers={trained_layers}"
+    frozen = (
+        layers, "num_train_epochs=1", "negatives=own", "temperature=0.05", "hard_negatives=1",
+        "data_config.mask_rarest=0", "data_config.mask_most_frequent=0",
+    )  # fmt: skip
+    launch(TRAIN, *arguments(tmp_path, encoder, other, *frozen))
+    launch(TRAIN, *arguments(tmp_path, encoder, run, *frozen, f"compare_with={other}"))
+    first = (run / "evaluation/mentions.jsonl").read_text()
+    vectors = {path.name for path in (tmp_path / "entities.vectors").iterdir()}
+    encoder.rename(tmp_path / "gone")
+
+    launch(EVALUATE, f"checkpoint={run}", f"validation_file={tmp_path}/dev.jsonl")
+    assert (run / "evaluation-dev/mentions.jsonl").read_text() == first
+    if trained_layers == 0:  # the frozen vectors of both are the same, on disk already
+        assert {path.name for path in (tmp_path / "entities.vectors").iterdir()} == vectors
+    launch(EVALUATE, f"checkpoint={run}", processes=2)
+    assert (run / "evaluation/mentions.jsonl").read_text() == first
