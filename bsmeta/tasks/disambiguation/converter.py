@@ -74,9 +74,12 @@ class Source(dict[str, Any]):
         def row(name: str, value: Any, note: str = "") -> Row:
             return Row("", None, {name: value}, note)
 
-        is_total = self.is_first or self.get("emmental.dataparallel") is True
-        scope = "total" if is_total else "per_device"
-        yield row("data_config.batch_scope", scope, "what batch_size counts there")
+        # Emmental's batch is that of each GPU if it is launched with DDP. Otherwise the batch is
+        # divided among the GPUs, unless `dataparallel`, whose default is true, is false.
+        scope, note = "total", "what batch_size counts there"
+        if not self.is_first:
+            scope, note = "per_device", f"{note} under DDP; if it was started without, total"
+        yield row("data_config.batch_scope", scope, note)
         for split in ("train", "dev", "test"):
             is_named = f"data_config.{split}_dataset.file" in self
             if "data_config.data_dir" in self and not is_named:
@@ -367,7 +370,9 @@ SECOND: dict[str, Rule] = {
             "keep_last_checkpoints says how many are kept": """
                 emmental.checkpoint_all emmental.clear_intermediate_checkpoints""",
             _BACKEND: "emmental.distributed_backend",
-            "processes are started by the launch; see batch_scope": "emmental.dataparallel",
+            "without DDP there, batch_size is the total, for which batch_scope=total": (
+                "emmental.dataparallel"
+            ),
             "evaluations follow eval_steps or evals_per_epoch": "emmental.online_eval",
             _LAUNCH: "emmental.device",
             _RESUME: """

@@ -135,7 +135,8 @@ def test_the_second_generation() -> None:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"dataparallel": True}, {"data_config.batch_scope": "total"}),
+        ({}, {"data_config.batch_scope": "per_device"}),
+        ({"dataparallel": True}, {"data_config.batch_scope": "per_device"}),  # the default there
         ({"dataparallel": False}, {"data_config.batch_scope": "per_device"}),
         ({"counter_unit": "batch", "evaluation_freq": 50}, {"eval_steps": 50, "save_steps": 100}),
         ({"evaluation_freq": 0}, {"eval_steps": 0, "save_steps": 0}),
