@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 import unicodedata
 from array import array
@@ -50,6 +51,7 @@ NAMES = {
 CONTENT = "content of the CSV file"  # the setting of a database that is the hash of its CSV file
 IDS = np.dtype("<i4")  # how the ids of a chunk are stored
 BATCH_ROWS, BATCH_CHARACTERS = 1000, 2_000_000  # that are encoded and written at one time
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,3})?", re.ASCII)
 _LONGEST_LABEL = 200  # characters
 _MOST_FOLDS = 100
 _MANY_GROUPS = 2000  # scikit-learn takes about a millisecond for each
@@ -507,13 +509,18 @@ def leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
 
 
 def similar_labels(names: Sequence[str]) -> list[str]:
-    """Describes labels that differ only in case, white space or the form of their characters."""
-    plain = {
-        name: " ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names
-    }
+    """Describes labels that differ only in case, white space, or the form of their characters or
+    of their number (`1` and `1.0`).
+    """
+    plain = {name: _plain(name) for name in names}
     pairs = [
         f"{first!r} and {second!r}"
         for first, second in pairwise(sorted(names, key=lambda name: (plain[name], name)))
         if plain[first] == plain[second]
     ]
     return [f"labels that may be meant as one: {some_of(pairs, _SHOWN)}"] if pairs else []
+
+
+def _plain(name: str) -> str:
+    text = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    return str(Fraction(text)) if _NUMBER.fullmatch(text) else text
