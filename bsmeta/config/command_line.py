@@ -8,6 +8,7 @@ schema as text: every key with its type, default, meaning and DeepSpeed counterp
 from __future__ import annotations
 
 import argparse
+import json
 import pkgutil
 import re
 import shlex
@@ -19,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Quote, QuotedString
 
 from bsmeta.config.sources import group_options
 from bsmeta.config.values import COMMAND_LINE, entries_of, store_name, suggestion, type_name
@@ -44,6 +46,8 @@ _HOME = re.compile(
     """,
     re.VERBOSE,
 )
+
+_QUOTED_KEY = re.compile(r"""[{,]\s*(?:"[^"]*"|'[^']*')\s*:""")
 
 # The keys of `--help`: those that most runs set.
 MAIN = (
@@ -148,6 +152,36 @@ def repeated(overrides: Sequence[str]) -> Iterator[str]:
 def quote_home(override: str) -> str:
     """Quotes every value of an override that begins with ~, as Hydra's grammar requires."""
     return _HOME.sub(lambda found: f"'{found['path']}'" if found["path"] else found[0], override)
+
+
+def quote_mapping(override: str) -> str:
+    """Quotes a mapping some of whose keys are quoted, which Hydra's grammar does not have.
+
+    `values.fill` reads the text as the mapping.
+    """
+    name, equals, value = override.partition("=")
+    if not (value.startswith("{") and _QUOTED_KEY.search(value)):
+        return override
+    try:
+        mapping = yaml.load(value, _FlowLoader)
+        if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
+            return override
+        text = json.dumps(mapping, ensure_ascii=False)
+    except (yaml.YAMLError, TypeError, ValueError):
+        return override
+    return f"{name}{equals}{QuotedString(text, Quote.single).with_quotes()}"
+
+
+class _FlowLoader(yaml.SafeLoader):
+    """YAML in which, as in Hydra's grammar, only true and false are booleans."""
+
+
+_BOOLEAN = "tag:yaml.org,2002:bool"
+_FlowLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_FlowLoader.add_implicit_resolver(_BOOLEAN, re.compile(r"(?i)true|false"), [*"tTfF"])
 
 
 def pasteable(command: Sequence[str], **environment: str) -> str:

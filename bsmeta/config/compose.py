@@ -39,6 +39,7 @@ from bsmeta.config.command_line import (
     describe,
     key_of,
     quote_home,
+    quote_mapping,
     read,
     repeated,
 )
@@ -332,7 +333,8 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
 def _read_overrides(texts: Sequence[str], schema: type) -> list[Override]:
     """Reads overrides, with the content of every file that they name as `${from_file:…}`."""
     folder = reading.folders[0]
-    return [Override(expand_override(quote_home(text), folder), schema) for text in texts]
+    quoted = [quote_mapping(quote_home(text)) for text in texts]
+    return [Override(expand_override(text, folder), schema) for text in quoted]
 
 
 class Override:

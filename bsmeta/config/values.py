@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import os
 import re
 import typing
@@ -67,6 +68,8 @@ class Misfit:
         expected: The type as text; None: there is no such key.
         reason: OmegaConf's message, or "".
         siblings: If there is no such key: the keys of the section.
+        found: The value as text; None: as YAML has it.
+        fix: What to write instead; None: to correct it.
     """
 
     path: Names
@@ -74,6 +77,8 @@ class Misfit:
     expected: str | None
     reason: str = ""
     siblings: tuple[str, ...] = ()
+    found: str | None = None
+    fix: str | None = None
 
     @property
     def key(self) -> str:
@@ -125,6 +130,7 @@ def fill(section: DictConfig, values: Mapping[Any, Any], path: Names = ()) -> It
     types = type_hints(schema)
     for name, value in values.items():
         at = (*path, name)
+        value = _from_json(value, types.get(name))
         if name not in types:
             siblings = tuple(dotted((*path, known)) for known in types)
             yield Misfit(path=at, value=value, expected=None, siblings=siblings)
@@ -134,7 +140,61 @@ def fill(section: DictConfig, values: Mapping[Any, Any], path: Names = ()) -> It
             yield from _set(section, value, types[name], at)
 
 
+def _from_json(value: Any, kind: Any) -> Any:
+    """The mapping that a text holds as JSON, where the schema has a mapping; else the value.
+
+    On a command line, this is how keys have quotes, for which Hydra's grammar has none.
+    """
+    kind = required(kind)
+    takes_mapping = kind is Any or dataclasses.is_dataclass(kind) or typing.get_origin(kind) is dict
+    if not (takes_mapping and isinstance(value, str) and value.startswith("{")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def misread_booleans(value: Any, kind: Any, path: Names = ()) -> Iterator[Misfit]:
+    """Yields the booleans of a value where the schema has texts: `no` without quotes in YAML.
+
+    Args:
+        kind: The type of the value in the schema.
+    """
+    kind = required(kind)
+    entry_type = typing.get_args(kind)[-1] if typing.get_origin(kind) in (list, dict) else Any
+    if isinstance(value, Mapping):
+        fields = type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+        for name, entry in value.items():
+            if isinstance(name, bool):
+                yield _misread(name, path, is_key=True)
+            else:
+                yield from misread_booleans(entry, fields.get(name, entry_type), (*path, name))
+    elif isinstance(value, list):
+        for entry in value:
+            yield from misread_booleans(entry, entry_type, path)
+    elif isinstance(value, bool) and kind is str:
+        yield _misread(value, path, is_key=False)
+
+
+def _misread(value: bool, path: Names, *, is_key: bool) -> Misfit:
+    """A boolean that is a text of the schema, or a key of the mapping at the path."""
+    word, others = ("yes", "on and true") if value else ("no", "off and false")
+    expected = f"a text (YAML reads {word}, {others} without quotes as {show(value)})"
+    if not is_key:
+        fix = f'"{word}" with its quotes in YAML, or {word} on the command line'
+        return Misfit(path=path, value=value, expected=expected, fix=fix)
+    mapping = f"{dotted(path)}='{json.dumps({word: 1})}'"
+    fix = f'"{word}" with its quotes in YAML, or such as {mapping} on the command line'
+    found = f"the key {show(value)}"
+    return Misfit(path=path, value=value, expected=expected, found=found, fix=fix)
+
+
 def _set(section: DictConfig, value: Any, kind: Any, path: Names) -> Iterator[Misfit]:
+    misread = [*misread_booleans(value, kind, path)]
+    if misread:
+        yield from misread
+        return
     entries = entries_of(kind)
     if entries is not None and isinstance(value, list):
         filled: list[Any] = []
@@ -184,6 +244,8 @@ def of_misfit(misfit: Misfit, file: str, schema: type, given: str | None = None)
         return unknown_key(key, schema, file, misfit.siblings)
     if misfit.value == NO_VALUE:
         return Problem(key, file, NO_VALUE, expected, f"{key}=VALUE")
+    if misfit.fix is not None:
+        return Problem(key, file, misfit.found or show(misfit.value), expected, misfit.fix)
     found = show(misfit.value) if given is None else given
     return Problem(key, file, found, f"{expected} ({misfit.reason})", f"correct it; {HELP}")
 
@@ -281,6 +343,8 @@ def _settle(section: DictConfig | ListConfig, name: Any, kind: Any) -> None:
         value = yaml.safe_load(value)
         if not isinstance(value, (list, dict)):
             raise TypeError(f"not {type_name(kind)}")
+        for misread in misread_booleans(value, kind):
+            raise TypeError(misread.expected)
     elif OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)  # it may itself contain some
     section[name] = OmegaConf.merge(OmegaConf.structured(kind), value) if is_section else value
