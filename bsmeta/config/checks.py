@@ -439,6 +439,26 @@ def model_problems(config: PretrainedConfig) -> Iterator[Problem]:
         yield missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
 
 
+def is_on_machine(name: str) -> bool:
+    """Whether the files of a model or tokenizer are here: a folder, or in the cache of the Hub."""
+    from huggingface_hub import try_to_load_from_cache  # takes a while, and few names need it
+
+    if is_path(name) or os.path.isdir(name):
+        return os.path.isdir(name)
+    files = ("tokenizer.json", "tokenizer_config.json", "config.json")
+    try:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+    except ValueError:  # no name that the Hub accepts
+        return False
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids to reach the Hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def is_path(name: str) -> bool:
     """Whether a name is a path rather than one on the Hub (OWNER/NAME)."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".json")

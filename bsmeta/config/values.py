@@ -164,7 +164,8 @@ def misread_booleans(value: Any, kind: Any, path: Names = ()) -> Iterator[Misfit
     kind = required(kind)
     entry_type = typing.get_args(kind)[-1] if typing.get_origin(kind) in (list, dict) else Any
     if isinstance(value, Mapping):
-        fields = type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+        is_section = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        fields = type_hints(kind) if is_section else {}
         for name, entry in value.items():
             if isinstance(name, bool):
                 yield _misread(name, path, is_key=True)

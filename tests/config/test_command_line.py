@@ -110,6 +110,26 @@ def test_only_paths_that_begin_with_a_tilde_are_quoted(override: str, expected: 
     assert command_line.quote_home(override) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ('{"yes": 1, "no": 3}', '{"yes": 1, "no": 3}'),
+        ("{'yes': 1, no: {on: off}}", '{"yes": 1, "no": {"on": "off"}}'),
+        ('{"it\'s": "a: b", x: true}', '{"it\\\'s": "a: b", "x": true}'),
+    ],
+)
+def test_mappings_with_quoted_keys_become_text(value: str, text: str) -> None:
+    assert command_line.quote_mapping(f"key={value}") == f"key='{text}'"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["key={yes: 1}", "key=['a', 'b']", "key={a: 'b'}", "key='{\"a\": 1}'", 'key={"a": 1', "~key"],
+)
+def test_other_values_stay_as_they_are(override: str) -> None:
+    assert command_line.quote_mapping(override) == override
+
+
 def test_a_key_that_is_given_twice() -> None:
     given = ["seed=1", "learning_rate=1", "+seed=2", "learning_rate=1", "~seed", "seed=2"]
     assert [*command_line.repeated(given)] == [

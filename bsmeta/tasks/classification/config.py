@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bsmeta.config.checks import Row, missing, model_problems
+from bsmeta.config.checks import Row, is_offline, is_on_machine, is_path, missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.core.errors import HYDRA, Problem, show
@@ -111,7 +111,8 @@ class ClassificationConfig(PretrainedConfig):
     """every dropout of the model; null: those of its config"""
     class_weights: Any = key("none")
     """what a row counts in the loss; balanced: rows / (labels x rows of its label); or a mapping of
-    labels to weights, {left: 2, right: 1} (1 for those that it leaves out)"""
+    labels to weights, {left: 2, right: 1} (1 for those that it leaves out; labels yes and no need
+    quotes)"""
     label_smoothing: float = key(0.0, at_least=0, below=1)
     """share of the target that is spread evenly over all labels"""
 
@@ -138,6 +139,7 @@ def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Ite
     elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
         yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
     yield from model_problems(config)
+    yield from _tokenizer(config)
     yield from _class_weights(config.class_weights)
     yield from fraction_problems(data.split_fractions)
     shares = f"data_config.split_fractions={data.split_fractions} leaves no validation split"
@@ -150,6 +152,18 @@ def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Ite
     if config.results_dir is not None and folder.exists() and not folder.is_dir():
         fix = "results_dir=results, for example"
         yield Problem("results_dir", HYDRA, f"{show(str(folder))}, a file", "a folder", fix)
+
+
+def _tokenizer(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields a tokenizer that cannot be loaded, which every method needs: it divides the texts."""
+    key = "model_name" if config.tokenizer_name is None else "tokenizer_name"
+    name = getattr(config, key)
+    is_elsewhere = config.accelerate_config_file is not None  # on the machine of the launch file
+    if is_elsewhere or is_path(name) or is_on_machine(name) or not is_offline():
+        return
+    found = f"{show(name)}, which is not on this machine, and HF_HUB_OFFLINE is set"
+    expected = f"a folder with a tokenizer, by which method={config.method} divides long texts"
+    yield Problem(key, HYDRA, found, expected, "tokenizer_name=FOLDER")
 
 
 def fraction_problems(shares: Sequence[float]) -> list[Problem]:
@@ -211,6 +225,12 @@ def _of_encoder(config: ClassificationConfig) -> str:
     return f" ({', '.join(parts)})"
 
 
+def _tokenizer_source(config: ClassificationConfig) -> str:
+    name = config.tokenizer_name or config.model_name
+    source = name if config.tokenizer_name else f"{name} (that of model_name)"
+    return source if is_on_machine(name) else f"{source}; not on this machine, so from the Hub"
+
+
 def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
     """Rows for model and table."""
     data = config.data_config
@@ -226,7 +246,7 @@ def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
     return [
         ("method", f"{config.method}{_of_encoder(config)}"),
         ("model", model),
-        ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
+        ("tokenizer", _tokenizer_source(config)),
         ("table", f"{data.csv}: {data.text_column} → {data.label_column}"),
         ("chunks", f"{data.max_length:,} {unit}; longer texts are folded"),
         ("splits", splits),

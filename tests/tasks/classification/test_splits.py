@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bsmeta.tasks.classification.config import ClassificationConfig, value_problems
 from bsmeta.tasks.classification.examples import open_examples
-from bsmeta.tasks.classification.store import left_out, split_rows
+from bsmeta.tasks.classification.store import left_out, similar_labels, split_rows
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_csv
 
 LEANINGS = Path(__file__).resolve().parents[4] / "shared/data/classification/leanings.csv"
@@ -213,3 +213,20 @@ def test_a_column_with_the_splits(tmp_path: Path) -> None:
     assert not list(value_problems(ClassificationConfig(data_config=config)))
     examples = open_examples(config, TOKENIZER)
     assert [examples.sources(split).tolist() for split in SPLITS] == [[1, 2, 8], [3, 4, 7], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "pairs"),
+    [
+        (["1", "1.0", "2", "+2.00"], "'1' and '1.0', '+2.00' and '2'"),
+        (["0.5", ".5", "5e-1"], "'.5' and '0.5', '0.5' and '5e-1'"),
+        (
+            ["1", "2", "1.1", "v1", "v1.0", "nan", "1e99999", "1" + 30 * "0", "1" + 29 * "0" + "1"],
+            "",
+        ),
+    ],
+)
+def test_labels_of_the_same_number_are_reported(labels: list[str], pairs: str) -> None:
+    assert similar_labels(labels) == (
+        [f"labels that may be meant as one: {pairs}"] if pairs else []
+    )

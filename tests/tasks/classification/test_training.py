@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.tasks.classification.model import load_model
@@ -136,3 +140,51 @@ def test_deepspeed_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path, 
     saved = torch.load(out_dir / "results/leanings_trained_model.sav", weights_only=True)
     exported = load_model(out_dir / "model").state_dict()
     assert all(torch.equal(saved["state_dict"][name], exported[name]) for name in exported)
+
+
+def test_labels_that_yaml_reads_as_booleans(launch: Launch, tmp_path: Path) -> None:
+    rows = [(f"{'good' if n % 2 else 'bad'} item {n}", ("no", "yes")[n % 2]) for n in range(60)]
+    write_csv(tmp_path / "table.csv", rows, ["text", "label"])
+    head = (
+        "defaults: [demo_classification, _self_]\nmethod: linear\ntrackers: []\n"
+        f"data_config: {{csv: {tmp_path}/table.csv, label_column: label, split_by: null, "
+        f"database: {tmp_path}/table.sqlite}}\n"
+    )
+    given = ("--config-dir", str(tmp_path), "--config-name", "job", f"results_dir={tmp_path}")
+    (tmp_path / "job.yaml").write_text(f"{head}class_weights: {{yes: 1, no: 3}}\n")
+    refused = launch(TRAIN, *given, f"out_dir={tmp_path}/a", "check_only=true", check=False)
+    assert refused.returncode == 2
+    assert "class_weights in" in refused.stderr
+    assert "found the key true, expected a text (YAML reads yes, on and true" in refused.stderr
+    assert 'Fix: "yes" with its quotes in YAML, or such as class_weights=' in refused.stderr
+
+    (tmp_path / "job.yaml").write_text(f'{head}class_weights: {{"yes": 1, "no": 3}}\n')
+    launch(TRAIN, *given, f"out_dir={tmp_path}/b")
+    (tmp_path / "job.yaml").write_text(head)
+    launch(TRAIN, *given, f"out_dir={tmp_path}/c", 'class_weights={"yes": 1, "no": 3}')
+    saved = [yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in "bc"]
+    assert [config["class_weights"] for config in saved] == [{"yes": 1, "no": 3}] * 2
+
+
+def test_a_tokenizer_that_is_not_here_is_refused_before_the_run(
+    launch: Launch, tmp_path: Path
+) -> None:
+    csv = write_leanings(tmp_path)
+    given = (
+        "--config-name", "classification", f"data_config.csv={csv}", "method=linear",
+        "check_only=true",
+    )  # fmt: skip
+    nowhere = {"HF_HUB_CACHE": str(tmp_path)}
+    done = launch(TRAIN, *given, **nowhere)
+    assert "not on this machine" in " ".join(done.stdout.split())
+    # The library of the Hub reads this variable when it is imported.
+    refused = subprocess.run(
+        [sys.executable, str(TRAIN), *given], capture_output=True, text=True, check=False,
+        env={**os.environ, **nowhere, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert refused.stderr.endswith(
+        '1. model_name in Hydra configuration: found "google-bert/bert-base-uncased", which is not '
+        "on this machine, and HF_HUB_OFFLINE is set, expected a folder with a tokenizer, by which "
+        "method=linear divides long texts.\n   Fix: tokenizer_name=FOLDER\n"
+    )
