@@ -45,6 +45,9 @@ class CaselessText:
     @classmethod
     def of(cls, text: str) -> CaselessText:
         """The caseless form of a text."""
+        # Most lines, without the regular expressions below: printable, so spaces alone.
+        if text.isascii() and text.isprintable() and "  " not in text:
+            return cls(text.lower(), None, None)
         if text.isascii() and not _SPACE_RUN.search(text):
             return cls(_SPACE.sub(" ", text.lower()), None, None)
 
