@@ -85,7 +85,7 @@ JOINS = {
     },
     "studies/measuring.py": {"run.folder / f'checkpoint-{step}step'": "a number"},
     "studies/runs.py": {
-        "Path(study.out_dir) / f'measured-{digest_of(_measure_settings(study))[:8]}'": "a hash",
+        "Path(study.out_dir) / f'measured-{digest_of(measure_settings(study))[:8]}'": "a hash",
         "results_folder(study) / f'{arm}-seed{seed}.npz'": "checked by the study's configuration",
         "ROOT / 'experiments' / study.launch": "the study's file says what to run",
         "folder / 'runs' / f'{arm}-seed{seed}'": "checked by the study's configuration",
@@ -128,6 +128,7 @@ JOINS = {
         "folder.with_name(f'{folder.name}-{_digest(key)}')": "a hash",
         "work / f'{name}.arrow'": "names in the code",
     },
+    "tasks/spelling/config.py": {"os.path.join(folder, CORRECTION)": "a constant name"},
     "tasks/spelling/evaluate.py": {
         "folder / 'sec' / group / split": "a listing of the folder itself",
         "folder / task": "the name of the task",
