@@ -19,7 +19,7 @@ from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.sources import reading, shown_path
 from bsmeta.config.steps import launch_notes, print_summary, set_branch_length, summary
-from bsmeta.core.process import StopRequest, rank, release_signals
+from bsmeta.core.process import StopRequest, checks_for_all, rank, release_signals
 from bsmeta.tasks import TASKS
 from bsmeta.training.run_folder import note_early_stop, refusal_in_status
 
@@ -34,12 +34,12 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     set_branch_length(config)
     with refusal_in_status(config):
         checked = check_run(config, os.environ, TASKS, mistakes, reading.overridden)
-    entry = TASKS[config.task]
+        entry = TASKS[config.task]
+        sampled = [*entry.sample_rows(config)] if checks_for_all() else []
     if is_main:
         remarks = [*launch_notes(checked.launch), *entry.notes(config)]
-        print_summary(
-            summary(config, checked.launch, entry, [*map(shown_path, reading.contents)]), remarks
-        )
+        files = [*map(shown_path, reading.contents)]
+        print_summary(summary(config, checked.launch, entry, files, sampled), remarks)
     if config.check_only:
         return 0
     if getattr(config, "prep_only", False):  # of tasks on tables

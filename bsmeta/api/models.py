@@ -71,6 +71,8 @@ class Score:
         bytes: Bytes (UTF-8) of the text that are scored.
         nats: Minus the log-probability of these bytes with the metadata.
         nats_without: The same without metadata.
+        lost_bytes: Bytes that are left out because the tokenizer loses them: unknown tokens, and
+            tokens of characters that it changes or drops.
     """
 
     prefix: str
@@ -78,6 +80,7 @@ class Score:
     bytes: int
     nats: float
     nats_without: float
+    lost_bytes: int = 0
 
     @property
     def bits_per_byte(self) -> float:
@@ -190,7 +193,9 @@ class LanguageModel(Model):
         )
         sums = evaluation.run(self._opened.model, self._opened.device)
         text, everything = (sums[comparison.name] for comparison in comparisons)
-        totals = np.where(everything.takes_part[:, None], everything.totals, text.totals)
+        has_metadata = everything.takes_part
+        totals = np.where(has_metadata[:, None], everything.totals, text.totals)
+        lost = np.where(has_metadata, everything.lost_bytes, text.lost_bytes)
         return [
             Score(
                 prefix=shown.prefix,
@@ -198,8 +203,9 @@ class LanguageModel(Model):
                 bytes=int(own[BYTES]),
                 nats=float(own[NATS_WITH]),
                 nats_without=float(own[NATS_WITHOUT]),
+                lost_bytes=int(lost_bytes),
             )
-            for (_, shown), own in zip(pairs, totals, strict=True)
+            for (_, shown), own, lost_bytes in zip(pairs, totals, lost, strict=True)
         ]
 
     def _document(self, given: GivenDocument) -> tuple[Document, Rendered]:

@@ -85,6 +85,8 @@ class TaskEntry:
             problems that depend on them.
         summary: Takes the configuration and the launch; returns rows of the start-up table. A row
             replaces a row of the same name that all tasks have.
+        sample_rows: Takes the configuration, reads some of the data, and returns further rows of
+            the start-up table; raises an error for data that the run cannot be trained on.
         notes: Takes the configuration; returns a line for each setting that has no effect.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
@@ -102,6 +104,7 @@ class TaskEntry:
     value_problems: Callable[[Any, Collection[str]], Iterable[Problem]] = _nothing
     start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
+    sample_rows: Callable[[Any], Iterable[Row]] = _nothing
     notes: Callable[[Any], Iterable[str]] = _nothing
     prepare: Callable[[Any], object] = _nothing
     evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None

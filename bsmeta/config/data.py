@@ -117,6 +117,10 @@ class DataConfig:
     tokenizer_backend: str = key("auto", choices=("auto", "hf", "tiktoken", "gigatoken"))
     """what runs the tokenizer in training; auto: the fastest that is installed and gives the same
     ids"""
+    max_lost_text: float = key(0.05, at_least=0.0, at_most=1.0)
+    """largest share of the bytes of the first documents that the tokenizer may lose: unknown
+    tokens, and characters that it changes or drops (capitals, accents, tabs); a run that would
+    lose more is refused"""
     num_streams: int = key(8, at_least=1)
     """number of logical streams (equal bytes each); a multiple of world size x workers"""
     window_documents: int = key(512, at_least=1)

@@ -212,13 +212,18 @@ class BatchPlan:
 
 
 def summary(
-    config: RunConfig, launch: Launch, entry: TaskEntry, files: Sequence[str] = ()
+    config: RunConfig,
+    launch: Launch,
+    entry: TaskEntry,
+    files: Sequence[str] = (),
+    sampled: Sequence[Row] = (),
 ) -> list[Row]:
     """Rows of name and value; batch sizes in rows, lengths in steps.
 
     Args:
         entry: Its task, which adds rows or replaces rows of the same name.
         files: The files that the configuration was composed from.
+        sampled: Rows about the data (`TaskEntry.sample_rows`).
     """
     first = {
         "configuration": ", ".join(files) or "–",
@@ -233,7 +238,7 @@ def summary(
         "evaluation": evaluations(config),
         "checkpoints": _checkpoints(config),
     }
-    own = dict(entry.summary(config, launch))
+    own = dict([*entry.summary(config, launch), *sampled])
     added = {name: value for name, value in own.items() if name not in last}
     return [*(first | added | last | own).items()]
 

@@ -49,6 +49,7 @@ from bsmeta.data.stream.live import (
     phases_of,
     saved_fingerprint,
 )
+from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.plan import Phases, Position
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.windows import count_names
@@ -401,7 +402,9 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     plan = BatchPlan.of(config, config.world_size)
     steps = config.max_train_steps
     phases = phases_of(data, steps, plan.global_batch, decay_start(config, steps))
-    live = LiveStreams(data, tokenizer, config.seed, phases, survey_data(data))
+    survey = survey_data(data)
+    measure_sample(config, tokenizer, survey.lines)
+    live = LiveStreams(data, tokenizer, config.seed, phases, survey)
     manifest = Manifest(
         format=FORMAT,
         epochs=config.epochs,

@@ -38,7 +38,7 @@ from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import check_not_trained_on, load_model, resolve_config
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.results import ComparisonSums
+from bsmeta.tasks.causal_lm.results import ComparisonSums, refuse_nothing_scored
 from bsmeta.tasks.causal_lm.scoring import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.checkpoints import Location, locate
 from bsmeta.training.task import flops_per_token
@@ -93,13 +93,17 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     locations = [locate(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)
     documents = Beginnings(config.data_config, study.measure)
-    scores, flops = _score(study.measure, config, documents, locations, device)
+    scores, flops, lost = _score(study.measure, config, documents, locations, device)
     facts = document_facts(documents, config.data_config.metadata_config)
     counts = {name: _counts(locations, name) for name in ("step", "targets", "tokens")}
     logged = _logged(run.folder)
     return Measurement(
         settings=settings_of(study, run.arm, run.seed),
-        facts={**_facts(config, Path(locations[-1].name)), "loss": logged[-1]["loss"]},
+        facts={
+            **_facts(config, Path(locations[-1].name)),
+            "loss": logged[-1]["loss"],
+            "lost_bytes": lost,
+        },
         steps=counts["step"],
         targets=counts["targets"],
         tokens=counts["tokens"],
@@ -116,11 +120,15 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
 def _score(
     settings: MeasureConfig, config: CausalLMConfig, documents: Beginnings,
     locations: Sequence[Location], device: torch.device,
-) -> tuple[dict[str, Any], float]:  # fmt: skip
+) -> tuple[dict[str, Any], float, int]:  # fmt: skip
     """Scores the documents as an arm reads them, with each of its checkpoints.
 
     Returns:
-        `sizes`, `without`, `shown` and `types` of the measurement; the model's FLOPs per token.
+        `sizes`, `without`, `shown` and `types` of the measurement; the model's FLOPs per token;
+        the bytes that are left out because the tokenizer loses them.
+
+    Raises:
+        DataError: There are no bytes left to score.
     """
     types = config.data_config.metadata_config.metadata_list
     tokenizer = read_tokenizer(locations[-1].model)
@@ -143,6 +151,7 @@ def _score(
     for location in locations:
         model, _ = load_model(location, config, "auto", device)
         sums = curve.run(model, device, blocks=blocks)
+        refuse_nothing_scored(sums, f"checkpoint={location.name}")
         text = sums[TEXT].values[:, DOCUMENT]
         without.append(text[:, :, NATS_WITHOUT])
         if types:
@@ -157,7 +166,7 @@ def _score(
         "shown": np.array(shown).reshape(-1, *text.shape[:2]),
         "types": {name: without[-1] + gain for name, gain in gains.items()},
     }
-    return scores, flops_per_token(model)
+    return scores, flops_per_token(model), int(sums[TEXT].lost_bytes.sum())
 
 
 def _counts(locations: Sequence[Location], name: str) -> np.ndarray:

@@ -142,6 +142,12 @@ def _notes(measured: Measured) -> list[str]:
     lossy = [arm for arm, run in runs.items() if run.facts["loss_on_metadata"]]
     if lossy:
         notes.append(f"The text tokens of {', '.join(lossy)} include metadata with a loss.")
+    lost = max(int(run.facts.get("lost_bytes", 0)) for run in runs.values())
+    if lost:
+        notes.append(
+            f"All bits per byte leave out {lost:,} bytes of the held-out text, which the tokenizer "
+            "loses (unknown tokens, or characters that it changes or drops)."
+        )
     return notes
 
 

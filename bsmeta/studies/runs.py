@@ -62,7 +62,8 @@ class Measurement:
     Attributes:
         settings: Hash of what the run and its measurement depend on.
         facts: What the report says about the run: its learning rate schedule, last loss, initial
-            weights, and the hash of its training shards.
+            weights, the hash of its training shards, and the bytes of the documents that are left
+            out because its tokenizer loses them.
         steps: int64 [checkpoints].
         targets: int64 [checkpoints], tokens trained on (text, unless metadata has a loss).
         tokens: int64 [checkpoints], tokens that the model was given, without padding.

@@ -34,6 +34,7 @@ TASKS: dict[str, TaskEntry] = {
         value_problems=imported(f"{_CAUSAL_LM}.checks:value_problems"),
         start_problems=imported(f"{_CAUSAL_LM}.checks:start_problems"),
         summary=imported(f"{_CAUSAL_LM}.checks:summary_rows"),
+        sample_rows=imported("bsmeta.data.stream.lost_text:lost_text_rows"),
         notes=imported(f"{_CAUSAL_LM}.checks:notes"),
         evaluate=imported(f"{_CAUSAL_LM}.evaluate:run"),
         programs=("evaluate.py", "explain.py", "generate.py"),

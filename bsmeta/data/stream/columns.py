@@ -46,7 +46,7 @@ def column_problems(config: DataConfig) -> Iterator[Problem]:
     """
     for name, data in source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
-            yield from absent_paths(config, name, _local_shards(data))
+            yield from absent_paths(config, name, local_shards(data))
 
 
 def type_problems(config: DataConfig) -> list[Problem]:
@@ -54,7 +54,7 @@ def type_problems(config: DataConfig) -> list[Problem]:
 
     None if not all shards are on a local disk; the run itself then checks them.
     """
-    shards = {name: _local_shards(data) for name, data in source_configs(config).items()}
+    shards = {name: local_shards(data) for name, data in source_configs(config).items()}
     return unknown_types(config, shards) if all(shards.values()) else []
 
 
@@ -69,8 +69,8 @@ def missing_types(config: DataConfig) -> list[str]:
     return [message for message in found if message]
 
 
-def _local_shards(config: DataConfig) -> list[Shard]:
-    """The training shards, if they are to be read from a local disk and can be listed."""
+def local_shards(config: DataConfig) -> list[Shard]:
+    """The training shards, if they are to be read from a local disk and can be listed; else []."""
     with contextlib.suppress(UserError, OSError):
         # Only the run itself requests files from the Hub.
         if not config.prepared and not any("://" in entry for entry in entries_of(config)):
@@ -223,7 +223,7 @@ def _wanted(config: MetadataConfig) -> set[str]:
 
 def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
     metadata = config.metadata_config
-    shards = _local_shards(config)
+    shards = local_shards(config)
     if not wanted or not shards:
         return ""
     try:

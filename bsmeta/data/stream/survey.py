@@ -29,9 +29,8 @@ from bsmeta.data.io.shards import (
 from bsmeta.data.stream.columns import absent_paths, unknown_types
 from bsmeta.data.stream.held_out import HeldOutFingerprints, held_out, held_out_fingerprint
 from bsmeta.data.stream.live import Corpus, deal_corpora, open_corpora
+from bsmeta.data.stream.lost_text import SAMPLE_LINES
 from bsmeta.data.stream.plan import Share
-
-SAMPLE_LINES = 8  # of a shard, on which tokenizers are compared
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.data.text.lost_text import LostTextFinder
 from bsmeta.data.text.tokens import (
     NO_IDS,
     NOTHING,
@@ -96,6 +97,7 @@ class EncodedDocument:
         suffix: How many tokens before EOS are of appended metadata.
         locate: Computes `text_starts` and `text_ends`, which training does not need.
         prefix_cut: Whether the prefix was truncated because it was longer than allowed.
+        find_lost: Computes `lost`, which training does not need.
     """
 
     prefix_ids: np.ndarray
@@ -111,6 +113,7 @@ class EncodedDocument:
     separator: np.ndarray = field(default_factory=lambda: NO_IDS)
     suffix: int = 0
     prefix_cut: bool = False
+    find_lost: Callable[[], np.ndarray | None] = lambda: None
 
     @cached_property
     def is_text(self) -> np.ndarray:
@@ -146,6 +149,22 @@ class EncodedDocument:
         There are none for metadata, EOS and the lead.
         """
         return self._text_spans[1]
+
+    @cached_property
+    def lost(self) -> np.ndarray | None:
+        """Characters of the original text that its tokens do not give back (`LostTextFinder`).
+
+        bool [characters]; None if there are none.
+        """
+        return self.find_lost()
+
+    def gives_back(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Whether nothing of the original text in each of some spans is lost: bool [spans]."""
+        if self.lost is None:
+            return np.ones(len(starts), np.bool_)
+        before = np.append(0, np.cumsum(self.lost))
+        gives_back: np.ndarray = before[starts] == before[ends]
+        return gives_back
 
 
 class DocumentEncoder:
@@ -184,6 +203,7 @@ class DocumentEncoder:
         self._tokenizer = TextTokenizer(
             tokenizer, backend, texts, takes_written_tokens=metadata.special_tokens_in_text
         )
+        self._fast_tokenizer = tokenizer.backend_tokenizer
         self._eos = np.array([tokenizer.eos_token_id], np.int32)
         self._bos = NO_IDS
         if metadata.bos_token and tokenizer.bos_token_id is not None:
@@ -230,6 +250,15 @@ class DocumentEncoder:
             self._document(*parts)
             for parts in zip(rendered, bodies, prefixes, suffixes, strict=True)
         ]
+
+    @cached_property
+    def _lost_text(self) -> LostTextFinder:
+        return LostTextFinder(self._fast_tokenizer)
+
+    def _find_lost(self, text: str, body: Body) -> np.ndarray | None:
+        if self._lost_text.is_lossless:
+            return None
+        return self._lost_text.find(text, body.ids, *body.locate())
 
     def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray, bool]:
         """Ids and token types of the prefix, and whether it is truncated.
@@ -302,6 +331,7 @@ class DocumentEncoder:
             separator=self._separator,
             suffix=len(suffix_ids),
             prefix_cut=prefix_cut,
+            find_lost=partial(self._find_lost, rendered.text, body),
         )
 
 

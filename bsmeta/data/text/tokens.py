@@ -196,8 +196,10 @@ class TextTokenizer:
         self._oracle = Tokenizer.from_str(fast.to_str())  # a copy: its settings are changed
         self._oracle.no_truncation()
         self._oracle.no_padding()
-        self._special = SpecialTokens(self._oracle)
         self._lengths = byte_lengths(self._oracle)
+        if self._lengths is not None:
+            self._oracle.post_processor = None  # it would cut spaces off the offsets of tokens
+        self._special = SpecialTokens(self._oracle)
         if self._lengths is not None:
             self._backend = choose_backend(backend, self._oracle, [*sample, PROBE])
         elif backend not in ("hf", "auto"):
@@ -216,25 +218,40 @@ class TextTokenizer:
         """
         if self._lengths is not None:
             pairs = zip(self._backend(texts), texts, strict=True)
-            tokens = [Tokens(ids, text, lengths=self._lengths) for ids, text in pairs]
-        else:
-            encodings = self._oracle.encode_batch(list(texts), add_special_tokens=False)
             tokens = [
-                Tokens(
-                    np.array(encoding.ids, np.int32),
-                    text,
-                    offsets=np.array(encoding.offsets, np.int32).reshape(-1, 2),
-                )
-                for encoding, text in zip(encodings, texts, strict=True)
+                Tokens(ids, text, lengths=self._lengths)
+                if self._keeps_bytes(text)
+                else self._encode_with_offsets([text])[0]
+                for ids, text in pairs
             ]
+        else:
+            tokens = self._encode_with_offsets(texts)
         if own is None or self._takes_written_tokens:
             return tokens
         # Few texts contain literal special tokens: all texts are encoded with them recognized, at
         # full speed, and those with one outside the allowed parts are encoded a second time.
         for number, places in self._special.find(tokens):
             if not self._special.all_inside(tokens[number], places, own(number)):
-                tokens[number] = self._special.encode(texts[number], own(number), self._lengths)
+                lengths = self._lengths if self._keeps_bytes(texts[number]) else None
+                tokens[number] = self._special.encode(texts[number], own(number), lengths)
         return tokens
+
+    def _encode_with_offsets(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text, with the characters that the tokenizer itself reports."""
+        encodings = self._oracle.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            Tokens(
+                np.array(encoding.ids, np.int32),
+                text,
+                offsets=np.array(encoding.offsets, np.int32).reshape(-1, 2),
+            )
+            for encoding, text in zip(encodings, texts, strict=True)
+        ]
+
+    def _keeps_bytes(self, text: str) -> bool:
+        """Whether the bytes of the tokens are those of the text: its normalizer changes nothing."""
+        normalizer = self._oracle.normalizer
+        return normalizer is None or normalizer.normalize_str(text) == text
 
 
 def text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:

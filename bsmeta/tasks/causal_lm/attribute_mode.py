@@ -35,7 +35,9 @@ from bsmeta.core.files import path_inside
 from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.core.terminal import Console
-from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.data.text.characters import utf8_lengths
+from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -44,7 +46,13 @@ from bsmeta.report.page import COUNT, Cell, Column, Table, print_table, report_c
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.decoding import check_type
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.scoring import Window, max_batch_tokens, plan_batches, scoring
+from bsmeta.tasks.causal_lm.scoring import (
+    Window,
+    continuation_windows,
+    max_batch_tokens,
+    plan_batches,
+    scoring,
+)
 from bsmeta.tasks.checkpoints import announce_data
 
 ROWS = 20
@@ -55,7 +63,13 @@ TOP = (1, 5)
 
 
 class Likelihoods:
-    """Scores texts (all their chunks, or only the first) after the prefix of each candidate."""
+    """Scores texts (all their chunks, or only the first) after the prefix of each candidate.
+
+    Attributes:
+        prefixes: The rendered prefix of each candidate.
+        text_bytes: UTF-8 bytes of all texts that were scored.
+        lost_bytes: Of these, bytes that the tokenizer loses, whose tokens are left out.
+    """
 
     def __init__(
         self,
@@ -84,13 +98,14 @@ class Likelihoods:
         length = config.metadata_config.max_seq_len
         self._room = length - max(map(len, self._prefixes))
         self._max_tokens = max_batch_tokens(len(tokenizer), rows, length)
+        self.text_bytes = self.lost_bytes = 0
 
     def of(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """log p(text | candidate) in nats, and the number of scored tokens of each text.
 
         Returns:
             float64 [texts, candidates]; int64 [texts], number of scored tokens (all but the first
-            text token of each chunk).
+            text token of each chunk, and tokens that lose text).
 
         Raises:
             DataError: A log-probability is not finite.
@@ -101,16 +116,14 @@ class Likelihoods:
         windows: list[Window] = []
         owners: list[tuple[int, int]] = []
         for number, document in enumerate(encoded):
-            ids = document.ids[:-1]
-            chunks = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
-            chunks = [chunk for chunk in chunks if len(chunk) > 1]  # one token has no score
+            self._count_lost(texts[number], document)
+            chunks = continuation_windows(document, self._prefixes, self._room)
             for chunk in chunks if self._all_pieces else chunks[:1]:
-                for candidate, prefix in enumerate(self._prefixes):
-                    ids = np.concatenate((prefix, chunk))
-                    nowhere = np.zeros(len(ids), np.int32)  # text positions are not used
-                    scored = np.arange(len(ids)) > len(prefix)
-                    windows.append(Window(ids, nowhere, nowhere, scored, len(prefix)))
-                    owners.append((number, candidate))
+                for candidate, window in enumerate(chunk):
+                    if window.scored.any():
+                        windows.append(window)
+                        owners.append((number, candidate))
+
         sums = np.zeros((len(texts), len(self._prefixes)))
         tokens = np.zeros(len(texts), np.int64)
         batches = plan_batches([len(window.ids) for window in windows], self._max_tokens)
@@ -128,6 +141,17 @@ class Likelihoods:
             sums[text, candidate] += value.sum()
             tokens[text] += len(value) if candidate == 0 else 0
         return sums, tokens
+
+    def _count_lost(self, text: str, document: EncodedDocument) -> None:
+        lengths = utf8_lengths(text)
+        self.text_bytes += int(lengths.sum())
+        if document.lost is not None:
+            self.lost_bytes += int(lengths[document.lost].sum())
+
+    @property
+    def lost_text(self) -> str:
+        """Describes the bytes that are left out of all scores; empty if there are none."""
+        return describe_lost_bytes(self.lost_bytes, self.text_bytes)
 
 
 class Labels:
@@ -306,6 +330,8 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
         "type": config.type,
         "prior": config.prior,
         "example_prefix": likelihoods.prefixes[0],
+        "text_bytes": likelihoods.text_bytes,
+        "lost_bytes": likelihoods.lost_bytes,
         "metrics": summarize(found, resamples=config.bootstrap_resamples, seed=config.seed),
         "candidates": by_candidate(found),
         "documents": by_document(found),
@@ -314,6 +340,8 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
     text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
     show_attribution(report, out)
+    if likelihoods.lost_bytes:
+        out.print(f"left out: {likelihoods.lost_text}", soft_wrap=True)
     out.print(f"written to {path}", soft_wrap=True)
 
 
@@ -332,7 +360,11 @@ def _attribute_prompt(
     """Print the candidates of one text, the most probable first."""
     scores, tokens = likelihoods.of([config.prompt])
     if not tokens[0]:
-        raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens")
+        lost = f"; no bytes are left to score: {likelihoods.lost_text}"
+        raise ConfigurationError(
+            f"prompt={config.prompt!r}: expected at least two tokens"
+            + (lost if likelihoods.lost_bytes else "")
+        )
     log_prior = candidates.log_prior(config.prior, None)
     values = np.exp(posterior(scores, log_prior[None])[0])
     best = np.argsort(-values, kind="stable")[:ROWS]
@@ -344,6 +376,8 @@ def _attribute_prompt(
         [candidates.labels[number], values[number], scores[0, number]] for number in best
     ]
     print_table(out, Table("", "", columns, rows))
+    if likelihoods.lost_bytes:
+        out.print(f"left out: {likelihoods.lost_text}", soft_wrap=True)
 
 
 def _attribute_documents(
@@ -368,6 +402,7 @@ def _attribute_documents(
             f"type={config.type}: no held-out document has one of the candidates "
             f"{', '.join(candidates.labels[:5])}{', …' if len(candidates.labels) > 5 else ''} and "
             "a text of two tokens"
+            + (f"; left out: {likelihoods.lost_text}" if likelihoods.lost_bytes else "")
         )
     indices = own[kept].tolist()
     priors = np.stack([candidates.log_prior(config.prior, index) for index in indices])

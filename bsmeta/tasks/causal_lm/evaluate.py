@@ -33,6 +33,7 @@ from bsmeta.tasks.causal_lm.results import (
     PairRow,
     Report,
     paired_metrics,
+    refuse_nothing_scored,
     rows_of,
     sign_test,
     slice_rows_of,
@@ -135,6 +136,7 @@ def _evaluate_one(
         seed=config.seed,
     )
     sums = evaluation.run(model, context.device, progress=progress)
+    refuse_nothing_scored(sums, f"checkpoint={location.name}")
     metrics_of = partial(paired_metrics, resamples=config.bootstrap_resamples, seed=config.seed)
     return ModelReport(
         checkpoint=location.name,

@@ -12,6 +12,7 @@ once and scored repeatedly.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -23,9 +24,11 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.core.errors import DataError
+from bsmeta.core.process import log_once
 from bsmeta.core.progress import Advance, reporting
 from bsmeta.data.io.files import FileRef
 from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Donors, Rendered
@@ -47,6 +50,7 @@ from bsmeta.tasks.causal_lm.scoring import (
     Reading,
     Scorer,
     Window,
+    lost_bytes,
     max_batch_tokens,
     paired_sums,
     plan_batches,
@@ -66,8 +70,10 @@ RESAMPLES = 10_000
 FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
 """The most important metrics, which come first so that a narrow screen shows them."""
 
-_Compared = tuple[str, int, bool, np.ndarray]
-"""Name of the comparison, document index, whether a prefix was truncated, sums."""
+logger = logging.getLogger(__name__)
+
+_Compared = tuple[str, int, bool, int, np.ndarray]
+"""Name of the comparison, document index, whether a prefix was truncated, lost bytes, sums."""
 
 
 def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
@@ -109,6 +115,7 @@ class Block:
             `windows` (one that several arms share is stored once) and the types in it.
         windows: The windows of each rendering.
         prefix_cut: For each rendering, whether its prefix was too long and was truncated.
+        lost: For each rendering, the characters that its tokens lose; None: none.
         batches: The windows to score. Of those with the same key there is one: they get the same
             scores, whatever they are batched with.
     """
@@ -116,6 +123,7 @@ class Block:
     documents: list[tuple[int, str, dict[Arm, tuple[int, tuple[str, ...]]]]]
     windows: list[list[Window]]
     prefix_cut: list[bool]
+    lost: list[np.ndarray | None]
     batches: list[list[Window]]
 
 
@@ -177,7 +185,7 @@ class PairedEvaluation:
         return self._own if arm.values == OWN and arm.types else arm.values
 
     def _block(self, indices: Sequence[int]) -> Block:
-        block = Block([], [], [], [])
+        block = Block([], [], [], [], [])
         renderings: list[tuple[str, Rendered]] = []
         for index in reporting(indices):
             document = self._documents[index]
@@ -185,12 +193,14 @@ class PairedEvaluation:
             block.documents.append((index, document.text, shown))
         block.windows.extend([] for _ in renderings)
         block.prefix_cut.extend(False for _ in renderings)
+        block.lost.extend(None for _ in renderings)
         for style, (_, encoder) in self._styles.items():  # one call of the tokenizer for each
             places = [i for i, (own, _) in enumerate(renderings) if own == style]
             encoded = encoder.encode([renderings[i][1] for i in places]) if places else []
             for place, own in zip(places, encoded, strict=True):
                 block.windows[place] = self._windows(own, self._config)
                 block.prefix_cut[place] = own.prefix_cut
+                block.lost[place] = own.lost
         every = chain.from_iterable(block.windows)
         scored = list({window.key: window for window in every if window.scored.any()}.values())
         for batch in plan_batches([len(window.ids) for window in scored], self._max_tokens):
@@ -249,14 +259,18 @@ class PairedEvaluation:
         shape = (len(self._documents), 2, len(self._edges), COLUMNS)
         flags = np.zeros((2, len(self._documents)), dtype=bool)
         sums = {
-            comparison.name: ComparisonSums(np.zeros(shape), *flags.copy())
+            comparison.name: ComparisonSums(
+                np.zeros(shape), *flags.copy(), np.zeros(len(self._documents), np.int64)
+            )
             for comparison in self._comparisons
         }
-        for name, document, prefix_cut, values in chain.from_iterable(self._ranks.gather(own)):
+        compared = chain.from_iterable(self._ranks.gather(own))
+        for name, document, prefix_cut, lost, values in compared:
             found = sums[name]
             found.values[document] = values
             found.takes_part[document] = True
             found.prefix_cut[document] = prefix_cut
+            found.lost_bytes[document] = lost
         return sums
 
     def _score(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
@@ -282,7 +296,7 @@ class PairedEvaluation:
                         if number == rendering
                     )
                 )
-            readings.append(reading_of(windows, found))
+            readings.append(reading_of(windows, found, block.lost[rendering]))
         return readings
 
     def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
@@ -310,9 +324,10 @@ class PairedEvaluation:
                 else:  # appended metadata does not affect the text before it
                     is_compared = base_types != test_types and base != test
                 if comparison.group == TEXT or is_compared:
-                    sums = paired_sums(readings[base], readings[test], text, self._edges)
+                    pair = (readings[base], readings[test])
+                    sums = paired_sums(*pair, text, self._edges)
                     is_cut = block.prefix_cut[base] or block.prefix_cut[test]
-                    yield comparison.name, index, is_cut, sums
+                    yield comparison.name, index, is_cut, lost_bytes(*pair, text), sums
 
 
 class SubsetEvaluation:
@@ -342,6 +357,7 @@ class SubsetEvaluation:
             config, tokenizer, documents, [TEXT_ALONE, *comparisons], ranks=ranks
         )
         self._blocks = list(self._evaluation.blocks())
+        self._text_bytes = int(np.sum(documents.bytes))
         self._seed = seed
 
     def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
@@ -353,6 +369,14 @@ class SubsetEvaluation:
         sums = self._evaluation.run(model, device, blocks=self._blocks)
         stacked = np.stack([sums[name].totals for name in ("text", "all")])
         text, both = paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
+        lost = int(sums["text"].lost_bytes.sum())
+        if lost:
+            log_once(
+                logger,
+                logging.WARNING,
+                f"evaluations leave out {describe_lost_bytes(lost, self._text_bytes)}"
+                + ("; no bytes are left to score" if text is None else ""),
+            )
         if text is None:
             return {"documents": 0, "bytes": 0}
         metrics = {"text_bits_per_byte": text.bits_per_byte_without}

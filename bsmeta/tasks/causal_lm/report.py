@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from bsmeta.core.printable import printable
+from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
 from bsmeta.report.byte_ranges import byte_ranges
@@ -20,7 +21,7 @@ from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
 from bsmeta.report.inference import Estimate, value_of
 from bsmeta.report.page import Page, Section, own_command, print_table, report_console
 from bsmeta.tasks.causal_lm import tables
-from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR
+from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.headline import headline
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report
 from bsmeta.training.run_folder import steps_and_evaluations
@@ -114,10 +115,13 @@ def page_of(report: Report, metrics: Path | None) -> Page:
 def described(model: ModelReport, report: Report) -> str:
     """Describes in a sentence what was scored with a model."""
     data = model.data
+    text = model.row(TEXT)
+    lost = describe_lost_bytes(text.lost_bytes, text.text_bytes) if text and text.lost_bytes else ""
     left_out = ", ".join(f"{count} {reason}" for reason, count in data["left_out"].items())
     return (
         f"{data['documents']:,} documents of {data['file']}"
         + (f" (left out: {left_out})" if left_out else "")
+        + (f"; left out: {lost}" if lost else "")
         + f"; windows of {data['max_seq_len']:,} tokens: {report.settings['windows']}."
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
+from bsmeta.core.errors import DataError
 from bsmeta.report.inference import (
     Interval,
     Source,
@@ -27,7 +28,13 @@ from bsmeta.report.inference import (
 )
 from bsmeta.tasks.causal_lm.arms import TEXT, Comparison
 from bsmeta.tasks.causal_lm.documents import Slice
-from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
+from bsmeta.tasks.causal_lm.scoring import (
+    BYTES,
+    NATS_WITH,
+    NATS_WITHOUT,
+    TOKENS,
+    TOKENS_WITH,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,16 +182,39 @@ class ComparisonSums:
             are not part of the comparison.
         takes_part: bool [documents], whether a document is part of the comparison.
         prefix_cut: bool [documents], whether a prefix of either arm was too long and truncated.
+        lost_bytes: int64 [documents], bytes that are left out because the tokenizer loses text.
     """
 
     values: np.ndarray
     takes_part: np.ndarray
     prefix_cut: np.ndarray
+    lost_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def totals(self) -> np.ndarray:
         """float64 [documents, COLUMNS]."""
         return self.values[:, 0].sum(axis=1)
+
+
+def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], where: str) -> None:
+    """Refuses results in which the tokenizer loses all text that could be scored.
+
+    Args:
+        sums: Those of an evaluation, with the text alone.
+        where: What was evaluated, for the message.
+
+    Raises:
+        DataError: There are no bytes left to score.
+    """
+    text = sums[TEXT]
+    lost = int(text.lost_bytes.sum())
+    if lost and not text.totals[:, BYTES].any():
+        raise DataError(
+            f"{where}: no bytes are left to score: the tokenizer of the model loses "
+            f"{lost:,} bytes of the held-out text (unknown tokens, or characters "
+            "that it changes or drops), and no other byte has a probability; expected a model with "
+            "a tokenizer that gives the text back, such as byte-level BPE"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +224,7 @@ class Row:
     Attributes:
         text_bytes: All bytes of the documents that take part, including documents of which an arm
             could not score any.
+        lost_bytes: Of these, bytes that are left out because the tokenizer loses them.
         prefixes_cut: Number of the documents of the metrics with a prefix that was too long and
             truncated.
         positions: The metrics by byte offset in the document, by the first byte of each bin.
@@ -203,6 +234,7 @@ class Row:
     comparison: Comparison
     metrics: PairedMetrics | None
     text_bytes: int = 0
+    lost_bytes: int = 0
     prefixes_cut: int = 0
     positions: dict[int, PairedMetrics] = field(default_factory=dict)
     contexts: dict[int, PairedMetrics] = field(default_factory=dict)
@@ -226,6 +258,7 @@ class Row:
             **asdict(self.comparison),
             **self.metrics_dict(),
             "text_bytes": self.text_bytes,
+            "lost_bytes": self.lost_bytes,
             "prefixes_cut": self.prefixes_cut,
             "by_position": by_position,
             "by_context": by_context,
@@ -255,6 +288,11 @@ class ModelReport:
     digests: list[int]
     totals: dict[str, np.ndarray]
     slices: list[tuple[Slice, list[Row]]] = field(default_factory=list)
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes of all documents that are left out because the tokenizer loses them."""
+        return max((row.lost_bytes for row in self.rows), default=0)
 
     def row(self, name: str) -> Row | None:
         """The comparison of this name, if it was made."""
@@ -389,6 +427,7 @@ def rows_of(
                 comparison,
                 metrics[number],
                 text_bytes=int(text_bytes[own.takes_part].sum()),
+                lost_bytes=int(own.lost_bytes.sum()),
                 prefixes_cut=int((own.prefix_cut & (own.totals[:, BYTES] > 0)).sum()),
                 positions=binned(start),
                 contexts=binned(start + bins),

@@ -11,6 +11,9 @@ share characters with metadata). The character positions at which *both* reading
 boundary split the text into segments; a segment counts if both readings score all of its tokens. So
 both are summed over identical bytes.
 
+Tokens that do not give their text back (unknown ones, those of text that was lower-cased) stand for
+other texts, too: no window scores them, and a segment with lost characters is left out and counted.
+
 Batches depend on lengths alone, never on the number of processes: a document is always scored in
 the same batch, so the metrics do not change with the world size. A batch is padded on the right and
 needs no attention mask: under causal attention a token never sees the padding after it. Vocabulary
@@ -35,6 +38,7 @@ from torch.nn.functional import cross_entropy
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import report_progress
+from bsmeta.data.text.characters import coverage, utf8_lengths
 from bsmeta.data.text.chunks import cut
 from bsmeta.data.text.encoding import EncodedDocument
 
@@ -94,12 +98,14 @@ class Reading:
         ends: int32 [n], character after its last (greater than `starts`).
         nats: float64 [n], -ln p of each token; NaN if it is not scored.
         shown_from: int32 [n], first character of the text in the token's window.
+        lost: bool [characters], the text that its tokens do not give back; None: nothing.
     """
 
     starts: np.ndarray
     ends: np.ndarray
     nats: np.ndarray
     shown_from: np.ndarray
+    lost: np.ndarray | None = None
 
 
 def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
@@ -111,6 +117,7 @@ def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
         chunk = replace(chunk, first_text_is_target=False)
         starts, ends = chunk.text_starts, chunk.text_ends
         scored = chunk.loss_mask & (chunk.token_types == 0) & (ends > starts)
+        scored &= document.gives_back(starts, ends)
         windows.append(Window(chunk.ids, starts, ends, scored, chunk.prefix_length))
     return windows
 
@@ -138,6 +145,9 @@ def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
         scored[: new - start] = False
         if start == 0 and len(scored):  # without metadata, it has no context
             scored[first_text : first_text + 1] = False
+        scored &= document.gives_back(
+            document.text_starts[start:stop], document.text_ends[start:stop]
+        )
         windows.append(
             Window(
                 ids=np.concatenate((prefix_ids, document.ids[start:stop])),
@@ -150,18 +160,53 @@ def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
     return windows
 
 
+def continuation_windows(
+    document: EncodedDocument, prefixes: Sequence[np.ndarray], room: int
+) -> list[list[Window]]:
+    """The whole text in chunks of up to `room` tokens, each after every one of some prefixes.
+
+    Returns:
+        For each chunk a window for each prefix; none for a chunk of a single token.
+    """
+    end = len(document.ids) - 1  # without EOS
+    starts, ends = document.text_starts, document.text_ends
+    chunks = []
+    for start in range(0, end, room):
+        part = slice(start, min(start + room, end))
+        ids = document.ids[part]
+        if len(ids) < 2:  # the first token of a chunk has no score
+            continue
+        scored = document.gives_back(starts[part], ends[part])
+        scored[0] = False
+        windows = []
+        for prefix in prefixes:
+            before = (len(prefix), 0)
+            windows.append(
+                Window(
+                    ids=np.concatenate((prefix, ids)),
+                    starts=np.pad(starts[part], before),
+                    ends=np.pad(ends[part], before),
+                    scored=np.pad(scored, before),
+                    own=len(prefix),
+                )
+            )
+        chunks.append(windows)
+    return chunks
+
+
 Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 WINDOWS: dict[str, Windows] = {
     "first_piece": first_piece, "all_pieces": all_pieces, "sliding": sliding
 }  # fmt: skip
 
 
-def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
+def reading_of(windows: list[Window], scores: list[np.ndarray], lost: np.ndarray | None) -> Reading:
     """The text tokens of a document with their nats.
 
     Args:
         windows: All windows of the document in one arm.
         scores: For each window, the log-probabilities of its scored tokens, float64.
+        lost: The lost characters of the document (`EncodedDocument.lost`).
     """
     nowhere = np.zeros(0, np.int32)
     parts: list[tuple[np.ndarray, ...]] = [(nowhere, nowhere, np.zeros(0), nowhere)]
@@ -173,7 +218,7 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
         holds_text[: window.own] = False
         columns = (window.starts, window.ends, nats, np.full(len(nats), first, np.int32))
         parts.append(tuple(column[holds_text] for column in columns))
-    return Reading(*map(np.concatenate, zip(*parts, strict=True)))
+    return Reading(*map(np.concatenate, zip(*parts, strict=True)), lost=lost)
 
 
 def paired_sums(
@@ -192,15 +237,16 @@ def paired_sums(
     if not text:
         return sums
     readings, size, lengths = (without, with_metadata), len(text), utf8_lengths(text)
-    # a segment begins at each character that no token extends into
-    inside = sum(_coverage(reading.starts + 1, reading.ends, size) for reading in readings)
-    segment = np.cumsum(inside == 0) - 1
+    segment = _segments(readings, size)
     first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
 
     def by_segment(places: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
         return np.bincount(places, values, minlength=len(first))
 
     good = sum(by_segment(segment, _unscored(reading, size)) for reading in readings) == 0
+    for reading in readings:
+        if reading.lost is not None:
+            good &= by_segment(segment, reading.lost) == 0
     offsets = np.cumsum(lengths) - lengths
     shown_from = np.zeros(size, dtype=np.int64)
     shown_from[without.starts] = without.shown_from
@@ -221,24 +267,31 @@ def paired_sums(
     return sums
 
 
-def utf8_lengths(text: str) -> np.ndarray:
-    """UTF-8 length of each character in bytes: int64 [len(text)]."""
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    wide = (points > 0x7F).astype(np.int64)
-    return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
+def lost_bytes(without: Reading, with_metadata: Reading, text: str) -> int:
+    """Bytes of the segments that `paired_sums` leaves out because either reading loses text."""
+    readings = (without, with_metadata)
+    losses = [reading.lost for reading in readings if reading.lost is not None]
+    if not losses:
+        return 0
+    segment = _segments(readings, len(text))
+    is_left_out = np.bincount(segment, np.logical_or.reduce(losses)) > 0
+    return int(utf8_lengths(text)[is_left_out[segment]].sum())
+
+
+def _segments(readings: Sequence[Reading], size: int) -> np.ndarray:
+    """The number of the segment of each character: int64 [size].
+
+    A segment begins at each character that no token extends into.
+    """
+    inside = sum(coverage(reading.starts + 1, reading.ends, size) for reading in readings)
+    return np.cumsum(inside == 0) - 1
 
 
 def _unscored(reading: Reading, size: int) -> np.ndarray:
     """Whether each character is in no token or in an unscored token: bool [size]."""
     missing = np.isnan(reading.nats)
-    unscored = _coverage(reading.starts[missing], reading.ends[missing], size)
-    return (_coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)
-
-
-def _coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """Number of spans that contain each character: int64 [size]."""
-    steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
-    return np.cumsum(steps)[:size]
+    unscored = coverage(reading.starts[missing], reading.ends[missing], size)
+    return (coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)
 
 
 def max_batch_tokens(vocabulary: int, rows: int, row_length: int) -> int:

@@ -22,6 +22,7 @@ CONTROL_WORDS = {
     SEPARATOR: "separator alone",
 }  # fmt: skip
 DOCUMENTS, BYTES, LEFT_OUT, CUT = "documents", "text bytes", "left out", "prefix cut"
+LOST = "lost by tokenizer"
 WITHOUT, WITH, DIFFERENCE, RELATIVE = "without", "with", "difference", "relative"
 INTERVAL, TOGETHER, SPLIT = "95% interval", "all at once", "better : worse"
 SIGN, HOLM = "sign test p", "Holm p"
@@ -33,6 +34,7 @@ COLUMNS: dict[str, tuple[Callable[[Any], str], Callable[[Row, PairedMetrics], Ce
     DOCUMENTS: (COUNT, lambda row, own: own.documents),
     BYTES: (COUNT, lambda row, own: own.bytes),
     LEFT_OUT: ("{:.1%}".format, lambda row, own: 1 - own.bytes / row.text_bytes),
+    LOST: ("{:.1%}".format, lambda row, own: row.lost_bytes / row.text_bytes),
     CUT: ("{:.0%}".format, lambda row, own: row.prefixes_cut / own.documents),
     WITHOUT: (BITS, lambda row, own: own.bits_per_byte_without),
     WITH: (BITS, lambda row, own: own.bits_per_byte_with),
@@ -48,12 +50,12 @@ COLUMNS: dict[str, tuple[Callable[[Any], str], Callable[[Row, PairedMetrics], Ce
 }
 """The columns of comparisons: the format of each, and its cell in a row with metrics."""
 
-OF_TEXT = (DOCUMENTS, BYTES, LEFT_OUT, WITHOUT, PERPLEXITIES[0])
+OF_TEXT = (DOCUMENTS, BYTES, LEFT_OUT, LOST, WITHOUT, PERPLEXITIES[0])
 """Columns that the text alone has as well."""
 
 MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
-DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
-TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
+DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, LOST, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
+TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, LOST, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
 """Columns that fit into a terminal of 130 characters."""
 
 NOTES = {
@@ -61,6 +63,8 @@ NOTES = {
     "minus without (below 0: metadata helps).",
     LEFT_OUT: "Left out: share of the text bytes that one side cannot score (the first token; "
     "tokens that share characters with a tag).",
+    LOST: "Lost by tokenizer: share of the text bytes that are left out because tokens do not give "
+    "them back (unknown tokens, characters that a normalizer changes or drops).",
     CUT: "Prefix cut: share of the documents with a prefix longer than allowed.",
     INTERVAL: "Intervals are bootstraps over documents; better : worse counts documents "
     "(identical tokens are neither).",
@@ -144,6 +148,7 @@ def comparison_table(
     title: str = "Bits per byte with and without metadata",
 ) -> Table:
     """One row per comparison, without the controls."""
+    columns = [column for column in columns if column != LOST or model.lost_bytes]
     count = compared(model)
     note = (
         f"{_note(columns)} {count} comparisons were made, controls included: a 95% interval holds "

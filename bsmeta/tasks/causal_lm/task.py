@@ -30,6 +30,7 @@ from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.model_files import new_model, read_shape
 from bsmeta.core.process import log_once
 from bsmeta.data.batch import StepData, Stream
+from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.stream.windows import WITH_METADATA
@@ -185,7 +186,11 @@ class CausalLanguageModel(Task):
         )
 
     def survey(self) -> Survey:
-        return survey_data(self._config.data_config)
+        survey = survey_data(self._config.data_config)
+        lost = measure_sample(self._config, self.tokenizer, survey.lines)
+        if lost.lost:
+            logger.warning("the tokenizer loses %s", lost)
+        return survey
 
     def use_survey(self, survey: Survey) -> None:
         self._survey = survey

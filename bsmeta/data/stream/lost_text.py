@@ -1,0 +1,157 @@
+"""Whether the tokenizer of a run gives its training text back, measured on the first documents.
+
+Unknown tokens, lower-casing and other changes are not an error by themselves: a run may lose up to
+`data_config.max_lost_text` of its bytes. The checks before a run measure files on this machine; the
+run itself measures whatever it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from huggingface_hub import try_to_load_from_cache
+from tokenizers import Tokenizer
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import Row
+from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.core.errors import HYDRA, Problem, UserError, refuse, show
+from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shards import some_of
+from bsmeta.data.stream.columns import local_shards
+from bsmeta.data.text.lossless import is_lossless
+from bsmeta.data.text.lost_share import LostShare
+from bsmeta.metadata.decoding import make_decoder
+from bsmeta.metadata.records import BadDocument
+
+if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenizer needs none of it
+    from transformers import PreTrainedTokenizerBase
+
+KEY = "data_config.max_lost_text"
+
+SAMPLE_LINES = 8
+"""First lines that are read of each sampled shard."""
+
+SAMPLE_CHARACTERS = 100_000
+"""Largest number of characters of a text that are looked at."""
+
+
+def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> list[str]:
+    """The beginnings of the texts of some lines of each source; bad documents are skipped."""
+    texts = []
+    for name, data in source_configs(config).items():
+        decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
+        for line in lines.get(name, ()):
+            with contextlib.suppress(BadDocument):
+                texts.append(decoder.decode(line).text[:SAMPLE_CHARACTERS])
+    return texts
+
+
+def measure_sample(
+    config: CausalLMConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    lines: Mapping[str, Sequence[bytes]],
+) -> LostShare:
+    """Measures the text that the tokenizer of a run loses of some of its lines.
+
+    Args:
+        lines: Some lines of each source, by its name.
+
+    Raises:
+        ConfigurationError: If it loses more than `max_lost_text`.
+    """
+    from bsmeta.data.text.lost_text import measure_lost_text
+
+    lost = measure_lost_text(
+        tokenizer,
+        sample_texts(config.data_config, lines),
+        takes_written_tokens=config.data_config.metadata_config.special_tokens_in_text,
+    )
+    refuse([*_problems(config, lost)])
+    return lost
+
+
+def _problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
+    limit = config.data_config.max_lost_text
+    if lost.share <= limit:
+        return
+    name = config.tokenizer_name or config.model_name
+    found = f"{show(limit)}, but the tokenizer {name} loses {lost}"
+    expected = (
+        f"a tokenizer that gives back at least {1 - limit:.0%} of the bytes: the model cannot "
+        "learn what is lost, and evaluations leave it out"
+    )
+    raised = min(math.ceil(lost.share * 100) / 100, 1.0)
+    fix = (
+        "tokenizer_name of a byte-level tokenizer, such as gpt2, which loses nothing; or "
+        f"{KEY}={raised:g} to train all the same"
+    )
+    yield Problem(KEY, HYDRA, found, expected, fix)
+
+
+def lost_text_rows(config: CausalLMConfig) -> list[Row]:
+    """The row of the start-up table about lost text.
+
+    Only files on this machine are read; for others, the run itself measures when it starts.
+
+    Raises:
+        ConfigurationError: If the tokenizer loses more than `max_lost_text`, or cannot be loaded.
+    """
+    data = config.data_config
+    lines, value = local_lines(data), "not measured before the run reads its data"
+    file = _tokenizer_file(config.tokenizer_name or config.model_name)
+    if file is not None and any(lines.values()):
+        if _is_lossless(file):
+            lost = LostShare.none_of(sample_texts(data, lines))
+        else:
+            lost = measure_sample(config, _tokenizer_of(config, file), lines)
+        value = f"{lost}; at most {data.max_lost_text:.0%} ({KEY})"
+    return [("lost text", value)]
+
+
+def _is_lossless(file: str) -> bool:
+    try:
+        return is_lossless(Tokenizer.from_file(file))
+    except Exception:  # of any kind, if it is damaged: reported when it is loaded
+        return False
+
+
+def local_lines(config: DataConfig) -> dict[str, list[bytes]]:
+    """Some of the first lines of each source, if its shards are on a local disk.
+
+    Shards that cannot be read are skipped: the run itself reports these.
+    """
+    lines: dict[str, list[bytes]] = {}
+    for name, data in source_configs(config).items():
+        lines[name] = []
+        for shard in some_of(local_shards(data)):
+            with contextlib.suppress(UserError, OSError, EOFError):
+                lines[name] += first_lines(shard.path, SAMPLE_LINES)
+    return lines
+
+
+def _tokenizer_file(name: str) -> str | None:
+    """The `tokenizer.json` of a folder, or in the cache of the Hub; None if it is not there."""
+    if os.path.isdir(name):
+        file = os.path.join(name, "tokenizer.json")
+        return file if os.path.isfile(file) else None
+    try:
+        cached = try_to_load_from_cache(name, "tokenizer.json")
+    except ValueError:  # no name that the Hub allows
+        return None
+    return cached if isinstance(cached, str) else None
+
+
+def _tokenizer_of(config: CausalLMConfig, file: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a run, without asking the Hub."""
+    from transformers import PreTrainedTokenizerFast
+
+    from bsmeta.data.text.tokenizer import load_tokenizer
+
+    if os.path.isdir(config.tokenizer_name or config.model_name):
+        return load_tokenizer(config)
+    return PreTrainedTokenizerFast(tokenizer_file=file)

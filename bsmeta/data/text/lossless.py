@@ -1,0 +1,47 @@
+"""Whether a tokenizer gives every text back, which most do: byte-level BPE without a normalizer.
+
+The checks before a run use this, so it does not import transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+_KEEPING_STEPS = ("ByteLevel", "Digits", "Punctuation", "Split", "UnicodeScripts")
+"""Pre-tokenizers that divide a text without dropping any of it (`behavior` aside)."""
+
+
+def is_lossless(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer is byte-level BPE that gives every text back, by its settings alone.
+
+    False means that its texts must be compared.
+    """
+    parts = json.loads(tokenizer.to_str())
+    model, steps = parts["model"], pre_tokenizers_of(parts["pre_tokenizer"])
+    if model["type"] != "BPE" or parts["normalizer"] is not None:
+        return False
+    if model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
+        return False
+    if any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]):
+        return False
+    if any(step["type"] not in _KEEPING_STEPS or _removes(step) for step in steps):
+        return False
+    has_bytes = all(character in model["vocab"] for character in ByteLevel.alphabet())
+    return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
+
+
+def pre_tokenizers_of(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The pre-tokenizers of a tokenizer, in order."""
+    if part is None:
+        return []
+    if "pretokenizers" not in part:
+        return [part]
+    return [step for inner in part["pretokenizers"] for step in pre_tokenizers_of(inner)]
+
+
+def _removes(step: dict[str, Any]) -> bool:
+    return step.get("behavior") == "Removed"
