@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import xxhash
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
 from bsmeta.config.schema import PretrainedConfig
@@ -40,6 +41,7 @@ UNCHECKED = ("README.md",)
 TOKENS_HASH = "tokenizer_xxh3"
 """Key of an exported model's `config.json`: the hash of the tokens and ids of its tokenizer."""
 NAMES_SHOWN = 5
+OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight")
 TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
 _BLOCK = 1 << 22
 _UNLOADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
@@ -292,6 +294,8 @@ def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
             AutoModelForCausalLM, source, ignore_mismatched_sizes=True, **how
         )
     except _UNLOADABLE as error:
+        # Tied weights of different shapes fail inside torch, with an error that names neither.
+        refuse_other_vocabulary(source, where)
         raise DataError(
             f"{where}: {source} cannot be loaded: {error}. Expected a folder, a file of one, or a "
             "name on the Hub, of a causal language model"
@@ -314,6 +318,54 @@ def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
             "again, or fix its config.json"
         )
     return model
+
+
+def refuse_other_vocabulary(source: str, where: str) -> None:
+    """Refuses a model whose embeddings have another number of rows than its config.json says.
+
+    Args:
+        source: A folder, or a name on the Hub whose files have been downloaded.
+        where: The key and its value, for messages.
+
+    Raises:
+        DataError: With a line for each weight.
+    """
+    folder = _folder_of(source)
+    try:
+        rows = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    faults = [
+        f"{file}: {name} has {found:,} rows"
+        for file, name, found in _vocabulary_rows(folder)
+        if found != rows
+    ]
+    if faults:
+        raise DataError(
+            f"{where}: {source} has weights of another vocabulary than vocab_size of its "
+            f"config.json; expected {rows:,} rows, one for each token. Copy the folder again; or, "
+            "if its weights are right, set vocab_size to their rows:\n  " + "\n  ".join(faults)
+        )
+
+
+def _folder_of(source: str) -> Path:
+    """The folder of a model; of a name on the Hub, in the cache."""
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        cached = try_to_load_from_cache(source, "config.json")
+    except ValueError:  # no name that the Hub allows
+        cached = None
+    return Path(cached).parent if isinstance(cached, str) else Path(source)
+
+
+def _vocabulary_rows(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """Yields the rows of the embeddings in the safetensors files of a model, which it maps."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        with suppress(OSError, SafetensorError), safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                if name.endswith((*TOKEN_EMBEDDINGS, *OUTPUT_EMBEDDINGS)):
+                    yield file, name, weights.get_slice(name).get_shape()[0]
 
 
 def load_exported(

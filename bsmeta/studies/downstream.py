@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.data import DataConfig
@@ -33,6 +34,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
 from bsmeta.core.model_files import refuse_unsafe
 from bsmeta.data import derive
+from bsmeta.data.text.lost_text import lossy_texts
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, digest_of, progress_of, runs_of
@@ -121,6 +123,7 @@ class Score:
         correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
         bits: Bits per byte of the right answer to each question; empty where the task does not
             say which of its choices that is.
+        left_out: Questions without `bits`, because the tokenizer loses some of the right answer.
     """
 
     task: str
@@ -128,6 +131,7 @@ class Score:
     prompt: str
     correct: list[float]
     bits: list[float] = field(default_factory=list)
+    left_out: int = 0
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -178,12 +182,15 @@ def score_model(model: Path, settings: DownstreamConfig, device: str) -> list[Sc
                     language_model, tasks=[task], num_fewshot=shots, limit=settings.limit,
                     task_manager=manager, bootstrap_iters=0, log_samples=True,
                 )  # fmt: skip
-                scores.append(Score(task, shots, prompt, *_answers(found, task)))
+                answers = _answers(found, task, language_model.tokenizer)
+                scores.append(Score(task, shots, prompt, *answers))
     return scores
 
 
-def _answers(found: Mapping[str, Any], task: str) -> tuple[list[float], list[float]]:
-    """Whether each question was answered correctly, and the bits per byte of its right answer."""
+def _answers(
+    found: Mapping[str, Any], task: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[float], list[float], int]:
+    """The fields `correct`, `bits` and `left_out` of a score."""
     samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
     if not samples or METRIC not in samples[0]:
         raise ConfigurationError(
@@ -191,12 +198,17 @@ def _answers(found: Mapping[str, Any], task: str) -> tuple[list[float], list[flo
             "multiple-choice task"
         )
     bits: list[float] = []
+    left_out = 0
     if all(isinstance(sample["target"], int) for sample in samples):
-        for sample in samples:
+        answers = [sample["arguments"][sample["target"]][1] for sample in samples]
+        is_lossy = lossy_texts(tokenizer, answers)
+        left_out = sum(is_lossy)
+        for sample, answer, loses in zip(samples, answers, is_lossy, strict=True):
+            if loses:
+                continue
             log_likelihood, _ = sample["filtered_resps"][sample["target"]]
-            _, answer = sample["arguments"][sample["target"]]
             bits.append(float(-log_likelihood / math.log(2) / len(answer.encode())))
-    return [float(sample[METRIC]) for sample in samples], bits
+    return [float(sample[METRIC]) for sample in samples], bits, left_out
 
 
 def conditioned_model(model: Path, device: str) -> Any:
@@ -305,6 +317,13 @@ def model_table(name: str, scores: Sequence[Score]) -> Table:
         "answers, which also show what changes no answer. The difference is with the conditional "
         "prompt minus without it, paired by question."
     )
+    left_out = {score.task: score.left_out for score in scores if score.left_out}
+    if left_out:
+        counts = ", ".join(f"{count:,} of {task}" for task, count in left_out.items())
+        note += (
+            " Bits per byte leave out the questions whose right answer the tokenizer loses in "
+            f"part: {counts}."
+        )
     columns = [
         Column("task"), Column("shots", str), Column("questions", COUNT), Column(""),
         *(Column(head, str) for head in ("without prompt", "with prompt", "difference")),

@@ -11,7 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-_KEEPING_STEPS = ("ByteLevel", "Digits", "Punctuation", "Split", "UnicodeScripts")
+_KEEPING_STEPS = (
+    "ByteLevel", "Digits", "FixedLength", "Punctuation", "Split", "UnicodeScripts"
+)  # fmt: skip
 """Pre-tokenizers that divide a text without dropping any of it (`behavior` aside)."""
 
 
@@ -28,7 +30,7 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
         return False
     if any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]):
         return False
-    if any(step["type"] not in _KEEPING_STEPS or _removes(step) for step in steps):
+    if not all(map(keeps_text, steps)):
         return False
     has_bytes = all(character in model["vocab"] for character in ByteLevel.alphabet())
     return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
@@ -43,5 +45,6 @@ def pre_tokenizers_of(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [step for inner in part["pretokenizers"] for step in pre_tokenizers_of(inner)]
 
 
-def _removes(step: dict[str, Any]) -> bool:
-    return step.get("behavior") == "Removed"
+def keeps_text(step: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer drops none of the text that it divides."""
+    return step["type"] in _KEEPING_STEPS and step.get("behavior") != "Removed"

@@ -233,6 +233,23 @@ def measure_lost_text(
     return LostShare(len(texts), whole.bytes, lost_bytes, unknown_bytes, example, example_tokens)
 
 
+def lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
+    """Whether a tokenizer loses any character of each text.
+
+    Raises:
+        ConfigurationError: If the tokenizer is not a fast one.
+    """
+    encoder = TextTokenizer(tokenizer)
+    finder = LostTextFinder(tokenizer.backend_tokenizer)
+    if finder.is_lossless:
+        return [False] * len(texts)
+    encoded = encoder.encode(texts, lambda _: NO_PARTS)
+    return [
+        finder.find(text, tokens.ids, *tokens.characters()) is not None
+        for text, tokens in zip(texts, encoded, strict=True)
+    ]
+
+
 def _first_run(lost: np.ndarray) -> tuple[int, int]:
     """The beginning and the end of the first lost part, cut to the length of an example."""
     start = int(np.argmax(lost))

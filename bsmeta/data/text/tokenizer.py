@@ -23,6 +23,7 @@ from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.process import log_once
+from bsmeta.data.text.lossless import keeps_text, pre_tokenizers_of
 from bsmeta.metadata.rendering import Renderer
 
 PROBE = "One  two\n\t3 naïve 😀 x<y"
@@ -60,7 +61,10 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
         )
     special = Renderer(config.data_config.metadata_config).special_tokens()
     own = len(tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    # Replacing the list would drop the special tokens that the tokenizer has from what is exported.
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": special}, replace_extra_special_tokens=False
+    )
     if config.data_config.row_budget == BY_TEXT:
         fill_up(tokenizer, own + RESERVED_TOKENS)
     return tokenizer
@@ -249,8 +253,10 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
     A byte-level vocabulary represents each byte as one character, so lengths are those of entries.
     """
     parts = json.loads(tokenizer.to_str())
-    steps = (parts["pre_tokenizer"] or {}).get("pretokenizers", [parts["pre_tokenizer"] or {}])
-    if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step.get("type") for step in steps]:
+    steps = pre_tokenizers_of(parts["pre_tokenizer"])
+    if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step["type"] for step in steps]:
+        return None
+    if not all(map(keeps_text, steps)):
         return None
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = {token["content"]: token["id"] for token in parts["added_tokens"]}
