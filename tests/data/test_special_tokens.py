@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.tasks.causal_lm.decoding import Contexts
@@ -162,3 +165,21 @@ def test_a_tokenizer_that_is_not_byte_level() -> None:
     text = one.token_types == 0
     spans = zip(one.text_starts[text], one.text_ends[text], strict=True)
     assert "".join(FORGED[start:end] for start, end in spans) == FORGED
+
+
+@pytest.mark.parametrize("row_budget", ["sequence", "text"])
+def test_special_tokens_of_the_base_tokenizer_stay_special_when_exported(
+    row_budget: str, tmp_path: Path
+) -> None:
+    base = small_tokenizer()
+    base.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|model|>"]})
+    base.save_pretrained(tmp_path / "base")
+    data = DataConfig(metadata_config=MetadataConfig(**SETTINGS), row_budget=row_budget)
+    config = CausalLMConfig(tokenizer_name=str(tmp_path / "base"), data_config=data)
+    load_tokenizer(config).save_pretrained(tmp_path / "exported")
+    exported = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    special = exported.all_special_tokens
+    assert special[:3] == ["<eos>", "<|user|>", "<|model|>"]
+    assert {"<|begin|>", "<|end|>", "<HTML>", "</HTML>", "<|meta_0|>"} <= {*special}
+    ids = exported("<|user|>", add_special_tokens=False).input_ids
+    assert exported.decode(ids, skip_special_tokens=True) == ""

@@ -71,6 +71,23 @@ def test_tied_weights_need_not_be_in_the_file(tied: bool, tmp_path: Path) -> Non
     assert load_weights(str(folder), "model_name=x").lm_head.weight.shape == (50, 8)
 
 
+def test_an_output_embedding_of_another_vocabulary_is_named_where_it_should_be_tied(
+    tmp_path: Path,
+) -> None:
+    file = save_model(tmp_path / "model") / "model.safetensors"
+    weights = {**load_file(file), "lm_head.weight": torch.ones(64, 8)}
+    save_file(weights, file, metadata={"format": "pt"})
+    folder = tmp_path / "model"
+    with pytest.raises(DataError) as refused:
+        load_weights(str(folder), f"model_name={folder}")
+    assert str(refused.value) == (
+        f"model_name={folder}: {folder} has weights of another vocabulary than vocab_size of its "
+        "config.json; expected 50 rows, one for each token. Copy the folder again; or, if its "
+        "weights are right, set vocab_size to their rows:\n"
+        f"  {file}: lm_head.weight has 64 rows"
+    )
+
+
 def test_a_cut_file_is_a_message(tmp_path: Path) -> None:
     file = save_model(tmp_path / "model") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

@@ -36,6 +36,9 @@ KEY = "data_config.max_lost_text"
 SAMPLE_LINES = 8
 """First lines that are read of each sampled shard."""
 
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model")
+"""Endings of the names of files that hold a vocabulary."""
+
 SAMPLE_CHARACTERS = 100_000
 """Largest number of characters of a text that are looked at."""
 
@@ -82,7 +85,7 @@ def _problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
     name = config.tokenizer_name or config.model_name
     found = f"{show(limit)}, but the tokenizer {name} loses {lost}"
     expected = (
-        f"a tokenizer that gives back at least {1 - limit:.0%} of the bytes: the model cannot "
+        f"a tokenizer that gives back at least {100 * (1 - limit):g}% of the bytes: the model cannot "
         "learn what is lost, and evaluations leave it out"
     )
     raised = min(math.ceil(lost.share * 100) / 100, 1.0)
@@ -109,7 +112,7 @@ def lost_text_rows(config: CausalLMConfig) -> list[Row]:
             lost = LostShare.none_of(sample_texts(data, lines))
         else:
             lost = measure_sample(config, _tokenizer_of(config, file), lines)
-        value = f"{lost}; at most {data.max_lost_text:.0%} ({KEY})"
+        value = f"{lost}; at most {100 * data.max_lost_text:g}% ({KEY})"
     return [("lost text", value)]
 
 
@@ -135,10 +138,13 @@ def local_lines(config: DataConfig) -> dict[str, list[bytes]]:
 
 
 def _tokenizer_file(name: str) -> str | None:
-    """The `tokenizer.json` of a folder, or in the cache of the Hub; None if it is not there."""
+    """The file of a tokenizer in a folder or in the cache of the Hub; None if it is not there.
+
+    That is `tokenizer.json`; a folder may have a vocabulary instead, which transformers converts.
+    """
     if os.path.isdir(name):
-        file = os.path.join(name, "tokenizer.json")
-        return file if os.path.isfile(file) else None
+        files = sorted(file for file in os.listdir(name) if file.endswith(TOKENIZER_FILES))
+        return os.path.join(name, files[0]) if files else None
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
     except ValueError:  # no name that the Hub allows

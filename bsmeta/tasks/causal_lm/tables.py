@@ -215,6 +215,12 @@ def pair_table(report: Report) -> Table:
         "scored (matched by their text); the difference is second minus first. Better : worse "
         f"counts documents for the second. Holm's p is corrected for {len(report.pairs)}."
     )
+    lossy = [model.checkpoint for model in report.models if model.lost_bytes]
+    if lossy:
+        note += (
+            f" The bytes that the tokenizer loses are left out for {', '.join(lossy)}: the models "
+            "are then not compared over the same text."
+        )
     columns = [
         Column("first"), Column("second"), Column("shown"), Column(DOCUMENTS, COUNT),
         Column("first's", BITS), Column("second's", BITS),
