@@ -85,8 +85,8 @@ def _problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
     name = config.tokenizer_name or config.model_name
     found = f"{show(limit)}, but the tokenizer {name} loses {lost}"
     expected = (
-        f"a tokenizer that gives back at least {100 * (1 - limit):g}% of the bytes: the model cannot "
-        "learn what is lost, and evaluations leave it out"
+        f"a tokenizer that gives back at least {100 * (1 - limit):g}% of the bytes: the model "
+        "cannot learn what is lost, and evaluations leave it out"
     )
     raised = min(math.ceil(lost.share * 100) / 100, 1.0)
     fix = (

@@ -218,7 +218,8 @@ def reading_of(windows: list[Window], scores: list[np.ndarray], lost: np.ndarray
         holds_text[: window.own] = False
         columns = (window.starts, window.ends, nats, np.full(len(nats), first, np.int32))
         parts.append(tuple(column[holds_text] for column in columns))
-    return Reading(*map(np.concatenate, zip(*parts, strict=True)), lost=lost)
+    starts, ends, nats, shown_from = map(np.concatenate, zip(*parts, strict=True))
+    return Reading(starts, ends, nats, shown_from, lost)
 
 
 def paired_sums(
