@@ -256,11 +256,14 @@ class PairedEvaluation:
                 own += self._compare(block, self._score(scorer, block, failures))
                 progress((number + 1) / len(self._plan))
         self._refuse(self._ranks.gather(failures))
-        shape = (len(self._documents), 2, len(self._edges), COLUMNS)
-        flags = np.zeros((2, len(self._documents)), dtype=bool)
+        count = len(self._documents)
+        shape = (count, 2, len(self._edges), COLUMNS)
         sums = {
             comparison.name: ComparisonSums(
-                np.zeros(shape), *flags.copy(), np.zeros(len(self._documents), np.int64)
+                values=np.zeros(shape),
+                takes_part=np.zeros(count, bool),
+                prefix_cut=np.zeros(count, bool),
+                lost_bytes=np.zeros(count, np.int64),
             )
             for comparison in self._comparisons
         }
