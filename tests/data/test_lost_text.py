@@ -173,6 +173,15 @@ def test_texts_of_which_something_is_lost() -> None:
     assert lossy_texts(made("byte_level"), texts) == [False, False]
 
 
+def test_long_parts_whose_tokens_overlap_are_lost_as_a_whole() -> None:
+    """Tokens that cross the ends of ligatures join them; an alignment would take hours."""
+    ligatures = Tokenizer(models.BPE({"f": 0, "ff": 1, " ": 2}, [("f", "f")]))
+    ligatures.normalizer = normalizers.NFKC()
+    text = "ﬀf" * 50_000
+    assert shown_losses(wrapped(ligatures), "ﬀf f") == "ﬀ..."
+    assert shown_losses(wrapped(ligatures), text) == text
+
+
 def test_a_written_special_token_is_text() -> None:
     assert shown_losses(made("byte_level_lower"), "a [EOS] b") == "...EOS..."
     assert shown_losses(made("word_piece"), "x [UNK]") == "..[UNK]"

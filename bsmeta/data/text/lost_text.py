@@ -31,6 +31,13 @@ BORDER = "\ue000"
 CACHED_PARTS = 200_000
 """Decoded tokens and comparisons that are remembered: most words recur."""
 
+LARGEST_COMPARISON = 40_000
+"""Largest product of the lengths of a part and its decoded text that are aligned.
+
+The time of an alignment grows faster than this product, and text may be made to have very long
+parts; of longer ones, everything counts as lost.
+"""
+
 EXAMPLE_CHARACTERS, EXAMPLE_TOKENS = 20, 3
 """Largest size of the example in a message."""
 
@@ -182,6 +189,8 @@ def _split_ending(decoded: str, part: str) -> tuple[str, str]:
 def _missing(part: str, decoded: str) -> np.ndarray:
     """Which characters of a part are not in what was decoded, by an alignment of the two."""
     missing = np.ones(len(part), np.bool_)
+    if len(part) * len(decoded) > LARGEST_COMPARISON:
+        return missing
     matcher = SequenceMatcher(None, part, decoded, autojunk=False)
     for start, _, size in matcher.get_matching_blocks():
         missing[start : start + size] = False

@@ -150,7 +150,7 @@ class Likelihoods:
 
     @property
     def lost_text(self) -> str:
-        """Describes the bytes that are left out of all scores; empty if there are none."""
+        """Describes the bytes that are left out of all scores."""
         return describe_lost_bytes(self.lost_bytes, self.text_bytes)
 
 
@@ -360,11 +360,10 @@ def _attribute_prompt(
     """Print the candidates of one text, the most probable first."""
     scores, tokens = likelihoods.of([config.prompt])
     if not tokens[0]:
-        lost = f"; no bytes are left to score: {likelihoods.lost_text}"
-        raise ConfigurationError(
-            f"prompt={config.prompt!r}: expected at least two tokens"
-            + (lost if likelihoods.lost_bytes else "")
-        )
+        lost = ""
+        if likelihoods.lost_bytes:
+            lost = f"; no bytes are left to score: {likelihoods.lost_text}"
+        raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens{lost}")
     log_prior = candidates.log_prior(config.prior, None)
     values = np.exp(posterior(scores, log_prior[None])[0])
     best = np.argsort(-values, kind="stable")[:ROWS]
