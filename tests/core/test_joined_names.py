@@ -63,6 +63,9 @@ JOINS = {
         "os.path.join(entry, name)": "a listing of the folder itself",
         "os.path.join(real[folder], name)": "a local path, taken apart",
     },
+    "data/stream/lost_text.py": {
+        "os.path.join(name, files[0])": "a listing of the folder itself",
+    },
     "data/prepare.py": {
         "out.with_name(f'.{out.name}.{os.getpid()}.partial')": "beside a path",
         "folder / _file_name(stream)": "a number",
