@@ -213,3 +213,30 @@ def test_a_stream_that_begins_inside_a_byte(text: str, bits: int) -> None:
     begun = files.aligned(shifted.to_bytes(len(stream) + 1, "little"), bits)
     for library in (zlib, isal_zlib):
         assert library.decompressobj(wbits=-15).decompress(begun) == data
+
+
+DELETES_WHILE_READING = """
+import os, sys
+from bsmeta.data.io import lines
+
+path, reporting = sys.argv[1], lines.reporting
+
+def delete_after_the_first_block(blocks):
+    for number, block in enumerate(reporting(blocks)):
+        if number == 0:
+            os.remove(path)
+        yield block
+
+lines.reporting, lines.BLOCK = delete_after_the_first_block, 1 << 16
+lines.build_index(path)
+print("built")
+"""
+
+
+def test_a_file_that_is_deleted_while_its_index_is_built(tmp_path: Path) -> None:
+    """A background thread builds it: a crash there would end the training."""
+    path = written(tmp_path, "gzip")
+    command = [sys.executable, "-c", DELETES_WHILE_READING, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "built\n"), done.stderr
+    assert not Path(path).exists()

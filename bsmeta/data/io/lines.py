@@ -184,9 +184,10 @@ def _gzip_index(path: str | FileRef) -> ShardIndex:
     from indexed_gzip import IndexedGzipFile
 
     exported = io.BytesIO()
-    # A local file is read directly, not through Python.
+    # A local file is read directly, not through Python. Its handle stays open: indexed_gzip would
+    # otherwise open the file again for each read, and crash the process if it has been deleted.
     opened = open_file(path) if isinstance(path, FileRef) else contextlib.nullcontext(path)
-    with opened as source, IndexedGzipFile(source, spacing=SPACING) as file:
+    with opened as source, IndexedGzipFile(source, spacing=SPACING, drop_handles=False) as file:
         ends = _line_ends(file)
         file.export_index(fileobj=exported)
     data = exported.getvalue()
