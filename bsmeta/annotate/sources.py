@@ -29,6 +29,7 @@ from pyarrow import types
 from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import file_hash
+from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
 from bsmeta.data.io.parquet_pages import LIST_BYTES, bound_rows, list_bytes
@@ -158,6 +159,8 @@ def read_items(path: str, page_bytes: int, skip: int = 0) -> Iterator[tuple[Item
 def _read_lines(path: str, skip: int) -> Iterator[tuple[Item, int]]:
     """The JSON lines of a file; see `decode_line` for their columns."""
     number = skip
+    if number == 0:
+        check_has_document(path, "input")
     with closing(LineReader(path)) as reader:
         while lines := reader.read(number, 1):
             number += 1

@@ -207,7 +207,7 @@ def test_a_shard_of_no_bytes(tmp_path: Path) -> None:
 
 def test_shards_without_a_usable_document(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
-    path.write_bytes(b"\n\n")
+    path.write_bytes(b'{"text": ""}\n{"text": ""}\n')
     with pytest.raises(DataError, match="stream 0 has no usable document in its part of shard"):
         batches(one_stream(path, bad_documents="skip"), 1)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ import msgspec
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.core.errors import HYDRA, Problem, UserError, closest, nearest, show
+from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
 from bsmeta.data.io.lines import first_lines
-from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
+from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of, validation_path
 from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
@@ -40,13 +42,68 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def column_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields the paths of text and metadata that none of the first documents has.
+    """Yields the files without documents, and the paths that none of the first documents has.
 
     None if the shards are not on a local disk; the run itself then checks them.
     """
     for name, data in source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
-            yield from absent_paths(config, name, local_shards(data))
+            yield from document_problems(config, name, local_shards(data))
+    with contextlib.suppress(UserError, OSError, EOFError):
+        yield from _held_out_problems(config)
+
+
+def document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
+    """The problems with the first documents of a source: there are none, or they lack a path.
+
+    Args:
+        name: The source; "" without a mixture.
+
+    Raises:
+        OSError: If a shard cannot be opened.
+        DataError: If a shard is remote and cannot be read.
+    """
+    return _no_document_problems(config, name, shards) or absent_paths(config, name, shards)
+
+
+def _no_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
+    """One problem, if no shard has a document: shards may be empty, but not all of them."""
+    looked_at = dict.fromkeys((*some_of(shards, SHARDS[-1]), *shards))
+    if not looked_at or any(has_document(shard.path) for shard in looked_at):
+        return []
+    start = describe_start(shards[0].path)
+    others = f", and none of {len(shards)} files has a document" if len(shards) > 1 else ""
+    return [
+        Problem(
+            source_key(config, name, "train_file"),
+            HYDRA,
+            f"{shards[0].path}, which {start.content}{others}",
+            "a file of documents",
+            start.remedy,
+        )
+    ]
+
+
+def _held_out_problems(config: DataConfig) -> Iterator[Problem]:
+    """Yields the local held-out file, if it has no document; prepared data needs none."""
+    if not config.validation_file or config.prepared or "://" in config.validation_file:
+        return
+    path = validation_path(config)
+    if not isinstance(path, str) or not os.path.isfile(path):
+        return
+    start = explain_no_document(path)
+    if start is not None:
+        found = f"{path}, which {start.content}"
+        expected = "a file of documents"
+        yield Problem("data_config.validation_file", HYDRA, found, expected, start.remedy)
+
+
+def source_key(config: DataConfig, name: str, key: str) -> str:
+    """The full name of a key of a source, which may have a value of its own."""
+    for number, source in enumerate(config.sources):
+        if source.name == name and getattr(source, key):
+            return f"data_config.sources.{number}.{key}"
+    return f"data_config.{key}"
 
 
 def type_problems(config: DataConfig) -> list[Problem]:
@@ -145,10 +202,7 @@ def absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list
     Args:
         name: The source; "" without a mixture.
     """
-    key = "data_config.columns"
-    for number, source in enumerate(config.sources):
-        if source.name == name and source.columns:
-            key = f"data_config.sources.{number}.columns"
+    key = source_key(config, name, "columns")
     columns = {TEXT: TEXT, **source_configs(config)[name].columns}
     problems: list[Problem] = []
     for most in SHARDS:
@@ -229,6 +283,8 @@ def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
     try:
         lines = first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):
+        return ""
+    if not lines:  # an empty shard among others: of which documents could anything be said?
         return ""
     decoder = make_decoder(metadata, config.columns, source, config.content)
     missing = [name for name in metadata.metadata_list if name in wanted]

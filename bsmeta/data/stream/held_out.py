@@ -22,6 +22,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash
+from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.files import Cache, FileRef, kept_if_possible
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import numbered, validation_path, what_it_is
@@ -171,10 +172,12 @@ def _fingerprints(path: str | FileRef, columns: Mapping[str, str] | None) -> np.
     if unreadable or not texts:
         more = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
         problems = f"{', '.join(unreadable[:SHOWN])}{more}" or "no text in it"
+        start = explain_no_document(path)
+        reason = f"; it {start}" if start is not None else ""
         raise DataError(
-            f"data_config.validation_file: {path} cannot be kept out of training: {problems}; "
-            "expected a whole file of documents; replace it, or set validation_file=null to train "
-            "without a held-out file"
+            f"data_config.validation_file: {path} cannot be kept out of training: "
+            f"{problems}{reason}; expected a whole file of documents; replace it, or set "
+            "validation_file=null to train without a held-out file"
         )
     return np.array(sorted(texts | urls), np.uint64)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from bsmeta.config.data import DataConfig, check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, refuse
+from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.files import Cache, FileRef
 from bsmeta.data.io.lines import first_lines, has_line
 from bsmeta.data.io.shards import (
@@ -26,11 +27,11 @@ from bsmeta.data.io.shards import (
     validation_path,
     with_samples,
 )
-from bsmeta.data.stream.columns import absent_paths, unknown_types
+from bsmeta.data.stream.columns import document_problems, source_key, unknown_types
 from bsmeta.data.stream.held_out import HeldOutFingerprints, held_out, held_out_fingerprint
 from bsmeta.data.stream.live import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.lost_text import SAMPLE_LINES
-from bsmeta.data.stream.plan import Share
+from bsmeta.data.stream.plan import Share, sequence_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,8 @@ def survey_data(config: DataConfig) -> Survey:
         refuse(unknown_types(config, {corpus.name: corpus.shards for corpus in corpora}))
         kept_out = held_out(config)
         for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
-            _check_streams_have_documents(corpus, dealt, config)
             lines[corpus.name] = checked_lines(config, corpus)
+            _check_streams_have_documents(corpus, dealt, config)
     except UserError as error:
         if config.prepared is None:
             raise
@@ -141,9 +142,9 @@ def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
     """Some of the first lines of a corpus, whose first documents are checked.
 
     Raises:
-        ConfigurationError: If no document has a path of the columns.
+        ConfigurationError: If there is no document, or none has a path of the columns.
     """
-    refuse(absent_paths(config, corpus.name, corpus.shards))
+    refuse(document_problems(config, corpus.name, corpus.shards))
     shards = some_of(corpus.shards)
     return [line for shard in shards for line in first_lines(shard.path, SAMPLE_LINES)]
 
@@ -151,15 +152,27 @@ def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
 def _check_streams_have_documents(
     corpus: Corpus, dealt: Sequence[Sequence[Share]], config: DataConfig
 ) -> None:
-    """Checks that streams that do not own the beginning of a shard have at least one document."""
-    for stream, shares in enumerate(dealt):
+    """Checks that streams that do not own the beginning of a shard have at least one document.
+
+    Raises:
+        ConfigurationError: If there are too many streams.
+        DataError: If a stream has none because its shards have none.
+    """
+    portions = sequence_order(config).portions([*source_configs(config)].index(corpus.name))
+    for stream, (shares, portion) in enumerate(zip(dealt, portions, strict=True)):
         firsts = [(share, share.documents(0, 1)[0]) for share in shares]
-        if not shares or any(first == 0 for _, first in firsts):
+        if portion == 0 or any(first == 0 for _, first in firsts):
             continue
-        if not any(has_line(one.shard.path, first, corpus.indexes) for one, first in firsts):
-            where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
-            raise ConfigurationError(
-                f"data_config.num_streams={config.num_streams} is too many: no document is left "
-                f"for stream {stream}, which would own some of {where}; lower num_streams, or add "
-                "shards"
-            )
+        if any(has_line(one.shard.path, first, corpus.indexes) for one, first in firsts):
+            continue
+        for share in shares:
+            start = explain_no_document(share.shard.path)
+            if start is not None:
+                key = source_key(config, corpus.name, "train_file")
+                raise DataError(f"{key}: {share.shard.path} {start}")
+        where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
+        owned = f"some of {where}" if where else "nothing"
+        raise ConfigurationError(
+            f"data_config.num_streams={config.num_streams} is too many: no document is left "
+            f"for stream {stream}, which would own {owned}; lower num_streams, or add shards"
+        )

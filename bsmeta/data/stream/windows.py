@@ -24,6 +24,7 @@ from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import phase_configs
 from bsmeta.core.errors import DataError, refuse
 from bsmeta.data import derive, document_generator
+from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.lines import BYTE_ORDER_MARK, LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import Shard, numbered
@@ -157,6 +158,8 @@ class Rejecter:
         """
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self._path)
+            if number == 0:
+                check_has_document(self._path, "data_config.train_file")
             raise DataError(
                 f"{self._path}, {numbered(self._path, number)}: {error.reason}: {error.detail} "
                 "(data_config.bad_documents=skip counts such documents and continues)"

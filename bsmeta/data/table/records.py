@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.table.csv_file import LONGEST_RECORD, BadRows, Row, find_format, read_rows
 from bsmeta.data.table.text_file import (
     AUTO,
@@ -102,6 +103,8 @@ def _json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
                 try:
                     record = msgspec.json.decode(content, type=dict[str, Any])
                 except msgspec.MsgspecError as error:
+                    if number == 1:
+                        check_has_document(str(path), "input")
                     problem = f"no JSON object: {error}"
                 yield Row(number, line, [], problem), record
         except UnicodeError as error:

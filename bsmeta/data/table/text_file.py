@@ -14,7 +14,8 @@ from isal import igzip, isal_zlib
 
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.files import GZIP_MARK, LFS_POINTER
+from bsmeta.data.io.file_start import format_name, is_markup, is_sqlite_start
+from bsmeta.data.io.files import GZIP_MARK
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"
@@ -22,6 +23,7 @@ AUTO = "auto"
 _BLOCK = 1 << 20
 _REPORTED = 1000  # lines, after which progress is reported
 _LISTED = 5  # lines in a message
+_SQLITE_BYTES = 16  # that say whether it is a database
 _MOST_CONTROLS = 20  # control characters of 64 KB, beyond which it is not text
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -30,21 +32,14 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_SQLITE = b"SQLite format 3\0"
-_OTHER_FORMATS = {
-    b"PAR1": "a Parquet file",
-    b"ARROW1": "an Arrow file",
-    LFS_POINTER: "a pointer of Git LFS (fetch its content with git lfs pull)",
-    b"PK\x05\x06": "an empty ZIP archive",
-    b"PK\x03\x04": "a ZIP archive or an Excel workbook (save the sheet as CSV)",
-    b"\xd0\xcf\x11\xe0": "an old Excel workbook (save the sheet as CSV)",
-    _SQLITE: "an SQLite database",
-    b"%PDF": "a PDF file",
-    b"BZh": "a bzip2 file (only gzip is read)",
-    b"\xfd7zXZ": "an xz file (only gzip is read)",
-    b"\x28\xb5\x2f\xfd": "a Zstandard file (only gzip is read)",
+_TABLE_REMEDIES = {
+    "a pointer of Git LFS": "fetch its content with git lfs pull",
+    "a ZIP archive or an Excel workbook": "save the sheet as CSV",
+    "an old Excel workbook": "save the sheet as CSV",
+    "a bzip2 file": "only gzip is read",
+    "an xz file": "only gzip is read",
+    "a Zstandard file": "only gzip is read",
 }
-_MARKUP = re.compile(rb"\s*(<!doctype|<html|<\?xml)", re.IGNORECASE)
 _JSON = re.compile(rb'\s*(\{|\[\s*[\{\[])\s*("|\}|\])')
 _CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32)})
 
@@ -70,7 +65,7 @@ def is_sqlite(path: Path) -> bool:
     """Whether a path names an SQLite database, by its content or, if there is no file, its name."""
     if path.is_file():
         with open_bytes(path)[1] as file:
-            return file.peek(len(_SQLITE))[: len(_SQLITE)] == _SQLITE
+            return is_sqlite_start(file.peek(_SQLITE_BYTES))
     return path.suffix == ".sqlite"
 
 
@@ -105,10 +100,13 @@ def refuse_other_formats(path: Path) -> None:
             raise DataError(f"{path} cannot be read: {error}") from error
     if head.startswith(tuple(_MARKS)):
         return
-    for mark, name in _OTHER_FORMATS.items():
-        if head.startswith(mark):
-            raise DataError(f"{path} is {name}; expected a CSV file, or one compressed with gzip")
-    if _MARKUP.match(head):
+    name = format_name(head)
+    if name is not None:
+        remedy = f" ({_TABLE_REMEDIES[name]})" if name in _TABLE_REMEDIES else ""
+        raise DataError(
+            f"{path} is {name}{remedy}; expected a CSV file, or one compressed with gzip"
+        )
+    if is_markup(head):
         raise DataError(f"{path} is an HTML or XML page; expected a CSV file")
     if _JSON.match(head):
         raise DataError(f"{path} begins like JSON; expected a CSV file with a header")

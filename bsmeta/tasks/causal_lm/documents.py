@@ -26,6 +26,7 @@ from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.files import FileRef, refuse_bad_copy
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
@@ -128,6 +129,9 @@ class HeldOutDocuments:
         self._seen: set[int] | None = set() if deduplicate else None
         self._select(max_documents)
         if not len(self):
+            start = explain_no_document(self.path)
+            if start is not None:
+                raise DataError(f"data_config.validation_file: {self.path} {start}")
             raise DataError(
                 f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
                 "expected at least one JSON object a line with a non-empty `text`"
@@ -208,6 +212,10 @@ class HeldOutDocuments:
         """Count a bad document, or raise if `bad_documents` is `strict`."""
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self.path)
+            if number == 0:
+                start = explain_no_document(self.path)
+            if start is not None:
+                raise DataError(f"data_config.validation_file: {self.path} {start}")
             raise DataError(
                 f"{self.path}, {numbered(self.path, number)}: {error}; "
                 "fix it, or set data_config.bad_documents=skip"
