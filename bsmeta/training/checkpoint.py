@@ -42,6 +42,7 @@ from bsmeta.models.pretrained import (
     read_manifest,
     write_manifest,
 )
+from bsmeta.training.shared_folder import TOKEN
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
@@ -53,6 +54,8 @@ FORMAT = 4
 STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
+REHEARSAL = ".rehearsal"
+"""A folder of the run folder, in which the first save is rehearsed before the first step."""
 LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
 _NOT_OF_A_FILE = {"OutOfMemoryError", "DistError"}  # of torch, which is not imported here
 Result = TypeVar("Result")
@@ -328,9 +331,11 @@ def named(
 
 
 def clean(out_dir: Path) -> None:
-    """Removes the leftovers of an interrupted save (rank 0)."""
-    for leftover in out_dir.glob("tmp-checkpoint-*"):
+    """Removes the leftovers of an interrupted save or start (rank 0)."""
+    for leftover in (*out_dir.glob("tmp-checkpoint-*"), out_dir / REHEARSAL):
         shutil.rmtree(leftover, ignore_errors=True)
+    for token in out_dir.glob(f"{TOKEN}*"):
+        token.unlink(missing_ok=True)
 
 
 def set_aside_newer(out_dir: Path, step: int) -> None:

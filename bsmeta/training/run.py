@@ -26,6 +26,7 @@ from bsmeta.training.run_folder import (
     refusal_in_status,
     write_stopped_start,
 )
+from bsmeta.training.shared_folder import check_is_shared
 from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
@@ -105,6 +106,8 @@ def _train(
         if processes.is_main:
             folder.write_status(state, step, exit_code)
 
+    watchdog.enter("checking that all processes share out_dir")
+    check_is_shared(folder.path, "out_dir", processes)
     watchdog.enter("looking for a checkpoint to resume from")
     resume = resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0

@@ -18,8 +18,9 @@ import queue
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -154,7 +155,23 @@ class Saver:
         self, step: int, generators: list[dict[str, Any]], state: dict[str, Any],
         data: dict[str, Any], began: float, source: Snapshot, *, loop_seconds: float | None = None,
     ) -> None:  # fmt: skip
-        writer = checkpoint.Writer(self._run.path, step, source.processes)
+        committed = self._write_checkpoint(self._run.path, step, generators, state, data, source)
+
+        def note(saved: Checkpoint) -> None:
+            seconds = time.perf_counter() - began
+            self.retention.prune(saved)
+            self._run.write_status("running", step, None)
+            waited = seconds if loop_seconds is None else loop_seconds
+            self._finished.put(Saved(saved, seconds, waited))
+
+        source.processes.on_main(lambda: note(committed))
+
+    def _write_checkpoint(
+        self, out_dir: Path, step: int, generators: list[dict[str, Any]], state: dict[str, Any],
+        data: dict[str, Any], source: Snapshot,
+    ) -> Checkpoint:  # fmt: skip
+        """Writes and commits a checkpoint in a folder; all of the source's processes call it."""
+        writer = checkpoint.Writer(out_dir, step, source.processes)
         source.write(writer.folder / "state")
         weights = source.weights(writer.folder / "state") if self._exports(step) else None
 
@@ -167,16 +184,34 @@ class Saver:
             writer.write_json(checkpoint.STATE, state)
             (writer.folder / checkpoint.CONFIG).write_text(to_yaml(self._config))
 
-        def note(saved: Checkpoint) -> None:
-            seconds = time.perf_counter() - began
-            self.retention.prune(saved)
-            self._run.write_status("running", step, None)
-            waited = seconds if loop_seconds is None else loop_seconds
-            self._finished.put(Saved(saved, seconds, waited))
-
         source.processes.on_main(write_rest)
-        committed = writer.commit()
-        source.processes.on_main(lambda: note(committed))
+        return writer.commit()
+
+    @contextmanager
+    def rehearsed(self, state: dict[str, Any], data: dict[str, Any]) -> Iterator[Checkpoint]:
+        """A checkpoint of step 0, as the first save will write it, removed afterwards.
+
+        All ranks call it, and load the checkpoint together. What would fail only at the first save,
+        hours later, fails here: a folder that not all can write, a full disk, a model that cannot
+        be written or read.
+
+        Raises:
+            CheckpointError: If a file has not the content that was written.
+        """
+        folder = self._run.path / checkpoint.REHEARSAL
+        try:
+            self._processes.on_main(folder.mkdir)
+            generators = self._processes.gather(capture_rng())
+            source = Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
+            saved = self._write_checkpoint(folder, 0, generators, state, data, source)
+            faults = problems(saved, self._processes)
+            if faults:
+                raise CheckpointError("a save before the first step: " + "\n".join(faults))
+            yield saved
+            self._processes.barrier()  # every rank has read it
+        finally:
+            if self._processes.is_main:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def failed(self) -> bool:

@@ -5,6 +5,8 @@ It fetches, logs, evaluates, saves and stops; `step` runs one step, `metrics` re
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
@@ -44,6 +46,8 @@ from bsmeta.training.saving import Saver, check_metric, restore_rng
 from bsmeta.training.step import DataStats, Profile, StepResult, StepRunner, StepStats
 from bsmeta.training.task import Metric, Task
 from bsmeta.training.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -114,6 +118,8 @@ class Trainer:
         self.processes.on_main(lambda: self.run.begin(self.config, self.progress.step))
         if self.run.log is not None:
             self.run.log.open(self.run.path)
+        if resume is None:
+            self._rehearse_save()
         with self._track() as self.tracker:
             self.log = StepLog(
                 self.config, self.schedule, self.run, self.processes, self.tracker,
@@ -321,12 +327,34 @@ class Trainer:
             return
         self.watchdog.enter(f"step {step}: saving")
         self._log_exposure(step)
-        data = {
-            "fingerprint": self.stream.fingerprint,
-            **self.stream.merge(self.processes.gather(self._data_state)),
-        }
-        metrics = self._evaluated[1] if self._evaluated[0] == step else []
-        state = {
+        self.saver.save(step, self._state(), self._merged_data_state())
+        self._last = Checkpoint(self.run.path / name(step), step)
+        self._log_saves()
+
+    def _rehearse_save(self) -> None:
+        """Saves and loads the state once before the first step, if several processes do so.
+
+        The folder, the disk and the network of a cluster then fail in the first minute.
+        """
+        if self.processes.size == 1:
+            return
+        self.watchdog.enter("rehearsing a save and a load")
+        began = time.perf_counter()
+        with self.saver.rehearsed(self._state(), self._merged_data_state()) as saved:
+            self._load(saved)
+        self._last = None
+        if self.processes.is_main:
+            logger.info("rehearsed a save and a load in %.1f s", time.perf_counter() - began)
+
+    def _merged_data_state(self) -> dict[str, Any]:
+        """The position of the data of all ranks; all ranks call it."""
+        positions = self.stream.merge(self.processes.gather(self._data_state))
+        return {"fingerprint": self.stream.fingerprint, **positions}
+
+    def _state(self) -> dict[str, Any]:
+        """The state of a checkpoint besides engine, generators and data; JSON-serializable."""
+        metrics = self._evaluated[1] if self._evaluated[0] == self.progress.step else []
+        return {
             "progress": asdict(self.progress),
             "phase": self._phase,
             "world_size": self.processes.size,
@@ -342,9 +370,6 @@ class Trainer:
             },
             "task": self.task.state(),
         }
-        self.saver.save(step, state, data)
-        self._last = Checkpoint(self.run.path / name(step), step)
-        self._log_saves()
 
     def _log_saves(self) -> None:
         for saved in self.saver.finished():

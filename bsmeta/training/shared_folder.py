@@ -1,0 +1,92 @@
+"""Whether a folder that all ranks must share is one folder.
+
+On machines that do not share `out_dir`, a path leads to a folder of its own on each, and nothing
+would go wrong until the first checkpoint, hours later.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bsmeta.core.errors import ConfigurationError
+
+if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
+    from bsmeta.training.processes import Processes
+
+TOKEN = ".shared-folder-"
+
+_WAIT_S = 10.0  # a network file system may show a new file on other machines only after a while
+_PAUSE_S = 0.2
+_SHOWN = 5  # ranks in a message
+
+
+class _Sight(NamedTuple):
+    """What a rank sees of the folder of rank 0."""
+
+    rank: int
+    host: str
+    path: str
+    is_shared: bool
+
+
+def check_is_shared(folder: Path, key: str, processes: Processes) -> None:
+    """Refuses a folder in which a rank does not find the file that rank 0 has just written.
+
+    All ranks call it, each with its own path; the folder exists on rank 0.
+
+    Args:
+        key: The configuration key that names the folder.
+
+    Raises:
+        ConfigurationError: If a rank has another folder, or cannot read it.
+    """
+    if processes.size == 1:
+        return
+    token = folder / f"{TOKEN}{secrets.token_hex(8)}"
+    name, content = processes.on_main(lambda: _write_token(token))
+    is_shared = _sees(folder / name, content)
+    sights = processes.gather(_Sight(processes.rank, socket.gethostname(), str(folder), is_shared))
+    if processes.is_main:
+        token.unlink(missing_ok=True)
+    others = [sight for sight in sights if not sight.is_shared]
+    if not others:
+        return
+    first = sights[0]
+    listed = "; ".join(
+        f"rank {sight.rank} on {sight.host} has {sight.path}" for sight in others[:_SHOWN]
+    )
+    more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    raise ConfigurationError(
+        f"{key}: not all processes share one folder: rank 0 on {first.host} has {first.path} and "
+        f"wrote a file there, which {len(others)} of {processes.size} ranks do not find: "
+        f"{listed}{more}. Expected a folder on a file system that all machines share (such as "
+        f"NFS or Lustre), named by an absolute path: a relative one depends on the working folder "
+        f"of each process"
+    )
+
+
+def _write_token(token: Path) -> tuple[str, str]:
+    """Writes a new file; returns its name and its content."""
+    content = secrets.token_hex(16)
+    token.write_text(content)
+    return token.name, content
+
+
+def _sees(file: Path, content: str) -> bool:
+    """Whether a file has this content, or soon will have."""
+    until = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            os.listdir(file.parent)  # makes an NFS client look at the folder again
+            if file.read_text() == content:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > until:
+            return False
+        time.sleep(_PAUSE_S)

@@ -1,0 +1,123 @@
+"""Folders that not all processes share, and a save before the first step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.disks import small_disk
+from tests.launching.networks import free_port
+from tests.warm import ENVIRONMENT, REPOSITORY, Warm
+
+__all__ = ["small_disk"]
+
+TRAIN = [
+    sys.executable, str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo",
+    "trackers=[]", "max_train_steps=2", "num_warmup_steps=0", "eval_steps=0", "save_steps=0",
+    "gradient_accumulation_steps=1", "data_config.metadata_config.max_seq_len=64",
+    "data_config.per_device_train_batch_size=1", "data_config.window_documents=8",
+]  # fmt: skip
+Ended = tuple[int, str]
+"""Exit code and output of a process."""
+
+
+def ranks(port: str) -> list[dict[str, str]]:
+    """The environments of two processes, each the only one on its machine."""
+    shared = {
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
+    return [{**ENVIRONMENT, **shared, "RANK": str(rank)} for rank in range(2)]
+
+
+def train(folders: Sequence[Path], *arguments: str) -> list[Ended]:
+    """Trains with two processes, each in its own working folder."""
+    started = [
+        Warm([*TRAIN, *arguments], environment, folder)
+        for folder, environment in zip(folders, ranks(free_port()), strict=True)
+    ]
+    try:
+        outputs = ["".join(process.communicate()) for process in started]
+        return [(process.wait(), output) for process, output in zip(started, outputs, strict=True)]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> list[Path]:
+    """The working folders of two machines."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+def test_two_working_folders_are_refused_before_the_first_step(machines: list[Path]) -> None:
+    ended = train(machines, "out_dir=run")
+    host = socket.gethostname()
+    assert [code for code, _ in ended] == [2, 2]
+    for _, output in ended:
+        assert (
+            f"out_dir: not all processes share one folder: rank 0 on {host} has "
+            f"{machines[0]}/run and wrote a file there, which 1 of 2 ranks do not find: "
+            f"rank 1 on {host} has {machines[1]}/run. Expected a folder on a file system that all"
+        ) in output
+        assert "Traceback" not in output
+    left = {path.name for path in (machines[0] / "run").iterdir()}
+    assert not {name for name in left if name.startswith((".shared", ".rehearsal", "checkpoint"))}
+    status = json.loads((machines[0] / "run" / "status.json").read_text())
+    assert (status["state"], status["step"], status["exit_code"]) == ("failed", 0, 2)
+    assert not (machines[1] / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_one_path_on_two_file_systems_is_refused(tmp_path: Path) -> None:
+    """The same absolute path leads to another disk on the second machine."""
+    out_dir = tmp_path / "run"
+    out_dir.mkdir()
+    mount = f"mount -t tmpfs none {out_dir} && exec"
+    other = ["unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"]
+    if subprocess.run([*other, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounts are not permitted here")
+    started = [
+        subprocess.Popen(
+            [*prefix, *TRAIN, f"out_dir={out_dir}"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for prefix, environment in zip(([], other), ranks(free_port()), strict=True)
+    ]  # fmt: skip
+    outputs = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [2, 2], outputs
+    assert f"rank 1 on {socket.gethostname()} has {out_dir}" in outputs[0]
+
+
+def test_a_shared_folder_is_left_without_traces(machines: list[Path], tmp_path: Path) -> None:
+    ended = train(machines, f"out_dir={tmp_path}/run")
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "rehearsed a save and a load in" in ended[0][1]
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {name for name in names if "checkpoint" in name} == {"checkpoint-2step"}
+    assert not {name for name in names if name.startswith((".shared", ".rehearsal"))}
+    events = [
+        json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [event["step"] for event in events if event["event"] == "save"] == [2]
+
+
+def test_a_save_that_cannot_succeed_fails_before_the_first_step(
+    machines: list[Path], small_disk: Path
+) -> None:
+    (code, output), _ = train(machines, f"out_dir={small_disk}/run")
+    assert code == 2
+    assert f"the disk of {small_disk}/run is full or its quota used up" in output
+    assert "step 1/2" not in output
+    assert not [*small_disk.rglob("*checkpoint*"), *small_disk.rglob(".rehearsal")]
