@@ -142,7 +142,7 @@ class SliceConfig:
 class EvaluateConfig:
     """An evaluation of a trained model on held-out documents."""
 
-    checkpoint: Any = key("runs/demo", is_path=True)
+    checkpoint: Any = key("runs/demo", is_path=True, takes_addresses=True)
     """a run folder (its model/, else that of its newest checkpoint with one), a checkpoint folder,
     a folder that from_pretrained loads, or a Hub model as hf://owner/name; or a list of them"""
     untrained: bool = key(False)
@@ -155,7 +155,7 @@ class EvaluateConfig:
     """where the report goes; null: evaluation/ in the run folder (for another validation_file than
     the run's: evaluation-NAME/; evaluation-NAME-FOLDER/ for a second file of that name)"""
 
-    validation_file: str | None = key(None, is_path=True)
+    validation_file: str | None = key(None, is_path=True, takes_addresses=True)
     """held-out shard; null: that of the training run"""
     max_documents: int | None = key(None, at_least=1)
     """number of documents to use, from the first"""
@@ -204,7 +204,7 @@ class GenerateConfig:
 
     mode: str = key("text", choices=("text", "attribute"))
     """text: generate under metadata; attribute: infer metadata from text"""
-    checkpoint: str = key("runs/demo", is_path=True)
+    checkpoint: str = key("runs/demo", is_path=True, takes_addresses=True)
     """a run folder (its model/, else that of its newest checkpoint with one), a checkpoint folder,
     a folder that from_pretrained loads, or a Hub model as hf://owner/name"""
     training_config: str | None = key(None, is_path=True)
@@ -254,7 +254,7 @@ class GenerateConfig:
     """attribute: of the candidates; empirical: how often each is in the file"""
     windows: str = key("first_piece", choices=("first_piece", "all_pieces"))
     """attribute: how much of the text is read"""
-    validation_file: str | None = key(None, is_path=True)
+    validation_file: str | None = key(None, is_path=True, takes_addresses=True)
     """attribute: held-out shard; null: that of the training run"""
     max_documents: int | None = key(None, at_least=1)
     """attribute: number of documents to use, from the first"""

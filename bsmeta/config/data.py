@@ -52,7 +52,7 @@ class SourceConfig:
 
     name: str = key("")
     """its name: in the log, in names of documents, and as metadata (`source`)"""
-    train_file: Any = key(None, is_path=True)
+    train_file: Any = key(None, is_path=True, takes_addresses=True)
     """its shards, as data_config.train_file names those of a run"""
     columns: dict[str, str] = key({})
     """its columns; {}: those of data_config.columns"""
@@ -64,11 +64,11 @@ class SourceConfig:
 class DataConfig:
     """Where documents come from, and how they become batches."""
 
-    train_file: Any = key(None, is_path=True)
+    train_file: Any = key(None, is_path=True, takes_addresses=True)
     """training shards: a path, a glob, or a list of them; also on the Hub
     (hf://datasets/OWNER/NAME[@REVISION]/GLOB) and in buckets (s3://BUCKET/GLOB,
     gs://BUCKET/GLOB)"""
-    validation_file: str | None = key(None, is_path=True)
+    validation_file: str | None = key(None, is_path=True, takes_addresses=True)
     """the held-out shard (a path, or one file at hf://, s3:// or gs://), which must be readable; a
     training shard of this name is always left out"""
     dataset_name: str | None = key(None)
@@ -76,7 +76,7 @@ class DataConfig:
     folder, or OWNER/NAME on the Hub; without train_file, all its *.jsonl.gz"""
     dataset_revision: str | None = key(None)
     """branch, tag or commit of what is read from the Hub; null: main"""
-    exclude: list[str] = key([], is_path=True)
+    exclude: list[str] = key([], is_path=True, takes_addresses=True)
     """further shards that are never trained on (file names or globs)"""
     columns: dict[str, str] = key({})
     """where a record has its text and metadata, as dotted paths: {text: content, url: url, quality:

@@ -33,6 +33,7 @@ from bsmeta.config.sources import MISSING, NO_VALUE, group_options, reading
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, look_up, refuse, show
 from bsmeta.core.errors import MISSING as ABSENT
 from bsmeta.core.keys import (
+    address_problems,
     bound_problems,
     expand_home,
     key_names,
@@ -292,6 +293,7 @@ def finished(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[P
         expected = f"a path; there is no user {user[1:]} on this machine"
         fix = f"{name}=./{path}, or correct it"
         problems.append(Problem(name, HYDRA, show(path), expected, fix))
+    problems += address_problems(config)
     return config, problems
 
 

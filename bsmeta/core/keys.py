@@ -10,6 +10,7 @@ import inspect
 import itertools
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
@@ -17,6 +18,9 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
+from bsmeta.core.secrets import shown_url
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,10 @@ class About:
         deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
         deepspeed_default: What DeepSpeed uses where the JSON lacks that key, if the JSON must have
             it.
-        is_path: Whether the value names files or folders: a `~` at its beginning is expanded.
+        is_path: Whether the value names files or folders: a `~` at its beginning is expanded, and
+            an address (`s3://…`) is refused, which would be the name of a local folder.
+        takes_addresses: Whether addresses (`SCHEME://…`) are accepted beside paths; which ones is
+            checked where they are used.
         heading: The heading that `--help` and the documentation show above this key and the next.
         choices: The only accepted values.
         at_least: The smallest accepted number.
@@ -46,6 +53,7 @@ class About:
     deepspeed: str | None = None
     deepspeed_default: str | None = None
     is_path: bool = False
+    takes_addresses: bool = False
     heading: str | None = None
     choices: tuple[str, ...] = ()
     at_least: float | None = None
@@ -191,6 +199,23 @@ def expand_home(section: Any) -> Iterator[tuple[str, str]]:
             paths = [os.path.expanduser(v) if isinstance(v, str) else v for v in values]
             yield from ((name, path) for path in paths if str(path).startswith("~"))
             setattr(owner, field_.name, paths if isinstance(value, list) else paths[0])
+
+
+def address_problems(section: Any) -> Iterator[Problem]:
+    """Yields the addresses among the values of keys that take only paths on this machine."""
+    for name, owner, field_ in leaves(section):
+        described = about(field_)
+        if not described.is_path or described.takes_addresses:
+            continue
+        for value, _ in _entries(getattr(owner, field_.name)):
+            address = _ADDRESS.match(value) if isinstance(value, str) else None
+            if address is None:
+                continue
+            fix = "name a file or folder of this machine; a bucket can be mounted as a folder"
+            if address[0].lower() == "file://":
+                fix = f"{name}={value[len(address[0]) :]}"
+            expected = f"a path on this machine: {name} takes no address"
+            yield Problem(name, HYDRA, show(shown_url(value)), expected, fix)
 
 
 def bound_problems(section: Any, prefix: str = "") -> list[Problem]:

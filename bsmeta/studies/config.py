@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bsmeta.config.causal_lm import WINDOWS
 from bsmeta.config.schema import LARGEST_SEED
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import bound_lines, key
+from bsmeta.core.keys import address_problems, bound_lines, key
 
 SCRIPTS = ("train.sh", "several_machines.sh")
 TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"
@@ -89,7 +89,9 @@ class ClaimConfig:
 class MeasureConfig:
     """How each checkpoint is measured: on the same bytes for all arms."""
 
-    validation_file: str | None = key(None, "held-out shard; null: that of the runs", is_path=True)
+    validation_file: str | None = key(
+        None, "held-out shard; null: that of the runs", is_path=True, takes_addresses=True
+    )
     windows: str = key("sliding", "as windows of evaluate.py", choices=WINDOWS)
     max_documents: int | None = key(None, "number of documents, from the first", at_least=1)
     max_characters: int | None = key(
@@ -204,6 +206,8 @@ def _shielded(values: Any) -> Any:
 
 def _problems(study: StudyConfig) -> Iterator[str]:
     yield from bound_lines(study)
+    for problem in address_problems(study):
+        yield f"{problem.key}={problem.found}: expected {problem.expected}; {problem.fix}"
     for name in ("out_dir", "config", "baseline", "arms", "seeds", "curve"):
         if not getattr(study, name):
             yield f"{name} is missing"
