@@ -10,16 +10,16 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.metadata_type import MetadataType
 from bsmeta.metadata.processors import PROCESSORS
-from bsmeta.metadata.records import Record
+from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.tasks.causal_lm.arms import StyledRenderer
 from bsmeta.tasks.causal_lm.decoding import Contexts
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.model_card import example
-from tests.data.helpers import small_config, small_tokenizer, write_shard
+from tests.data.helpers import batches, small_config, small_tokenizer, write_shard
 from tests.metadata.helpers import chunks, config, local, render, world
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows
 
@@ -54,6 +54,23 @@ class Author(MetadataType):
     example = "Ada Lovelace"
 
 
+class Quality(MetadataType):
+    """A score, which refuses documents for a reason of its own."""
+
+    reasons = ("quality_unknown",)
+
+    def _value(self, record: Record) -> str | int | float | None:
+        if record.value == "?":
+            raise BadDocument("quality_unknown", "it is a question mark")
+        return record.value
+
+
+class Careless(Quality):
+    """The same, but it does not list its reason."""
+
+    reasons = ()
+
+
 TYPES = ["passage", "language"]
 DOCUMENT = {
     "text": "To say merci.",
@@ -68,6 +85,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROCESSORS, "language", Language)
     monkeypatch.setitem(PROCESSORS, "passage", Passage)
     monkeypatch.setitem(PROCESSORS, "author", Author)
+    monkeypatch.setitem(PROCESSORS, "quality", Quality)
+    monkeypatch.setitem(PROCESSORS, "careless", Careless)
 
 
 def data_config(tmp_path: Path, **changes: Any) -> DataConfig:
@@ -153,4 +172,42 @@ def test_both_are_on_the_model_card() -> None:
     shown = example(config(TYPES))
     assert shown.prefix + shown.lead + shown.body == (
         "passage | Language: en ||| Ada Lovelace wrote a <fr>program</fr>."
+    )
+
+
+def refusing(tmp_path: Path, key: str, **changes: Any) -> DataConfig:
+    """64 documents, of which the type of `key` refuses 48."""
+    rows = [
+        {
+            "text": f"Text {number}.",
+            f"metadata_{key}": [{"type": "global", "value": "?" if number % 4 else "9"}],
+        }
+        for number in range(64)
+    ]
+    write_shard(tmp_path / "a.jsonl.gz", rows)
+    always = {"metadata_probability": 1.0, "random_sample_metadata": False, "num_streams": 1}
+    return small_config(
+        tmp_path, metadata_list=[key], window_documents=64, bad_documents="skip",
+        **{**always, **changes},
+    )  # fmt: skip
+
+
+def test_documents_refused_for_a_reason_of_the_type_are_counted(tmp_path: Path) -> None:
+    (first, *_) = batches(refusing(tmp_path, "quality"), 1)
+    assert first.counts["bad_documents/quality_unknown"] == 48
+
+
+def test_documents_refused_for_a_reason_of_the_type_are_limited(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        batches(refusing(tmp_path, "quality", max_bad_documents=47), 1)
+    assert "skipped 48 bad documents in this epoch: more than" in str(error.value)
+
+
+def test_a_reason_that_the_type_does_not_list_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        batches(refusing(tmp_path, "careless"), 1)
+    assert str(error.value) == (
+        f"{tmp_path}/a.jsonl.gz, line 2: a metadata type refuses the document with the reason "
+        '"quality_unknown" (it is a question mark), for which there is no count; add reasons = '
+        '("quality_unknown",) to the class of the type'
     )

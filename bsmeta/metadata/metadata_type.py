@@ -178,6 +178,8 @@ class MetadataType:
     """Whether that column is cut out of a line before the rest is parsed (true for one type)."""
     is_address: ClassVar[bool] = False
     """Whether its values are document addresses, like the `url` column (true for one type)."""
+    reasons: ClassVar[tuple[str, ...]] = ()
+    """Its own reasons of `BadDocument` besides the project's; each is a count in the log."""
 
     # The use in training.
     is_local: ClassVar[bool] = False

@@ -39,10 +39,10 @@ from bsmeta.data.io.shards import (
 from bsmeta.data.stream.plan import Phases, Position, Share, deal, order_of, sequence_order
 from bsmeta.data.stream.windows import (
     HALF_USED,
-    REASONS,
     PlacedWindow,
     Window,
     WindowMaker,
+    number_bad,
     skipped_counts,
 )
 from bsmeta.data.text.chunks import PackedSequence, PackedWindow
@@ -165,7 +165,7 @@ class LogicalStream:
                     share=share,
                     window=number + 1,
                     emitted=here.emitted + len(packed) - here.sequence,
-                    bad=self._checked(here.bad + sum(bad[reason] for reason in REASONS)),
+                    bad=self._checked(here.bad + number_bad(bad)),
                 )
                 if here.sequence == 0:  # otherwise reported before the run was resumed
                     skipped.update(bad)

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import phase_configs
-from bsmeta.core.errors import DataError, refuse
+from bsmeta.core.errors import ConfigurationError, DataError, refuse
 from bsmeta.data import derive, document_generator
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.files import refuse_bad_copy
@@ -33,13 +33,14 @@ from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.checks import row_budget_problems
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.metadata_type import SHUFFLED
+from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Line
 from bsmeta.metadata.rendering import Donors, Rendered, Renderer, TypeSampler
 
 if TYPE_CHECKING:
     from bsmeta.data.stream.held_out import HeldOutFingerprints
 
-REASONS = (
+REASONS = (  # of the project; a metadata type lists its own in `MetadataType.reasons`
     "bad_content_spans",
     "blank_line",
     "byte_order_mark",
@@ -84,10 +85,21 @@ WITH_METADATA = "documents_with_metadata"
 ENCODED_AT_ONCE = 8_000_000  # characters
 
 
+def reasons_of(keys: Sequence[str]) -> list[str]:
+    """The reasons for which a document can be bad, with those of the metadata types of `keys`."""
+    own = (reason for key in keys for reason in type_of(key).reasons)
+    return [*dict.fromkeys((*REASONS, *own))]
+
+
+def number_bad(skipped: Counter[str]) -> int:
+    """How many of the skipped documents are bad, for whatever reason."""
+    return skipped.total() - sum(skipped[reason] for reason in NOT_BAD)
+
+
 def count_names(keys: Sequence[str]) -> list[str]:
     """Names of the counts; the same in every batch of a run."""
     types = [f"documents/{key}" for key in keys]
-    bad = [f"bad_documents/{reason}" for reason in REASONS]
+    bad = [f"bad_documents/{reason}" for reason in reasons_of(keys)]
     return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD, LEFT_OUT]
 
 
@@ -111,7 +123,8 @@ def _document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) 
 
 def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
     """The counts of skipped documents alone (float64[counts])."""
-    reasons = [float(skipped[reason]) for reason in (*REASONS, *NOT_BAD)]
+    reasons = [float(skipped[reason]) for reason in (*reasons_of(keys), *NOT_BAD)]
+    assert sum(reasons) == skipped.total(), skipped
     return np.array([0.0] * (2 + len(keys)) + reasons + [0.0])
 
 
@@ -128,6 +141,7 @@ class Rejecter:
         self._config = config
         self._path = shard.path
         self._held_out = held_out
+        self._reasons = frozenset(reasons_of(config.metadata_config.metadata_list))
         self.counts: Counter[str] = Counter()
 
     def admits(self, document: Document, number: int) -> bool:
@@ -154,8 +168,15 @@ class Rejecter:
         """Skips a document that cannot be used.
 
         Raises:
+            ConfigurationError: If a metadata type gives a reason that it does not list.
             DataError: In strict mode, naming file, line (or row) and reason.
         """
+        if error.reason not in self._reasons:
+            raise ConfigurationError(
+                f"{self._path}, {numbered(self._path, number)}: a metadata type refuses the "
+                f'document with the reason "{error.reason}" ({error.detail}), for which there is '
+                f'no count; add reasons = ("{error.reason}",) to the class of the type'
+            )
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self._path)
             if number == 0:
