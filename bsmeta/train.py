@@ -37,9 +37,10 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
         entry = TASKS[config.task]
         sampled = [*entry.sample_rows(config)] if checks_for_all() else []
     if is_main:
-        remarks = [*launch_notes(checked.launch), *entry.notes(config)]
+        launch = checked.launch
+        remarks = [*launch_notes(launch), *entry.notes(config), *entry.start_notes(config, launch)]
         files = [*map(shown_path, reading.contents)]
-        print_summary(summary(config, checked.launch, entry, files, sampled), remarks)
+        print_summary(summary(config, launch, entry, files, sampled), remarks)
     if config.check_only:
         return 0
     if getattr(config, "prep_only", False):  # of tasks on tables
@@ -59,6 +60,11 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
 
         estimate(config, task, checked, is_main=is_main)
         return 0
+
+    if is_main:
+        from bsmeta.training.estimate import print_memory
+
+        print_memory(config, task, checked)
 
     from bsmeta.training.run import run
 

@@ -88,6 +88,8 @@ class TaskEntry:
         sample_rows: Takes the configuration, reads some of the data, and returns further rows of
             the start-up table; raises an error for data that the run cannot be trained on.
         notes: Takes the configuration; returns a line for each setting that has no effect.
+        start_notes: Takes the configuration and the launch; returns a line for each choice that is
+            allowed but unusual.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
             (`bsmeta.tasks.checkpoints.Location`), and the `Processes`.
@@ -106,6 +108,7 @@ class TaskEntry:
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
     sample_rows: Callable[[Any], Iterable[Row]] = _nothing
     notes: Callable[[Any], Iterable[str]] = _nothing
+    start_notes: Callable[[Any, Launch], Iterable[str]] = _nothing
     prepare: Callable[[Any], object] = _nothing
     evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None
     programs: tuple[str, ...] = ()

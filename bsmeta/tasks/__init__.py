@@ -36,6 +36,7 @@ TASKS: dict[str, TaskEntry] = {
         summary=imported(f"{_CAUSAL_LM}.checks:summary_rows"),
         sample_rows=imported("bsmeta.data.stream.lost_text:lost_text_rows"),
         notes=imported(f"{_CAUSAL_LM}.checks:notes"),
+        start_notes=imported(f"{_CAUSAL_LM}.data_rows:size_notes"),
         evaluate=imported(f"{_CAUSAL_LM}.evaluate:run"),
         programs=("evaluate.py", "explain.py", "generate.py"),
         fully_shards=True,

@@ -18,6 +18,7 @@ parameter / N), in stage 3 half of that and the largest gathered layer.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -37,10 +38,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from bsmeta.config.checks import CheckedRun
 from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
-from bsmeta.config.steps import BatchPlan, Schedule
+from bsmeta.config.steps import BatchPlan, Schedule, print_summary
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import StopRequest
 from bsmeta.core.terminal import Console
+from bsmeta.training.device_memory import DeviceMemory, amount, memory_notes, memory_rows
 from bsmeta.training.distributed import start
 from bsmeta.training.optimization import matrices_in_layers
 from bsmeta.training.processes import Processes
@@ -48,6 +50,8 @@ from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Shape, Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 Stage = int | Literal["FSDP2"] | None
 """An engine by what it partitions: the ZeRO stage, FSDP2, or None: nothing (data parallel)."""
@@ -259,6 +263,20 @@ class Forecast:
         except Exception as error:  # whatever a model raises that needs more than ids, or values
             self._uncounted = f"{type(error).__name__}: {error}".splitlines()[0]
 
+    @property
+    def held(self) -> float:
+        """Bytes of weights, gradients and optimizer on each device in this launch."""
+        return self.states[self.stage].total
+
+    @property
+    def needed(self) -> float | None:
+        """Bytes on each device in this launch; None if the activations cannot be counted."""
+        live = self._activations.get(self.stage)
+        if live is None:
+            return None
+        recomputes = getattr(self._config, "gradient_checkpointing", False)  # a key of some tasks
+        return self.held + live.loss + (live.layers_recomputed if recomputes else live.layers)
+
     def show(self, console: Console) -> None:
         """Prints it, with the formulas."""
         counts = self._counts
@@ -376,6 +394,22 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held_here)
 
 
+def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
+    """Prints the memory that a run needs beside that of the device, before it begins (rank 0).
+
+    Nothing is printed for a task or a model that cannot be counted.
+    """
+    try:
+        shape = task.shape()
+        counted = None if shape is None else Forecast(config, shape, checked)
+    except Exception as error:  # whatever a model raises; the run itself reports what it lacks
+        logger.info("the memory of the run cannot be counted: %s", error)
+        return
+    if counted is not None:
+        memory = DeviceMemory.of_launch(checked.launch)
+        print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
+
+
 def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
     """Prints the resources that the run will need (rank 0).
 
@@ -392,19 +426,12 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
     console = Console(soft_wrap=False, highlight=False)
     if is_main:
         counted.show(console)
+        memory = DeviceMemory.of_launch(checked.launch)
+        print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
     if config.estimate_steps:
         measured = probe(config, task, checked)
         if is_main:
             measured.show(console, counted)
-
-
-def amount(size: float) -> str:
-    """Formats a number of bytes for display (powers of 1,024)."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def duration(seconds: float) -> str:

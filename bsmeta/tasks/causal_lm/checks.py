@@ -34,6 +34,7 @@ from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.process import checks_for_all
 from bsmeta.data.stream.columns import column_problems, missing_types, type_problems
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
+from bsmeta.tasks.causal_lm.data_rows import size_rows
 
 FLASH, FLEX = "flash_attention_2", "flex_attention"
 # Suffixes of common training data formats that are not supported.
@@ -297,6 +298,7 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
         ("model", model),
         ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
         ("training data", shards),
+        *size_rows(config, launch),
         ("held-out file", data.validation_file or "– (no evaluation)"),
         (
             "metadata",

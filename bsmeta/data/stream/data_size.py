@@ -1,0 +1,155 @@
+"""About how many documents and bytes of text the shards of a run have, from samples of a few.
+
+Read before a run starts, for its summary, so this imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import UserError
+from bsmeta.data.io.files import open_file, shard_content
+from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.shards import Shard, is_parquet, some_of
+from bsmeta.data.stream.columns import local_shards
+from bsmeta.metadata.decoding import Decoder, make_decoder
+from bsmeta.metadata.records import BadDocument
+
+SHARDS = 3
+"""Shards of a source that are sampled."""
+
+BYTES_PER_TOKEN = 4.0
+"""Of English text under tokenizers of 30,000 to 130,000 entries; used where none is at hand."""
+
+_SAMPLE_BYTES = 2 << 20  # of the content of a shard
+_SAMPLE_ROWS = 512  # of a Parquet file
+_SAMPLE_TEXT = 200_000  # characters that are tokenized
+
+
+@dataclass(frozen=True, slots=True)
+class DataSize:
+    """The size of the training data.
+
+    Attributes:
+        documents: Number of documents.
+        text_bytes: Bytes of their text in UTF-8.
+        tokens: Tokens of their text, without metadata.
+        is_exact: Whether all shards have been read, and not only samples.
+        is_tokenized: Whether samples were tokenized; otherwise tokens are `BYTES_PER_TOKEN` long.
+    """
+
+    documents: float
+    text_bytes: float
+    tokens: float
+    is_exact: bool
+    is_tokenized: bool
+
+
+@dataclass(slots=True)
+class _Sample:
+    """The beginning of a shard: its documents, and what share of the shard they are."""
+
+    documents: int
+    text_bytes: int
+    share: float
+    texts: list[str]
+
+
+def data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSize | None:
+    """Estimates the size of the training data; None unless all shards are on this machine.
+
+    Args:
+        tokenizer_folder: A folder with the tokenizer of the run, if it is on this machine.
+    """
+    documents = text_bytes = 0.0
+    is_exact, texts = True, list[str]()
+    for data in source_configs(config).values():
+        shards = local_shards(data)
+        sampled = some_of(shards, SHARDS)
+        samples = [sample for shard in sampled if (sample := _sample(shard, data)) is not None]
+        if not samples:
+            return None
+        covered = sum(
+            sample.share * shard.size for sample, shard in zip(samples, sampled, strict=False)
+        )
+        scale = sum(shard.size for shard in shards) / max(covered, 1.0)
+        documents += scale * sum(sample.documents for sample in samples)
+        text_bytes += scale * sum(sample.text_bytes for sample in samples)
+        is_exact &= len(sampled) == len(shards) and all(sample.share == 1 for sample in samples)
+        texts += [text for sample in samples for text in sample.texts]
+    if text_bytes == 0:
+        return None
+    length = _bytes_per_token(tokenizer_folder, texts)
+    tokens = text_bytes / (length or BYTES_PER_TOKEN)
+    return DataSize(documents, text_bytes, tokens, is_exact, is_tokenized=length is not None)
+
+
+def _sample(shard: Shard, config: DataConfig) -> _Sample | None:
+    """The first documents of a shard; None if it cannot be read, which the run itself reports."""
+    decoder = make_decoder(MetadataConfig(metadata_list=[]), config.columns, content=config.content)
+    with contextlib.suppress(UserError, OSError, EOFError):
+        lines, share = _first_rows(shard) if is_parquet(shard.path) else _first_content(shard)
+        return _measured(lines, share, decoder)
+    return None
+
+
+def _first_rows(shard: Shard) -> tuple[Sequence[bytes], float]:
+    import pyarrow.parquet as pq
+
+    assert isinstance(shard.path, str)
+    rows = pq.read_metadata(shard.path).num_rows
+    with contextlib.closing(open_shard(shard.path)) as reader:
+        lines = [bytes(line) for line in reader.read(0, _SAMPLE_ROWS)]
+    return lines, len(lines) / max(rows, 1)
+
+
+def _first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
+    """The first whole lines of a shard, and what share of its bytes they take."""
+    content, before = bytearray(), 0
+    with open_file(shard.path) as file:
+        for block in shard_content(shard.path, file):
+            read = file.tell()
+            # Everything that was read before is decompressed when more is read.
+            if read > before and before and len(content) >= _SAMPLE_BYTES:
+                end = content.rfind(b"\n") + 1
+                return content[:end].splitlines(), before / shard.size * end / len(content)
+            before = read
+            content += block
+    return content.splitlines(), 1.0
+
+
+def _measured(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
+    documents = text_bytes = 0
+    texts: list[str] = []
+    characters = 0
+    for line in lines:
+        with contextlib.suppress(BadDocument):
+            text = decoder.decode(bytes(line)).text
+            documents += 1
+            text_bytes += len(text.encode("utf-8", "surrogatepass"))
+            if characters < _SAMPLE_TEXT:
+                texts.append(text[:_SAMPLE_TEXT])
+                characters += len(text)
+    return _Sample(documents, text_bytes, share, texts)
+
+
+def _bytes_per_token(folder: str | None, texts: Sequence[str]) -> float | None:
+    """The length of tokens in some texts; None without a tokenizer that loads in a moment."""
+    file = Path(folder or "") / "tokenizer.json"
+    if folder is None or not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+        encoded = tokenizer.encode_batch(texts)
+    except Exception:  # the library has no error of its own; the run itself reports the file
+        return None
+    tokens = sum(len(encoding.ids) for encoding in encoded)
+    total = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return total / tokens if tokens else None

@@ -1,0 +1,72 @@
+"""The size of the training data in the start-up table, beside what a run would read of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import Row
+from bsmeta.config.launch import Launch
+from bsmeta.config.steps import BatchPlan
+from bsmeta.data.stream.data_size import BYTES_PER_TOKEN, DataSize, data_size
+
+MANY_EPOCHS = 4
+"""Up to here, repeated data is worth about as much as new (Muennighoff et al. 2023, "Scaling
+data-constrained language models", arXiv 2305.16264)."""
+
+
+def size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
+    """Yields the row of the data's size, if it is on this machine."""
+    size = _size(config)
+    if size is None:
+        return
+    by = "" if size.is_tokenized else f" ({BYTES_PER_TOKEN:g} bytes each)"
+    about = "" if size.is_exact and size.is_tokenized else "about "
+    epochs = _planned_tokens(config, launch) / size.tokens
+    yield (
+        "data size",
+        f"{about}{count(size.documents)} documents, {count(size.text_bytes)}B of text, "
+        f"{count(size.tokens)} tokens{by}; the run reads it {_times(epochs)}",
+    )
+
+
+def size_notes(config: CausalLMConfig, launch: Launch) -> Iterator[str]:
+    """Yields a note if the run repeats its data more often than is useful."""
+    size = _size(config)
+    if size is None:
+        return
+    planned = _planned_tokens(config, launch)
+    epochs = planned / size.tokens
+    if epochs > MANY_EPOCHS:
+        steps = max(int(MANY_EPOCHS * config.max_train_steps / epochs), 1)
+        yield (
+            f"max_train_steps={config.max_train_steps}: {count(planned)} tokens are "
+            f"{_times(epochs)} the training data (about {count(size.tokens)} tokens); beyond "
+            f"{MANY_EPOCHS} epochs, repeated data adds little: max_train_steps={steps} makes "
+            f"{MANY_EPOCHS} epochs, or lower the global batch"
+        )
+
+
+def count(number: float) -> str:
+    """A number with three digits and a unit, such as `13.1 G`; below 1,000 without a unit."""
+    units = ["", " k", " M", " G", " T"]
+    while number >= 999.5 and len(units) > 1:
+        number /= 1000
+        del units[0]
+    shown = f"{number:.0f}" if units[0] == "" else f"{number:#.3g}".rstrip(".")
+    return f"{shown}{units[0]}"
+
+
+def _times(epochs: float) -> str:
+    return f"{epochs:,.0f} times" if epochs >= 10 else f"{epochs:.2g} times"
+
+
+def _planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
+    batch = BatchPlan.of(config, launch.num_processes).global_batch
+    return config.max_train_steps * batch * config.data_config.metadata_config.max_seq_len
+
+
+def _size(config: CausalLMConfig) -> DataSize | None:
+    folder = config.tokenizer_name or config.model_name
+    return data_size(config.data_config, folder if os.path.isdir(folder) else None)

@@ -1,0 +1,90 @@
+"""The memory that a run needs on each device, beside the memory that the device has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+import torch
+
+from bsmeta.config.checks import Row
+from bsmeta.config.launch import Launch
+from bsmeta.config.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of the device of this process, or its part of this machine's memory.
+
+    Attributes:
+        total: In bytes.
+        name: What has it, for a message.
+    """
+
+    total: float
+    name: str
+
+    @classmethod
+    def of_launch(cls, launch: Launch) -> DeviceMemory:
+        """The memory of the device that this process will use."""
+        if torch.cuda.is_available() and not launch.use_cpu:
+            device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+            properties = torch.cuda.get_device_properties(device)
+            return cls(float(properties.total_memory), f"{properties.name}")
+        processes = launch.local_processes or launch.num_processes
+        total = psutil.virtual_memory().total / processes
+        shared = f", shared by {processes} processes" if processes > 1 else ""
+        return cls(total, f"main memory{shared}")
+
+
+class MemoryNeed(Protocol):
+    """What a run will need on each device, in bytes (`estimate.Forecast`).
+
+    Attributes:
+        held: Weights, gradients and optimizer.
+        needed: In all; None if the activations cannot be counted.
+    """
+
+    @property
+    def held(self) -> float: ...
+
+    @property
+    def needed(self) -> float | None: ...
+
+
+def memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
+    """The row of the start-up table, if the need can be counted."""
+    if need.needed is None:
+        return []
+    value = (
+        f"{amount(need.needed)} needed of {amount(memory.total)} on each device "
+        f"({memory.name}), without buffers and fragmentation"
+    )
+    return [("memory", value)]
+
+
+def memory_notes(need: MemoryNeed, memory: DeviceMemory, config: RunConfig) -> Iterator[str]:
+    """Yields a note if the state or a micro-batch cannot fit."""
+    if need.needed is None or need.needed <= memory.total:
+        return
+    remedies = ["a smaller micro-batch (per_device_train_batch_size)"]
+    if not getattr(config, "gradient_checkpointing", True):  # a key of some tasks
+        remedies.append("gradient_checkpointing=true")
+    remedies.append("a launch that divides the state (ZeRO, FSDP2), or a smaller model")
+    yield (
+        f"the run needs {amount(need.needed)} on each device, of which weights, gradients and "
+        f"optimizer take {amount(need.held)}; {memory.name} has {amount(memory.total)}, so it "
+        f"cannot fit; expected {', '.join(remedies)}"
+    )
+
+
+def amount(size: float) -> str:
+    """Formats a number of bytes for display (powers of 1,024)."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
