@@ -14,7 +14,7 @@ from bsmeta.config.values import saved_config
 from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import CONFIG, Checkpoint, list_checkpoints
-from bsmeta.training.run_folder import METRICS, STATUS, read_events
+from bsmeta.training.run_folder import METRICS, STATUS, read_events, read_status
 
 if TYPE_CHECKING:
     from bsmeta.api.models import Model
@@ -27,7 +27,8 @@ class Status:
     """The status of a run.
 
     Attributes:
-        state: `running`, `done`, `preempted` or `failed`.
+        state: `running`, `done`, `preempted` or `failed`. A run is only `running` while a process
+            holds the lock of its folder: one that was killed is `failed`, without an exit code.
         step: The last step that is saved, or that it has failed after.
         exit_code: None while it runs.
         message: Why it failed; empty otherwise.
@@ -67,15 +68,17 @@ class Run:
         return self.config.task
 
     def status(self) -> Status:
-        """The state of the run, its step, and how it ended.
+        """The state of the run, its step, and how it ended; see `Status`.
 
         Raises:
             UserError: If the run has not written it yet, or the file is damaged.
         """
         file = self.path / STATUS
         try:
-            return Status(**_read_json(file))
-        except TypeError as error:
+            return Status(**read_status(self.path))
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error}") from error
+        except (TypeError, ValueError) as error:
             raise DataError(f"{file} is damaged: {error}") from error
 
     def checkpoints(self) -> list[Checkpoint]:

@@ -41,7 +41,7 @@ from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig
-from bsmeta.training.run_folder import METRICS, STATUS, last_events
+from bsmeta.training.run_folder import METRICS, STATUS, last_events, read_status
 
 _TYPES = "types/"
 DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
@@ -253,7 +253,7 @@ def progress_of(study: StudyConfig, run: Run) -> Progress:
     """How far a run is: from its folder, which may be incomplete, or else from its measurement."""
     status = run.folder / STATUS
     if status.exists():
-        state = json.loads(status.read_text())["state"]
+        state = read_status(run.folder)["state"]
         last = last_events(run.folder / METRICS).get("step", {})
         step, tokens, targets = (last.get(name, 0) for name in ("step", "tokens", "targets"))
         return Progress(state, step, tokens, targets, last.get("loss"))
@@ -274,12 +274,30 @@ def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
             return None
         own.append(f"max_train_steps={steps}")
     steps = _composed(study, own).max_train_steps
-    return [
+    every = [
         *own,
         f"extra_steps_to_eval_save_at=[{','.join(map(str, curve_steps(study, steps)))}]",
         "keep_last_checkpoints=0",
         "export_steps=null",
         "log_documents=true",
+    ]
+    return last_of_each_key(every)
+
+
+def last_of_each_key(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those that a later one of the same key replaces.
+
+    An override of a mapping adds to the one before, so both are kept.
+    """
+    last: dict[str, int] = {}
+    for number, override in enumerate(overrides):
+        key, _, value = override.partition("=")
+        if not value.lstrip().startswith("{"):
+            last[key] = number
+    return [
+        override
+        for number, override in enumerate(overrides)
+        if number >= last.get(override.partition("=")[0], 0)
     ]
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bsmeta.core.errors import CheckpointError, DataError
+from bsmeta.core.errors import CheckpointError, DataError, UserError
 from bsmeta.core.files import (
     FULL_BELOW,
     SHARED_MEMORY,
@@ -69,8 +69,11 @@ def _weights(saved: Checkpoint) -> int:
 
 
 def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
-    """Returns the error itself, or for a full disk a DataError that explains what to do."""
-    if not is_full(error):
+    """Returns the error itself, or for a full disk a DataError that explains what to do.
+
+    An error for the user explains itself already, even if a full disk is its cause.
+    """
+    if isinstance(error, UserError) or not is_full(error):
         return error
 
     elsewhere = _full_elsewhere(error, out_dir)

@@ -136,6 +136,7 @@ def resume_point(
         refuse([*branch_problems(saved, stable, config)])
     if saved is None:
         return None
+    check_task(saved, config)
     state = saved.state()
     plan = BatchPlan.of(config, processes.size)
     with naming_file(saved.folder / STATE):
@@ -185,6 +186,16 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any
     if "out_dir" in found and len(set(map(os.path.abspath, found["out_dir"]))) == 1:
         del found["out_dir"]  # relative in one of them
     return found
+
+
+def check_task(saved: Checkpoint, config: RunConfig) -> None:
+    """Refuses a checkpoint of another task, before its launch and its model are compared."""
+    then = (yaml.safe_load((saved.folder / CONFIG).read_text()) or {}).get("task", config.task)
+    if then != config.task:
+        raise ConfigurationError(
+            f"{saved.folder} is a checkpoint of task={then}, this run has task={config.task}; "
+            f"expected a checkpoint of the same task, or another out_dir for this run"
+        )
 
 
 def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:

@@ -6,6 +6,7 @@ it, so everything that was written to a log can be copied to a new file of the s
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from filelock import FileLock, Timeout
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
-from bsmeta.core.files import replacing, write_text
+from bsmeta.core.files import is_full, replacing, write_text
 from bsmeta.core.printable import printable
 from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
 from bsmeta.core.secrets import redact
@@ -38,6 +39,7 @@ STATUS = "status.json"
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
 _LOCK = ".lock"
 _OWNER = ".owner"  # names the process that holds the lock
+_READERS_S = 0.5  # a reader of the status holds the lock for a moment
 _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
 _OF_REFUSED_STARTS = {_LOCK, _OWNER, STATUS}
 
@@ -89,8 +91,59 @@ def write_status(
     value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
     text = json.dumps(value) + "\n"
     out_dir.mkdir(parents=True, exist_ok=True)
-    write_text(out_dir / STATUS, text)
+    try:
+        write_text(out_dir / STATUS, text)
+    except OSError as error:
+        if not is_full(error) or not _overwrite(out_dir / STATUS, text):
+            raise
     return text
+
+
+def _overwrite(file: Path, text: str) -> bool:
+    """Writes over the content of a file, which takes no room on a full disk; whether it worked.
+
+    A message that is too long for the room of the file is cut.
+    """
+    room = file.stat().st_blocks * 512 if file.exists() else 0
+    value = json.loads(text)
+    while len(text.encode()) > room and value["message"]:
+        value["message"] = value["message"][: len(value["message"]) // 2]
+        text = json.dumps(value) + "\n"
+    if len(text.encode()) > room:
+        return False
+    with open(file, "r+b") as stream:
+        stream.write(text.encode())
+        stream.truncate()
+    return True
+
+
+def read_status(out_dir: Path) -> dict[str, Any]:
+    """The content of `status.json`; `running` only while a process holds the folder's lock.
+
+    A killed process leaves `running` in the file: its state is `failed`, without an exit code.
+
+    Raises:
+        OSError: If there is no such file, or it cannot be read.
+        ValueError: If it is damaged.
+    """
+    status = json.loads((out_dir / STATUS).read_text(encoding="utf-8"))
+    if isinstance(status, dict) and status.get("state") == "running" and not _is_held(out_dir):
+        ended = "the process ended without writing its status: it was killed, or its machine failed"
+        status |= {"state": "failed", "message": ended}
+    return status  # type: ignore[no-any-return]
+
+
+def _is_held(out_dir: Path) -> bool:
+    """Whether a process holds the lock of a run folder; true if that cannot be found out."""
+    try:
+        with open(out_dir / _LOCK, "rb") as file:
+            # Shared, so that several readers do not take each other for the run.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # it is locked, or the file system has no locks
+        return True
+    return False
 
 
 def write_refusal(out_dir: Path, message: str) -> None:
@@ -199,7 +252,7 @@ class RunFolder:
             )
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=_READERS_S, poll_interval=0.05)
         except Timeout:
             raise ConfigurationError(
                 f"out_dir: {self.path} is held by another run that is in progress; choose another "

@@ -95,12 +95,17 @@ def read(ref: FileRef) -> bytes:
         (f"{URL}/web/**", ["a b+ü.jsonl.gz", "c.jsonl", "notes.txt", "test.jsonl.gz"]),
         (f"{URL}/*/2020/c.*", ["c.jsonl"]),
         ([f"{URL}/web/test.jsonl.gz", f"{URL}/top.jsonl"], ["test.jsonl.gz", "top.jsonl"]),
+        (f"{URL}/odd/part[x].jsonl", ["part[x].jsonl"]),
+        (f"{URL}/odd/part[xy].jsonl", ["partx.jsonl", "party.jsonl"]),
+        (f"{URL}/[z]/a.jsonl", ["a.jsonl"]),
         (URL, ["top.jsonl"]),
     ],
 )
 def test_what_is_meant(s3: S3Server, tmp_path: Path, train_file: Any, expected: list[str]) -> None:
     keys = ["web/", "web/a b+ü.jsonl.gz", "web/test.jsonl.gz", "web/notes.txt"]
     s3.put(dict.fromkeys([*keys, "web/2020/c.jsonl", "webs/d.jsonl", "top.jsonl"], b"x"))
+    odd = ("part[x].jsonl", "partx.jsonl", "party.jsonl")
+    s3.put(dict.fromkeys([*(f"odd/{name}" for name in odd), "[z]/a.jsonl"], b"x"))
     assert names(tmp_path, train_file) == expected
 
 

@@ -22,6 +22,7 @@ from bsmeta.studies.runs import (
     Run,
     check,
     curve_steps,
+    last_of_each_key,
     measurement_path,
     overrides_of,
     progress_of,
@@ -348,3 +349,33 @@ def test_the_steps_of_a_curve(tmp_path: Path) -> None:
     study = loaded(tmp_path, curve=[0.001, 0.5])
     assert curve_steps(study, 100) == [1, 50, 100]
     assert curve_steps(study, 1) == [1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        (["a=1", "b=2", "a=3"], ["b=2", "a=3"]),
+        (["a.b=1", "a=1", "a.b=2"], ["a=1", "a.b=2"]),
+        (["a={b: 1}", "a={c: 2}"], ["a={b: 1}", "a={c: 2}"]),
+        (["a={b: 1}", "a={c: 2}", "a=null"], ["a=null"]),
+        (["+a=1", "a=2"], ["+a=1", "a=2"]),
+        (["a=[x=1]", "a=[x=2]"], ["a=[x=2]"]),
+        ([], []),
+    ],
+)
+def test_only_the_last_override_of_a_key_is_printed(overrides: list[str], kept: list[str]) -> None:
+    assert last_of_each_key(overrides) == kept
+
+
+def test_no_command_of_a_run_gives_a_key_twice(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path))
+    study.overrides += ["max_train_steps=60", "keep_last_checkpoints=3"]
+    for arm in study.arms.values():
+        arm.overrides.append("max_train_steps=50")
+    for run in runs_of(study):
+        overrides = overrides_of(study, run)
+        if overrides is None:  # waits for another run
+            continue
+        keys = [override.partition("=")[0] for override in overrides]
+        assert len(keys) == len(set(keys)), keys
+        assert "keep_last_checkpoints=0" in overrides

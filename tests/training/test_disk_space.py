@@ -79,6 +79,14 @@ def test_a_full_disk_is_explained(tmp_path: Path, error: Exception) -> None:
     assert "resume_from_checkpoint_dir=latest" in str(found)
 
 
+def test_an_explanation_is_not_explained_again(tmp_path: Path) -> None:
+    cause = OSError(errno.ENOSPC, "No space left on device")
+    explanation = explain_full_disk(cause, tmp_path)
+    explanation.__cause__ = cause
+    assert explain_full_disk(explanation, tmp_path) is explanation
+    assert str(explanation).count("No space left on device") == 1
+
+
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     error = RuntimeError("shapes do not match")
     assert explain_full_disk(error, tmp_path) is error

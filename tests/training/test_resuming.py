@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import value_problems
@@ -18,7 +19,8 @@ from bsmeta.config.compose import compose
 from bsmeta.config.steps import decay_start, set_branch_length
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.checkpoint import Checkpoint
+from bsmeta.models.pretrained import Manifest, describe_file, write_manifest
+from bsmeta.training.checkpoint import FORMAT, Checkpoint
 from bsmeta.training.engines import FSDP, PLAIN
 from bsmeta.training.resuming import (
     branch_problems,
@@ -26,6 +28,7 @@ from bsmeta.training.resuming import (
     check_exports,
     check_optimizer,
     check_origin,
+    check_task,
     resumes,
 )
 from tests.conftest import run_warm
@@ -54,6 +57,41 @@ def test_a_model_of_another_shape_is_refused(
         assert "Traceback" not in resumed.stderr
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def test_a_checkpoint_of_another_task_is_refused_as_such(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-2step"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("task: classification\n")
+    with pytest.raises(ConfigurationError) as error:
+        check_task(Checkpoint(folder, 2), CausalLMConfig())
+    assert str(error.value) == (
+        f"{folder} is a checkpoint of task=classification, this run has task=causal_lm; expected a "
+        "checkpoint of the same task, or another out_dir for this run"
+    )
+    (folder / "config.yaml").write_text("task: causal_lm\n")
+    check_task(Checkpoint(folder, 2), CausalLMConfig())
+
+
+def test_the_task_is_compared_before_the_launch(
+    launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    out_dir = f"out_dir={tmp_path / 'run'}"
+    launch(SCRIPT, *RUN, out_dir)
+    saved = tmp_path / "run" / "checkpoint-2step"
+    config = yaml.safe_load((saved / "config.yaml").read_text())
+    (saved / "config.yaml").write_text(yaml.safe_dump(config | {"task": "other"}))
+    state = json.loads((saved / "trainer_state.json").read_text())
+    (saved / "trainer_state.json").write_text(json.dumps(state | {"engine": "deepspeed ZeRO-2"}))
+    files = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file()]
+    described = {
+        str(file): describe_file(saved / file) for file in files if file.name != "manifest.json"
+    }
+    write_manifest(saved, Manifest(FORMAT, described, 2))
+    resumed = launch(SCRIPT, *RUN, out_dir, "resume_from_checkpoint_dir=latest", check=False)
+    assert resumed.returncode == 2
+    assert f"{saved} is a checkpoint of task=other, this run has task=" in resumed.stderr
+    assert "ZeRO" not in resumed.stderr
 
 
 def test_a_folder_written_in_another_way_is_no_changed_setting(

@@ -6,11 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
+from bsmeta import open_run
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.training.processes import ALONE
@@ -20,9 +22,13 @@ from bsmeta.training.run_folder import (
     Log,
     RunFolder,
     last_events,
+    read_status,
     write_refusal,
     write_status,
 )
+from tests.disks import small_disk
+
+__all__ = ["small_disk"]
 
 
 def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -270,3 +276,44 @@ def test_the_logs_of_other_ranks_wait_for_rank_0(tmp_path: Path) -> None:
     documents.write({"step": 3})
     lines = (main.path / "documents-rank1.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.training.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+folder.open(CausalLMConfig(), resume=False, overwrite=False)
+folder.write_status("running", 3, None)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        assert read_status(tmp_path / "run")["state"] == "running"
+        assert open_run(tmp_path / "run").status().state == "running"
+        process.kill()
+    status = read_status(tmp_path / "run")
+    assert (status["state"], status["step"], status["exit_code"]) == ("failed", 3, None)
+    assert "it was killed, or its machine failed" in status["message"]
+    assert open_run(tmp_path / "run").status().state == "failed"
+
+
+def test_a_status_is_written_on_a_full_disk(small_disk: Path) -> None:
+    write_status(small_disk, "running", 3, None)
+    filler = small_disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    write_status(small_disk, "failed", 3, 2, "the disk is full " * 1000)
+    status = json.loads((small_disk / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert status["message"].startswith("the disk is full")

@@ -219,14 +219,14 @@ def remote_files(
             f"glob ({error})"
         ) from error
     files = store.list_files(pattern, settings)
-    if glob.has_magic(pattern.pattern):
+    # As a local path: a name with [x] in it is a name, if there is such a file.
+    chosen = [ref for ref in files if ref.path == pattern.pattern]
+    if not chosen and glob.has_magic(pattern.pattern):
         chosen = [ref for ref in files if pattern.matches(ref.path)]
-    else:
-        chosen = [ref for ref in files if ref.path == pattern.pattern]
-        if not chosen and not pattern.pattern.endswith(suffixes):
-            folder = f"{pattern.pattern}/*".lstrip("/")
-            files = store.list_files(replace(pattern, pattern=folder), settings)
-            chosen = [ref for ref in files if ref.path.endswith(suffixes)]
+    elif not chosen and not pattern.pattern.endswith(suffixes):
+        folder = f"{pattern.pattern}/*".lstrip("/")
+        files = store.list_files(replace(pattern, pattern=folder), settings)
+        chosen = [ref for ref in files if ref.path.endswith(suffixes)]
     if not chosen:
         others = [ref.path for ref in files if ref.path.endswith(suffixes)]
         found = f"; there is, for example, {others[0]}" if others else ""
