@@ -8,13 +8,15 @@
 from __future__ import annotations
 
 import runpy
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, much_like
 from bsmeta.core.files import ROOT
 from bsmeta.core.process import exit_code
+from bsmeta.core.versions import version_lines
 
 PROGRAMS = {
     "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),
@@ -60,7 +62,8 @@ FILES = {
 FOLDERS = ("hydra_configs", "deepspeed_configs", "experiments", "examples")
 
 _MORE = """\
-bsmeta PROGRAM --help lists the keys of a program. Several processes:
+bsmeta PROGRAM --help lists the keys of a program; bsmeta --version prints the versions that a bug
+report needs. Several processes:
   accelerate launch --config_file FILE -m bsmeta.train --config-name NAME key=value ..."""
 
 
@@ -75,6 +78,8 @@ def main() -> None:
             runpy.run_path(str(ROOT / target), run_name="__main__")
         else:
             runpy.run_module(target, run_name="__main__")
+    elif name == "--version":
+        print(version_lines())
     elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
         print(usage())
     else:
@@ -96,6 +101,10 @@ def _files(name: str, arguments: list[str]) -> None:
         print(copy_files(Path(arguments[0] if arguments else ".")))
     else:
         given = " ".join(["bsmeta", name, *arguments])
+        meant = much_like(name, [*PROGRAMS, *FILES])
+        if meant is not None and meant != name:
+            fix = shlex.join(["bsmeta", meant, *arguments])
+            raise ConfigurationError(f"{given}: there is no program {name}; meant: {fix}")
         raise ConfigurationError(f"{given}: expected\n{usage()}")
 
 

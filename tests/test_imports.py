@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "bsmeta"
 # (files right below bsmeta/) may import every part, and no part imports an entry point. The trainer
 # knows what a task is, but no task.
 ALLOWED = {
-    "core": {"core"},
+    "core": {"core", "__version__"},
     "config": {"config", "core"},
     "metadata": {"metadata", "config", "core"},
     "data": {"data", "metadata", "config", "core"},

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,7 +28,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from bsmeta.config.sources import group_options
 from bsmeta.config.values import COMMAND_LINE, entries_of, store_name, suggestion, type_name
-from bsmeta.core.errors import ConfigurationError, Problem, closest, nearest, refuse, show
+from bsmeta.core.errors import ConfigurationError, Problem, much_like, nearest, refuse, show
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import About, about, leaves, meanings, type_hints
 
@@ -49,6 +53,7 @@ _HOME = re.compile(
 
 _QUOTED_KEY = re.compile(r"""[{,]\s*(?:"[^"]*"|'[^']*')\s*:""")
 
+_NARROWEST = 40  # columns of a page of help
 # The keys of `--help`: those that most runs set.
 MAIN = (
     "data_config.train_file",
@@ -99,8 +104,14 @@ class CommandLine:
     problems: list[Problem]
 
 
-def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLine:
+def read(
+    arguments: Sequence[str], schema: type, config_name: str, schemas: Sequence[type | str] = ()
+) -> CommandLine:
     """Reads the arguments of an entry point.
+
+    Args:
+        schema: The schema of the configuration that they name.
+        schemas: Those that the program takes; by default only that one.
 
     Raises:
         ConfigurationError: If an option of Hydra lacks its value, or if there is no configuration
@@ -112,7 +123,8 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
         options.remove(override)
     folder, own_folder = _resolved(parsed.config_path), _resolved(parsed.config_dir)
     name = str(parsed.config_name or config_name)
-    missing = [*_missing(folder or CONFIG_FOLDER, own_folder, name)]
+    offered = {store_name(one) for one in (schema, *schemas)}
+    missing = [*_missing(folder or CONFIG_FOLDER, own_folder, name, offered)]
     if missing:
         refuse([*problems, *missing])
     # The last of repeated options wins. Hydra would resolve a relative --config-path against the
@@ -206,7 +218,9 @@ def _resolved(folder: str | None) -> Path | None:
     return None if folder is None else Path(folder).expanduser().resolve()
 
 
-def _missing(folder: Path, own_folder: Path | None, name: str) -> Iterator[Problem]:
+def _missing(
+    folder: Path, own_folder: Path | None, name: str, schemas: Collection[str]
+) -> Iterator[Problem]:
     """Yields a missing folder or main configuration, along with the existing ones."""
     for option, path in (("--config-path", folder), ("--config-dir", own_folder)):
         if path is not None and not path.is_dir():
@@ -222,15 +236,34 @@ def _missing(folder: Path, own_folder: Path | None, name: str) -> Iterator[Probl
     is_file = any((path / f"{stem}.yaml").is_file() for path in folders)
     if is_file or f"{stem}.yaml" in ConfigStore.instance().list(""):
         return
-    known = {path: sorted(file.stem for file in path.glob("*.yaml")) for path in folders}
+    known = {
+        path: sorted(
+            file.stem for file in path.glob("*.yaml") if _is_for_program(file, folders, schemas)
+        )
+        for path in folders
+    }
     there = "; ".join(f"{', '.join(names) or 'none'} in {path}" for path, names in known.items())
     path = Path(name).expanduser()
     names = [name for stems in known.values() for name in stems]
-    fix = f"--config-name {closest(stem, names)}" if names else "--config-dir FOLDER"
+    fix = f"--config-name {much_like(stem, names) or 'NAME'}" if names else "--config-dir FOLDER"
     if path.is_file() or path.with_suffix(".yaml").is_file():
         fix = f"--config-dir {path.parent} --config-name {path.stem}"
     expected = f"a configuration{nearest(stem, names)}: {there}"
     yield Problem("--config-name", COMMAND_LINE, show(name), expected, fix)
+
+
+def _is_for_program(file: Path, folders: Sequence[Path], schemas: Collection[str]) -> bool:
+    """Whether a configuration is of one of these schemas, or of none.
+
+    Its defaults list names files beside it, directly or not, and the schema.
+    """
+    for name in (entry for entry in _defaults(file) if isinstance(entry, str)):
+        if name in ("_self_", *schemas):
+            continue
+        beside = next((path for path in folders if (path / f"{name}.yaml").is_file()), None)
+        if beside is None or not _is_for_program(beside / f"{name}.yaml", folders, schemas):
+            return False
+    return True
 
 
 def _without_unknown_options(
@@ -354,6 +387,23 @@ def sections(schema: type) -> list[tuple[str, list[Key]]]:
         if name.entries is not None:
             parts[f"Entries of `{name.name}`"] = list(keys(name.entries))
     return sorted(parts.items(), key=lambda part: part[0].startswith(("`", "Entries")))
+
+
+def wrapped(page: str) -> str:
+    """A page folded to the width of the terminal; unchanged where there is none."""
+    if not (sys.stdout.isatty() or "COLUMNS" in os.environ):
+        return page
+    width = max(shutil.get_terminal_size().columns, _NARROWEST)
+    lines = [
+        textwrap.fill(
+            line, width, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4),
+            break_long_words=False, break_on_hyphens=False,
+        )
+        if len(line) > width
+        else line
+        for line in page.split("\n")
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 def describe(schema: type, program: str, config_name: str, *, whole: bool = True) -> str:

@@ -42,6 +42,7 @@ from bsmeta.config.command_line import (
     quote_mapping,
     read,
     repeated,
+    wrapped,
 )
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.sources import expand_override, group_options, install, reading, shown_path
@@ -71,6 +72,7 @@ from bsmeta.core.keys import bound_problems, key_names, leaves, type_hints
 from bsmeta.core.process import exit_code, leave, rank
 from bsmeta.core.secrets import HIDDEN, hide_values, redact
 from bsmeta.core.terminal import screened_output
+from bsmeta.core.versions import version_lines
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)
@@ -113,12 +115,14 @@ def run_entry_point(
         takes_mistakes: If composing finds mistakes, call `main(config, mistakes)` with what can be
             composed, so that it reports its own problems along with them; it must then raise.
     """
+    if "--version" in sys.argv[1:]:
+        sys.exit(exit_code(lambda: print(version_lines())))
     offered = [schemas] if isinstance(schemas, type) else schemas
     schema = choose(sys.argv[1:], offered, config_name)
     if {"--help", "-h"} & set(sys.argv[1:]):
         whole = "all" in sys.argv[1:]
         page = describe(schema, os.path.basename(sys.argv[0]), config_name, whole=whole)
-        sys.exit(exit_code(lambda: print(page)))
+        sys.exit(exit_code(lambda: print(wrapped(page))))
     _log_to_console()
 
     def call(composed: DictConfig, found: Sequence[Problem]) -> int:
@@ -131,7 +135,7 @@ def run_entry_point(
             refuse(problems)
         return main(config) or 0
 
-    leave(exit_code(lambda: _run(schema, config_name, call)))
+    leave(exit_code(lambda: _run(schema, config_name, call, offered)))
 
 
 def _unsaved_secrets(config: Any) -> Iterator[Problem]:
@@ -158,10 +162,12 @@ def _log_to_console() -> None:
     logging.getLogger("bsmeta").setLevel(logging.DEBUG)  # for the logs in the run folder
 
 
-def _run(schema: type, config_name: str, call: Callable[..., int]) -> int:
+def _run(
+    schema: type, config_name: str, call: Callable[..., int], offered: Sequence[type | str]
+) -> int:
     """Composes the command line of this process, and runs it; returns the exit code."""
     register(schema)  # its name may itself be the --config-name
-    line = read(sys.argv[1:], schema, config_name)
+    line = read(sys.argv[1:], schema, config_name, offered)
     for remark in repeated(line.overrides) if rank() == 0 else ():
         logger.warning(remark)
     reading.own_folder, reading.main_folder = line.own_folder, line.folder

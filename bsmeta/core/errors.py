@@ -22,6 +22,7 @@ HYDRA = "Hydra configuration"
 
 MISSING = object()  # shown as "no such key"
 
+_LIKENESS_OF_FIX = 0.7
 _LIKENESS = 0.5  # smallest difflib ratio of a suggestion: `lama` for llama_tiny
 
 
@@ -121,6 +122,15 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the known name most similar to `name`, or an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_LIKENESS)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def much_like(name: object, known: Iterable[str]) -> str | None:
+    """The known name that a printed command may have in place of `name`; None if none is alike.
+
+    A command is run as it is printed, so it takes more likeness than a question.
+    """
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_LIKENESS_OF_FIX)
+    return close[0] if close else None
 
 
 def closest(name: object, known: Sequence[str]) -> str:

@@ -359,7 +359,7 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
     # Otherwise tensorboard would import TensorFlow if it is installed (0.5 GB, seconds).
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
     settings = {  # in the form that trackers expect: one level, plain values
-        name: value if isinstance(value, (int, float, str, bool)) else str(value)
+        name: value if _is_plain(value) else str(value)
         for name, value in _leaves(redact_values(dataclasses.asdict(config)))
     }
     try:
@@ -370,6 +370,13 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
         expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"
         found = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
         refuse([Problem("trackers", HYDRA, found, expected, "fix that, or leave it out")])
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether trackers take a value as it is: tensorboard warns of infinity and NaN."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, (int, str, bool))
 
 
 def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:

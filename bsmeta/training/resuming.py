@@ -190,7 +190,7 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any
 
 def check_task(saved: Checkpoint, config: RunConfig) -> None:
     """Refuses a checkpoint of another task, before its launch and its model are compared."""
-    then = (yaml.safe_load((saved.folder / CONFIG).read_text()) or {}).get("task", config.task)
+    then = read_saved(saved.folder / CONFIG).get("task", config.task)
     if then != config.task:
         raise ConfigurationError(
             f"{saved.folder} is a checkpoint of task={then}, this run has task={config.task}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -120,6 +121,8 @@ def _train(
         folder.share(processes)
         trainer.saver.export(folder.path / "model")
     code = 0 if is_done else EXIT_PREEMPTED
+    if not is_done and processes.is_main:
+        print(f"to continue: {resuming_command(sys.argv, processes.size)}")
     report("done" if is_done else "preempted", trainer.progress.step, code)
     if processes.device.type != "cpu":
         # Gloo's group ends with the process: its destructor waits for its threads while holding the
@@ -127,6 +130,24 @@ def _train(
         # with torch 2.13: a run that had done all its work never ended).
         accelerator.end_training()
     return code
+
+
+def resuming_command(arguments: Sequence[str], processes: int) -> str:
+    """The command that continues this run.
+
+    Args:
+        arguments: The command line of this process.
+        processes: The processes of the run: several are started by a launcher, whose own command
+            line is unknown here.
+    """
+    replaced = ("resume_from_checkpoint_dir=", "overwrite_out_dir=")
+    kept = [argument for argument in arguments[1:] if not argument.startswith(replaced)]
+    kept.append("resume_from_checkpoint_dir=latest")
+    if processes > 1:
+        return f"the same launch, with {kept[-1]} (and without overwrite_out_dir)"
+    is_command = arguments[0].startswith("bsmeta ")
+    program = arguments[0].split() if is_command else ["python", arguments[0]]
+    return shlex.join([*program, *kept])
 
 
 def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:

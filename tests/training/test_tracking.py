@@ -98,6 +98,22 @@ def test_an_undefined_value_is_null_in_the_log(tmp_path: Path) -> None:
     )
 
 
+def test_settings_that_are_not_finite_are_given_as_text(tmp_path: Path) -> None:
+    """Tensorboard warns of each number that is not finite; two are so by default."""
+    given: dict[str, Any] = {}
+
+    class Recorder:
+        def init_trackers(self, *_: Any, config: dict[str, Any], **__: Any) -> None:
+            given.update(config)
+
+    config = CausalLMConfig(trackers=["tensorboard"], learning_rate=math.inf, seed=3)
+    start_trackers(Recorder(), config, tmp_path, 0)
+    assert (given["learning_rate"], given["seed"]) == ("inf", 3)
+    assert [value for value in given.values() if value == "-inf"] == ["-inf", "-inf"]
+    numbers = [value for value in given.values() if isinstance(value, float)]
+    assert all(map(math.isfinite, numbers))
+
+
 def test_one_that_cannot_start_is_the_users_to_mend(tmp_path: Path) -> None:
     class NoKey:
         def init_trackers(self, *_: Any, **__: Any) -> None:

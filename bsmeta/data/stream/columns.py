@@ -20,7 +20,7 @@ import msgspec
 
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.errors import HYDRA, Problem, UserError, closest, nearest, show
+from bsmeta.core.errors import HYDRA, Problem, UserError, closest, much_like, nearest, show
 from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of, validation_path
@@ -188,8 +188,11 @@ def _unknown_problem(
     if not lines:
         where = "data_config.columns does not have"
     expected = f"types that there are: {', '.join(there) or 'none'}{nearest(missing[0], known)}"
-    fixed = dict.fromkeys(closest(name, known) if name in missing else name for name in named)
-    fix = f"{key}=[{','.join(fixed)}], or leave {', '.join(missing)} out"
+    alike = {name: much_like(name, known) for name in missing}
+    fixed = dict.fromkeys(alike.get(name, name) for name in named)
+    fix = f"{key}=[{','.join(name for name in fixed if name)}]"
+    if any(alike.values()):
+        fix += f", or leave {', '.join(missing)} out"
     plain = [name for name in missing if _is_plain(name, lines)]
     if plain:
         fix = f"data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column"

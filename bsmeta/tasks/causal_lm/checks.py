@@ -54,9 +54,11 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
     problems = list(data_problems(data))
     yield from problems
     yield from _lora(config)
-    yield from file_problems(config)
+    files = list(file_problems(config))
+    yield from files
     if checks_for_all() and not problems:
-        yield from column_problems(data)
+        refused = {problem.key for problem in files}
+        yield from (found for found in column_problems(data) if found.key not in refused)
         yield from type_problems(data)
 
 

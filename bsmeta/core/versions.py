@@ -1,0 +1,40 @@
+"""The versions that a bug report needs, from the packages' metadata: none is imported."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "deepspeed",
+    "hydra-core",
+    "datasets",
+    "pyarrow",
+    "numpy",
+)
+"""The libraries on whose versions a run depends most."""
+
+
+def version_lines() -> str:
+    """The versions of the package, of Python, of the system, and of libraries, a line each."""
+    names = ("bsmeta", *LIBRARIES)
+    width = max(map(len, names)) + 2
+    rows = {name: _version(name) for name in names}
+    rows["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
+    rows["system"] = platform.platform()
+    return "\n".join(f"{name:<{width}}{version}" for name, version in rows.items())
+
+
+def _version(name: str) -> str:
+    if name == "bsmeta":  # a clone need not be installed
+        from bsmeta import __version__
+
+        return __version__
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
