@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from rich.table import Column
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
@@ -58,6 +59,7 @@ PEAK_FLOPS = {
     "RTX 3090": 71e12,
 }
 _METRICS_SHOWN = 4
+_BAR = 6  # columns of the narrowest progress bar
 
 logger = logging.getLogger(__name__)
 
@@ -283,6 +285,17 @@ class Tracker:
         self._call_each(lambda tracker: tracker.finish())
 
 
+def _fitting(parts: Sequence[str], room: int) -> str:
+    """As many of the first parts as have room, with two blanks between them."""
+    text = ""
+    for part in parts:
+        longer = f"{text}  {part}" if text else part
+        if len(longer) > room:
+            break
+        text = longer
+    return text
+
+
 class Screen:
     """A progress bar on a terminal; elsewhere, plain lines: every ten seconds and per event."""
 
@@ -293,22 +306,29 @@ class Screen:
         if sys.stderr.isatty():
             self._bar = ProgressDisplay(
                 TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
+                BarColumn(bar_width=None, table_column=Column(min_width=_BAR, max_width=4 * _BAR)),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.description}"),
             )
+            # What is left beside the step and the time, which are never cut, and four blanks.
+            taken = len("training") + _BAR + 2 * len(str(total)) + 1 + len("0:00:00") + 4
+            self._room = self._bar.console.width - taken
             self._task = self._bar.add_task("", total=total, completed=step)
             self._bar.start()
 
     def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
         if kind == "step":
-            text = (
-                f"loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
-                f"{values['tokens_per_s']:,.0f} tokens/s  data wait {values['data_wait_s']:.3f} s"
+            parts = (
+                f"loss {values['loss']:.4f}",
+                f"lr {values['learning_rate']:.2e}",
+                f"{values['tokens_per_s']:,.0f} tokens/s",
+                f"data wait {values['data_wait_s']:.3f} s",
             )
+            text = "  ".join(parts)
             if self._bar is not None:
-                self._bar.update(self._task, completed=step, description=text)
+                shown = _fitting(parts, self._room)
+                self._bar.update(self._task, completed=step, description=shown)
             elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
                 self._last_line = time.monotonic()
                 self._print(f"step {step}/{self._total}  {text}")

@@ -127,10 +127,12 @@ def read_status(out_dir: Path) -> dict[str, Any]:
         ValueError: If it is damaged.
     """
     status = json.loads((out_dir / STATUS).read_text(encoding="utf-8"))
-    if isinstance(status, dict) and status.get("state") == "running" and not _is_held(out_dir):
+    if not isinstance(status, dict):
+        raise ValueError("expected a JSON object")
+    if status.get("state") == "running" and not _is_held(out_dir):
         ended = "the process ended without writing its status: it was killed, or its machine failed"
         status |= {"state": "failed", "message": ended}
-    return status  # type: ignore[no-any-return]
+    return status
 
 
 def _is_held(out_dir: Path) -> bool:

@@ -117,10 +117,10 @@ def _first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
             # Everything that was read before is decompressed when more is read.
             if read > before and before and len(content) >= _SAMPLE_BYTES:
                 end = content.rfind(b"\n") + 1
-                return content[:end].splitlines(), before / shard.size * end / len(content)
+                return bytes(content[:end]).splitlines(), before / shard.size * end / len(content)
             before = read
             content += block
-    return content.splitlines(), 1.0
+    return bytes(content).splitlines(), 1.0
 
 
 def _measured(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
