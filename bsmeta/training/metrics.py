@@ -327,8 +327,8 @@ class Screen:
             )
             text = "  ".join(parts)
             if self._bar is not None:
-                shown = _fitting(parts, self._room)
-                self._bar.update(self._task, completed=step, description=shown)
+                fitting = _fitting(parts, self._room)
+                self._bar.update(self._task, completed=step, description=fitting)
             elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
                 self._last_line = time.monotonic()
                 self._print(f"step {step}/{self._total}  {text}")

@@ -18,6 +18,9 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.stream.survey import survey_data
+from bsmeta.data.table.csv_file import BadRows
+from bsmeta.data.table.records import read_records
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from tests.conftest import run_warm
 from tests.data.helpers import batches, pages, small_config, write_shard
 from tests.warm import REPOSITORY
@@ -228,6 +231,39 @@ def test_check_only_names_the_held_out_page(tmp_path: Path) -> None:
     assert code == 2
     assert f"data_config.validation_file in Hydra configuration: found {tmp_path}/held" in output
     assert "which is an HTML or XML page" in output
+
+
+def held_out(path: Path) -> HeldOutDocuments:
+    config = DataConfig(validation_file=str(path))
+    return HeldOutDocuments(config, max_documents=None, deduplicate=False)
+
+
+@pytest.mark.parametrize("case", ["empty", "page", "array", "page as gzip", "text"])
+def test_an_evaluation_names_the_held_out_file(case: str, tmp_path: Path) -> None:
+    name, content, expected = FILES[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as error:
+        held_out(tmp_path / name)
+    if case == "text":  # a bad line, which is named as in any file
+        assert f"{tmp_path / name}, line 1: not_json" in str(error.value)
+    else:
+        assert str(error.value) == f"data_config.validation_file: {tmp_path / name} {expected}"
+
+
+def test_an_evaluation_names_a_later_bad_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\nno JSON\n')
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: not_json"):
+        held_out(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("case", ["page", "array"])
+def test_a_prediction_names_the_input(case: str, tmp_path: Path) -> None:
+    _, content, expected = FILES[case]
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(DataError) as error:
+        list(read_records(tmp_path / "a.jsonl", ["text"], BadRows(tmp_path / "a.jsonl", "skip")))
+    expected = expected.replace("a.json >", "a.jsonl >")
+    assert str(error.value) == f"input: {tmp_path / 'a.jsonl'} {expected}"
 
 
 def test_annotate_refuses_an_array(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ _REMEDIES = {
 _MARKUP = re.compile(rb"\s*(<!doctype|<html|<head|<\?xml)", re.IGNORECASE)
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HEAD = 1 << 12  # bytes
+_CONTENT_LOOKED_AT = 1 << 20  # bytes, which may all be blank
 _SHOWN = 40  # characters of a file in a message
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -177,7 +178,7 @@ def _first_content(path: str | FileRef, file: BinaryIO) -> tuple[bytes, str]:
     try:
         for block in shard_content(path, file):
             content += block
-            if len(content.lstrip()) >= _HEAD:
+            if len(content) >= _CONTENT_LOOKED_AT or len(content.lstrip()) >= _HEAD:
                 break
     except (DamagedFileError, OSError) as error:
         return content, str(error)

@@ -71,16 +71,19 @@ def data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSi
     for data in source_configs(config).values():
         shards = local_shards(data)
         sampled = some_of(shards, SHARDS)
-        samples = [sample for shard in sampled if (sample := _sample(shard, data)) is not None]
+        samples: list[_Sample] = []
+        covered = 0.0  # bytes of the shards
+        for shard in sampled:
+            sample = _sample(shard, data)
+            if sample is not None:
+                samples.append(sample)
+                covered += sample.share * shard.size
         if not samples:
             return None
-        covered = sum(
-            sample.share * shard.size for sample, shard in zip(samples, sampled, strict=False)
-        )
         scale = sum(shard.size for shard in shards) / max(covered, 1.0)
         documents += scale * sum(sample.documents for sample in samples)
         text_bytes += scale * sum(sample.text_bytes for sample in samples)
-        is_exact &= len(sampled) == len(shards) and all(sample.share == 1 for sample in samples)
+        is_exact &= len(samples) == len(shards) and all(sample.share == 1 for sample in samples)
         texts += [text for sample in samples for text in sample.texts]
     if text_bytes == 0:
         return None
@@ -93,17 +96,21 @@ def _sample(shard: Shard, config: DataConfig) -> _Sample | None:
     """The first documents of a shard; None if it cannot be read, which the run itself reports."""
     decoder = make_decoder(MetadataConfig(metadata_list=[]), config.columns, content=config.content)
     with contextlib.suppress(UserError, OSError, EOFError):
-        lines, share = _first_rows(shard) if is_parquet(shard.path) else _first_content(shard)
+        if is_parquet(shard.path):
+            lines, share = _first_rows(shard, decoder)
+        else:
+            lines, share = _first_content(shard)
         return _measured(lines, share, decoder)
     return None
 
 
-def _first_rows(shard: Shard) -> tuple[Sequence[bytes], float]:
+def _first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
+    """The first rows of a table, and what share of its rows they are."""
     import pyarrow.parquet as pq
 
     assert isinstance(shard.path, str)
     rows = pq.read_metadata(shard.path).num_rows
-    with contextlib.closing(open_shard(shard.path)) as reader:
+    with contextlib.closing(open_shard(shard.path, columns=decoder.columns)) as reader:
         lines = [bytes(line) for line in reader.read(0, _SAMPLE_ROWS)]
     return lines, len(lines) / max(rows, 1)
 
@@ -124,6 +131,7 @@ def _first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
 
 
 def _measured(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
+    """Counts the documents of some lines, and keeps some of their text."""
     documents = text_bytes = 0
     texts: list[str] = []
     characters = 0

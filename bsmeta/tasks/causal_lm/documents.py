@@ -26,7 +26,7 @@ from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.file_start import explain_no_document
+from bsmeta.data.io.file_start import check_has_document, explain_no_document
 from bsmeta.data.io.files import FileRef, refuse_bad_copy
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
@@ -213,9 +213,7 @@ class HeldOutDocuments:
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self.path)
             if number == 0:
-                start = explain_no_document(self.path)
-            if start is not None:
-                raise DataError(f"data_config.validation_file: {self.path} {start}")
+                check_has_document(self.path, "data_config.validation_file")
             raise DataError(
                 f"{self.path}, {numbered(self.path, number)}: {error}; "
                 "fix it, or set data_config.bad_documents=skip"
