@@ -7,6 +7,7 @@ are valid but probably unintended; invalid settings are refused by the checks.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -244,14 +245,28 @@ def summary(
 
 
 def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Prints the table on standard output, and the notes below it."""
+    """Prints the table on standard output, and the notes below it.
+
+    A file or a pipe has no width: there each row is one line, so that no path is broken.
+    """
+    console = Console(soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, value in rows:
+            line = f"{name:<{width}}  {redact(value)}"
+            console.print(line, highlight=False, soft_wrap=True)
+        _print_notes(console, notes)
+        return
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(name, redact(value))  # before it is folded to the width of the terminal
-    console = Console(soft_wrap=False)
     console.print(table, highlight=False)
+    _print_notes(console, notes)
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
         console.print(f"note: {redact(note)}", style="yellow", highlight=False, soft_wrap=True)
 

@@ -14,7 +14,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.launch_checks import launch_problems
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import BatchPlan, exports_model, summary
+from bsmeta.config.steps import BatchPlan, exports_model, print_summary, summary
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
@@ -136,3 +136,16 @@ def test_the_length_in_the_start_up_table(epochs: float | None, expected: str) -
     config = ClassificationConfig(max_train_steps=50, num_train_epochs=epochs)
     rows = dict(summary(config, Launch(source="test", num_processes=1), TASKS["classification"]))
     assert rows["steps"] == expected
+
+
+def test_a_piped_table_does_not_break_a_path(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    path = "/data/" + "a-long-folder/" * 12 + "shards.jsonl.gz"
+    print_summary([("run folder", "runs/a"), ("training data", path)], [f"{path} is long"])
+    assert capsys.readouterr().out.splitlines() == [
+        "run folder     runs/a",
+        f"training data  {path}",
+        f"note: {path} is long",
+    ]
