@@ -252,16 +252,25 @@ def _missing(
     yield Problem("--config-name", COMMAND_LINE, show(name), expected, fix)
 
 
-def _is_for_program(file: Path, folders: Sequence[Path], schemas: Collection[str]) -> bool:
+def _is_for_program(
+    file: Path, folders: Sequence[Path], schemas: Collection[str], above: Sequence[Path] = ()
+) -> bool:
     """Whether a configuration is of one of these schemas, or of none.
 
     Its defaults list names files beside it, directly or not, and the schema.
+
+    Args:
+        above: The files whose defaults lists lead to this one.
     """
+    if file in above:  # in a circle
+        return False
     for name in (entry for entry in _defaults(file) if isinstance(entry, str)):
         if name in ("_self_", *schemas):
             continue
         beside = next((path for path in folders if (path / f"{name}.yaml").is_file()), None)
-        if beside is None or not _is_for_program(beside / f"{name}.yaml", folders, schemas):
+        if beside is None:
+            return False
+        if not _is_for_program(beside / f"{name}.yaml", folders, schemas, [*above, file]):
             return False
     return True
 

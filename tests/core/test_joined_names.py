@@ -28,6 +28,8 @@ JOINS = {
     "config/command_line.py": {
         "Path(folder).expanduser() / f'{name}.yaml'": "named by the user's own files",
         "path / f'{stem}.yaml'": "named on the command line",
+        "beside / f'{name}.yaml'": "named by the user's own files",
+        "path / f'{name}.yaml'": "named by the user's own files",
     },
     "config/data.py": {
         "os.path.join(glob.escape(folder) if glob.has_magic(entry) else folder, entry)":
@@ -165,6 +167,10 @@ JOINS = {
     "training/run_folder.py": {
         "self.path / name": "names in the code",
         "folder / name": "names in the code",
+    },
+    "training/shared_folder.py": {
+        "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
+        "folder / name": "drawn by another rank",
     },
     "training/saving.py": {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
