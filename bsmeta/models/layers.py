@@ -32,6 +32,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import opaque_work
+from bsmeta.models.shapes import layers_in
 
 FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
 BORDERS = "document_borders"
@@ -186,7 +187,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
     """The layers of an encoder, in order; none if they share their weights, as ALBERT's do."""
     lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
-    count = getattr(encoder.config, "num_hidden_layers", None)
+    count = layers_in(encoder.config)
     # MPNet and others of the library have no layers of the class that `layers_of` looks for.
     return layers_of(encoder) or next((list(one) for one in lists if len(one) == count), [])
 

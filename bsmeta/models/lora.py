@@ -3,35 +3,51 @@
 They are added by peft, and merged for export: the weight W of an adapted layer stays as it is, and
 the layer computes with W + s·B·A, where only A (rank × inputs) and B (outputs × rank, 0 at first)
 are trained, and s is alpha / rank.
+
+The experts of a mixture are one tensor for all of them (experts × outputs × inputs, or transposed).
+peft gives such a tensor one A and one B with a block for each expert, and wraps its layer once for
+each of its tensors: the state dict then has the layer's weights under `base_layer.base_layer.`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.process import log_once
 
 ADAPTER = "default"
 ALL_LINEAR = "all-linear"  # peft's name for all linear layers but the output layer
+_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")
+
+logger = logging.getLogger(__name__)
 
 
 def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bool) -> None:
     """Freezes a model, and gives its linear layers adapters.
+
+    Weights of many experts that get none, because peft does not know them, are logged.
 
     Args:
         train_embeddings: Also trains the embeddings, and the output layer: those of new tokens are
             random.
 
     Raises:
-        ConfigurationError: If the model has no layer of `lora.targets`.
+        ConfigurationError: If the model has no layer of `lora.targets`, peft cannot adapt one of
+            them, or the adapters could not be merged.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    linear, plain = linear_layers(model), _described(model)
     adapters = LoraConfig(
         r=keys.rank,
         lora_alpha=2 * keys.rank if keys.alpha is None else keys.alpha,
@@ -41,13 +57,102 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     try:
         inject_adapter_in_model(adapters, model, ADAPTER)
     except ValueError as error:
-        raise ConfigurationError(
-            f"lora.targets={keys.targets}: {error}", ["lora.targets"]
-        ) from error
+        raise _refusal(keys, str(error), linear) from error
+    try:
+        is_restored = _described(model, merge=True) == plain
+    except KeyError as error:
+        raise _refusal(keys, f"the adapters of {error} cannot be merged", linear) from error
+    if not is_restored:
+        raise _refusal(keys, "merged adapters leave other weights than the model's", linear)
+    if not keys.targets:
+        _log_experts_without(model)
     if train_embeddings:
         for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
             if layer is not None:
                 layer.requires_grad_(True)
+
+
+def linear_layers(model: PreTrainedModel) -> list[str]:
+    """The names of linear layers but the output, as `lora.targets` takes them, in order."""
+    output = model.get_output_embeddings()
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, layer in model.named_modules()
+            if isinstance(layer, (nn.Linear, Conv1D)) and layer is not output
+        }
+    )
+
+
+def _refusal(keys: LoraKeys, reason: str, linear: Collection[str]) -> ConfigurationError:
+    """The error for targets that peft cannot adapt, with those that it can."""
+    working = [name for name in linear if f"'{name}'" not in reason]
+    fix = f"lora.targets=[{','.join(working)}]"
+    if "lora_dropout" in reason:
+        reason = (
+            "the weights of its experts are one tensor, whose adapters work without dropout only "
+            f"(lora.dropout={keys.dropout:g})"
+        )
+        fix = f"lora.dropout=0, or {fix}"
+    return ConfigurationError(
+        f"lora.targets={keys.targets}: {reason}. Expected names of layers that adapters can be "
+        f"added to. Fix: {fix}",
+        ["lora.targets"],
+    )
+
+
+def _described(model: nn.Module, *, merge: bool = False) -> dict[str, torch.Size]:
+    """The names and shapes of a model's weights (merged: without adapters); copies no weight."""
+    weights = {
+        name: torch.empty(_whole_shape(weight), dtype=weight.dtype, device="meta")
+        for name, weight in model.state_dict(keep_vars=True).items()
+    }
+    return {
+        name: weight.shape
+        for name, weight in (merged(model, weights) if merge else weights).items()
+    }
+
+
+def _whole_shape(weight: torch.Tensor) -> torch.Size:
+    """The shape of a weight, also of one that ZeRO-3 has partitioned already."""
+    shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
+    return shape
+
+
+def _log_experts_without(model: nn.Module) -> None:
+    """Logs the weights of many experts that stay as they are, and their share of the model."""
+    adapted = {name for name, _, _ in _adapted_weights(model)}
+    sizes = {name: _whole_shape(weight).numel() for name, weight in model.named_parameters()}
+    left = {
+        name: sizes[name]
+        for name, weight in model.named_parameters()
+        if len(_whole_shape(weight)) == 3 and name not in adapted and "conv" not in name
+    }
+    if left:
+        names = sorted({name.rpartition(".")[2] for name in left})
+        log_once(
+            logger,
+            logging.WARNING,
+            f"lora: no adapters on the experts' {', '.join(names)}, which are no linear layers: "
+            f"they stay as they are ({sum(left.values()):,} of {sum(sizes.values()):,} parameters)",
+        )
+
+
+def _adapted_weights(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Yields each weight with an adapter: its name in the state dict, and the adapted layer's."""
+    for name, layer in model.named_modules():
+        scales = getattr(layer, "scaling", None)
+        if not isinstance(scales, Mapping) or ADAPTER not in scales:
+            continue
+        weight, inner = f"{name}.base_layer", layer.base_layer
+        while hasattr(inner, "base_layer"):  # of a layer with several adapted tensors
+            weight, inner = f"{weight}.base_layer", inner.base_layer
+        yield f"{weight}.{getattr(layer, 'parameter_name', 'weight')}", name, layer
+
+
+def plain_name(name: str) -> str:
+    """The name that a weight or a layer has without adapters."""
+    return _WRAPPED.sub("", name)
 
 
 def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -58,16 +163,26 @@ def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, t
         weights: Its full state dict, which is left as it is.
     """
     found = dict(weights)
-    for name, layer in model.named_modules():
-        scales = getattr(layer, "scaling", None)
-        if not isinstance(scales, Mapping) or ADAPTER not in scales:
-            continue
+    for weight, name, layer in _adapted_weights(model):
         low, high = (found.pop(f"{name}.lora_{part}.{ADAPTER}.weight") for part in "AB")
-        change = scales[ADAPTER] * (high.float() @ low.float())
-        weight = found.pop(f"{name}.base_layer.weight")
-        found[f"{name}.weight"] = (
-            weight.float() + (change.T if layer.fan_in_fan_out else change)
-        ).to(weight.dtype)
-        if (bias := found.pop(f"{name}.base_layer.bias", None)) is not None:
-            found[f"{name}.bias"] = bias
-    return found
+        change = layer.scaling[ADAPTER] * _product(low.float(), high.float(), found[weight], layer)
+        found[weight] = (found[weight].float() + change).to(found[weight].dtype)
+    return {plain_name(name): weight for name, weight in found.items()}
+
+
+def _product(
+    low: torch.Tensor, high: torch.Tensor, weight: torch.Tensor, layer: Any
+) -> torch.Tensor:
+    """B·A in the shape of the weight.
+
+    Args:
+        low: [rank, inputs]; for n experts [n·rank, inputs], expert by expert.
+        high: [outputs, rank]; for n experts [outputs, rank·n], the experts of a rank side by side.
+    """
+    if weight.ndim < 3:
+        change = high @ low
+        return change.T if layer.fan_in_fan_out else change
+    blocks = low.unflatten(0, (len(weight), -1))
+    is_transposed = getattr(layer.get_base_layer(), "is_transposed", False)
+    form = "eio" if is_transposed else "eoi"
+    return torch.einsum(f"ore,eri->{form}", high.unflatten(1, (-1, len(weight))), blocks)

@@ -29,6 +29,7 @@ from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.core.files import UnsafeNameError, path_inside
 from bsmeta.core.model_files import read_model_and_report, read_shape
 from bsmeta.core.progress import report_progress
+from bsmeta.models.shapes import positions_of
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
     import torch
@@ -437,7 +438,7 @@ def token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
         shape: The transformers config of the model.
     """
     limit = int(tokenizer.model_max_length)  # 10^30 if it has none
-    positions = getattr(shape, "max_position_embeddings", None)
+    positions = positions_of(shape)
     if positions is not None:
         # The positions of these begin after that of the padding.
         is_roberta = shape.model_type in ("roberta", "xlm-roberta", "camembert")

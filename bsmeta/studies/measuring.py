@@ -19,6 +19,7 @@ import transformers
 
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.model_file import language_part
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.spans import KeptText
@@ -179,7 +180,7 @@ def _counts(locations: Sequence[Location], name: str) -> np.ndarray:
 def _facts(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
     """What the report needs to know about a run, from its configuration and last checkpoint."""
     shape = json.loads((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
-    vocabulary = shape.pop("vocab_size")
+    vocabulary = language_part(shape).pop("vocab_size")
     shape = {name: value for name, value in shape.items() if name not in _CHANGING}
     data = json.loads((checkpoint / "data_state.json").read_text(encoding="utf-8"))
     return {

@@ -115,6 +115,15 @@ class Task(ABC):
     def build_model(self) -> nn.Module:
         """Builds the model to train, on the CPU; called once, after the processes have started."""
 
+    def rehearse(self, model: nn.Module) -> None:
+        """Tries what the run does with its model later, such as its export.
+
+        Called on rank 0, on the CPU, before the engine takes the model, which stays as it is.
+
+        Raises:
+            UserError: If it would fail, which then ends the run before its first step.
+        """
+
     @abstractmethod
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         """Opens the stream of this rank, from a saved data state or from the beginning.

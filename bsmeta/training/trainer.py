@@ -84,6 +84,7 @@ class Trainer:
         set_seed(config.seed)  # the same weights on every rank
         with opaque_work():
             model = task.build_model()
+            self.processes.on_main(lambda: task.rehearse(model))
         self._shapes = parameter_shapes(model)
         device, rank, size = self.processes.device, self.processes.rank, self.processes.size
         self.throughput = Throughput(task.flops_per_token(model), device, size)

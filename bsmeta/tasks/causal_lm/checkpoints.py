@@ -39,6 +39,7 @@ from bsmeta.data.io.shards import (
 )
 from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, default_device, load_weights, vocabulary_of
+from bsmeta.models.shapes import positions_of
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
 
@@ -167,7 +168,7 @@ def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataC
             f"the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings: "
             "it is not the tokenizer that the model was trained with"
         )
-    longest = getattr(model.config, "max_position_embeddings", None)
+    longest = positions_of(model.config)  # type: ignore[arg-type]
     if longest is not None and row_length(data) > longest:
         length, room = data.metadata_config.max_seq_len, metadata_room(data)
         with_room = f" (and {room} of metadata)" if room else ""

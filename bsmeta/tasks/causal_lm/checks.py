@@ -29,6 +29,7 @@ from bsmeta.config.data import (
 )
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
+from bsmeta.config.model_file import positions_in
 from bsmeta.config.steps import BatchPlan, decay_start, evaluations
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.process import checks_for_all
@@ -255,9 +256,7 @@ def _positions(config: CausalLMConfig) -> Iterator[Problem]:
     except (OSError, ValueError):  # on the Hub, or refused when it is loaded
         return
     if isinstance(shape, dict):
-        known = (shape.get(name) for name in ("max_position_embeddings", "n_positions"))
-        positions = next((value for value in known if isinstance(value, int)), None)
-        yield from positions_problems(config, positions, f"{key}={name}")
+        yield from positions_problems(config, positions_in(shape), f"{key}={name}")
 
 
 def positions_problems(

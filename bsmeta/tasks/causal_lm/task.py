@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +48,17 @@ from bsmeta.models.layers import (
     use_liger,
 )
 from bsmeta.models.pretrained import load_weights, vocabulary_of
+from bsmeta.models.rehearsal import (
+    EAGER,
+    TOKENS,
+    check_export,
+    check_loss,
+    freeze_weights,
+    is_tried,
+    unreached_weights,
+)
+from bsmeta.models.routers import RouterLoss
+from bsmeta.models.shapes import head_groups, positions_of, text_shape
 from bsmeta.tasks.causal_lm.checks import positions_problems
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task
@@ -83,6 +95,7 @@ class CausalLanguageModel(Task):
         self.attention = ""
         self._vocabulary = 0
         self._chunked: ChunkedLoss | None = None
+        self._router: RouterLoss | None = None
         self._must_check = True
         self._survey: Survey | None = None
 
@@ -94,8 +107,6 @@ class CausalLanguageModel(Task):
     def build_model(self) -> nn.Module:
         config = self._config
         shape, key, source = self._architecture()
-        positions = getattr(shape, "max_position_embeddings", None)
-        refuse([*positions_problems(config, positions, f"{key}={source}")])
         attention = layers.choose_attention(
             config.attn_implementation,
             shape,
@@ -115,9 +126,11 @@ class CausalLanguageModel(Task):
                 "embeddings resized from %d to %d rows: the tokenizer, with the special tokens of "
                 "the metadata, has %d tokens", rows, tokens, tokens,
             )  # fmt: skip
-        self._adapt(model)
-        self.attention = str(model.config._attn_implementation)
+        self._prepare(model, f"{key}={source}")
+        self.attention = str(text_shape(model.config)._attn_implementation)
         self._vocabulary = vocabulary_of(model)
+        if RouterLoss.is_added(model):
+            self._router = RouterLoss(model)
         if config.loss_chunk_logits and ChunkedLoss.fits(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
         if config.liger_kernel:
@@ -129,23 +142,47 @@ class CausalLanguageModel(Task):
         return model
 
     def _architecture(self) -> tuple[PretrainedConfig, str, str]:
-        """The model's configuration, and the key and the value that name it."""
+        """The model's configuration, and the key and the value that name it.
+
+        Raises:
+            ConfigurationError: If it cannot be loaded or run, or has too few positions.
+        """
         config = self._config
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
         with _named(key, source):
             shape = read_shape(source)
         # transformers builds a model with head groups of unequal size, but cannot run it
-        heads, groups = (
-            getattr(shape, f"num_{name}_heads", None) for name in ("attention", "key_value")
-        )
+        heads, groups = head_groups(shape)
         if heads and groups is not None and (groups < 1 or heads % groups):
             fitting = [str(number) for number in range(1, heads + 1) if heads % number == 0]
             raise ConfigurationError(
                 f"{key}: {source} cannot be loaded: num_key_value_heads is {groups}; expected a "
                 f"divisor of num_attention_heads ({heads}): {', '.join(fitting)}"
             )
+        refuse([*positions_problems(config, positions_of(shape), f"{key}={source}")])
         return shape, key, source
+
+    def rehearse(self, model: nn.Module) -> None:
+        """Exports a model of the same weights that nothing has been changed in for speed."""
+        if not is_tried(model):
+            return
+        _, key, source = self._architecture()
+        lora = self._config.lora
+        where = f"lora.targets={lora.targets}" if lora.rank else f"{key}={source}"
+        with torch.random.fork_rng():
+            plain = AutoModelForCausalLM.from_config(
+                deepcopy(model.config), dtype=torch.float32, attn_implementation=EAGER
+            )
+            self._adapt(plain)
+            plain.load_state_dict(model.state_dict())
+            check_export(plain, self.export, where)
+
+    def _prepare(self, model: PreTrainedModel, where: str) -> None:
+        """Adds the adapters, and freezes what text alone does not train."""
+        unreached = unreached_weights(model)
+        self._adapt(model)
+        freeze_weights(model, unreached, where)
 
     def _adapt(self, model: PreTrainedModel) -> None:
         """Adds the adapters of `lora`, if there are to be any."""
@@ -166,21 +203,22 @@ class CausalLanguageModel(Task):
     def shape(self) -> Shape:
         config = self._config
         shape, key, source = self._architecture()
-        shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
+        text = text_shape(shape)
+        text.vocab_size = max(text.vocab_size, len(self.tokenizer))
         with torch.device("meta"), _named(key, source):
             # Attention keeps the same tensors in all implementations but this one.
             attention = "eager" if config.attn_implementation == "eager" else None
             model = new_model(
                 AutoModelForCausalLM, shape, dtype=torch.float32, attn_implementation=attention
             )
-            self._adapt(model)
+            self._prepare(model, f"{key}={source}")
         return Shape(
             model,
             model.base_model,
             layers_of(model),
             rows=config.data_config.per_device_train_batch_size,
             length=row_length(config.data_config),
-            outputs=shape.vocab_size,
+            outputs=text.vocab_size,
             recompute_every=config.gradient_checkpointing_every,
             loss_chunk=config.loss_chunk_logits,
         )
@@ -242,8 +280,29 @@ class CausalLanguageModel(Task):
             sums = torch.cat([sums, (losses.sum(1) * own).sum(1)])
             weights = torch.cat([weights, (is_target.sum(1) * own).sum(1)])
             names += [f"source_{name}" for name in self._sources]
+        if self._router is not None:
+            more_names, more_sums, more_weights = self._router_parts(total, losses, is_target)
+            names += more_names
+            sums, weights = torch.cat([sums, more_sums]), torch.cat([weights, more_weights])
         parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
         return Loss(total, dict(parts))
+
+    def _router_parts(
+        self, total: torch.Tensor, losses: torch.Tensor, is_target: torch.Tensor
+    ) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+        """Names, sums and weights of the router's loss, and of the load of each expert.
+
+        The load is the share of the tokens' choices, in all layers.
+        """
+        assert self._router is not None
+        names = ["router"]
+        sums, weights = (total.detach() - losses.sum()).reshape(1), is_target.sum().reshape(1)
+        counts = self._router.load()
+        if counts is not None:
+            names += [f"expert_{number}_load" for number in range(len(counts))]
+            sums = torch.cat([sums, counts])
+            weights = torch.cat([weights, counts.sum().expand_as(counts)])
+        return names, sums, weights
 
     def batch_losses(
         self, model: nn.Module, batch: Mapping[str, torch.Tensor]
@@ -265,21 +324,37 @@ class CausalLanguageModel(Task):
         borders: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the sum of losses, with a gradient, and the loss of each target [b, L - 1]."""
-        arguments = {
-            "input_ids": inputs,
-            "position_ids": position_ids,
-            "use_cache": False,
-            **layers.attention_arguments(self.attention, position_ids, borders),
-        }
+        arguments = self._arguments(inputs, position_ids, borders)
         # The prediction of the last position is masked by its target, because slicing the logits
         # would copy all of them.
         filled = functional.pad(targets, (0, 1), value=IGNORED)
         if self._chunked is not None and self._chunked.pays(inputs.numel()):
             total, losses = self._chunked(model, filled, **arguments)
-            return total, losses[:, :-1]
-        logits = model(**arguments).logits.flatten(0, 1).float()
-        each = functional.cross_entropy(logits, filled.flatten(), reduction="none")
-        return each.sum(), each.detach().view(filled.shape)[:, :-1]
+        else:
+            logits = model(**arguments).logits.flatten(0, 1).float()
+            each = functional.cross_entropy(logits, filled.flatten(), reduction="none")
+            total, losses = each.sum(), each.detach().view(filled.shape)
+        if self._router is not None:
+            total = total + self._router.total((targets != IGNORED).sum())
+        return total, losses[:, :-1]
+
+    def _arguments(
+        self, inputs: torch.Tensor, position_ids: torch.Tensor, borders: torch.Tensor | None
+    ) -> dict[str, Any]:
+        """The arguments of the model."""
+        # A class that adds a router's loss would take a mask of pairs of tokens for one of padding.
+        # Without a mask, transformers derives it from the positions, and waits for the device.
+        needs_mask = self._router is None or self.attention == layers.FLASH
+        return {
+            "input_ids": inputs,
+            "position_ids": position_ids,
+            "use_cache": False,
+            **(
+                layers.attention_arguments(self.attention, position_ids, borders)
+                if needs_mask
+                else {}
+            ),
+        }
 
     def _check_sight(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -293,7 +368,19 @@ class CausalLanguageModel(Task):
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
                 layers.check_isolation(losses, like, self._vocabulary, self.attention)
+            self._check_loss(model, like.device)
         model.train(was_training)
+
+    @torch.no_grad()
+    def _check_loss(self, model: nn.Module, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(self._vocabulary, (2, TOKENS), generator=generator).to(device)
+        positions = torch.arange(TOKENS, device=device).expand_as(ids)
+        borders = layers.borders_of(positions)
+        total, losses = self._token_losses(model, ids, positions, ids[:, 1:], borders)
+        _, key, source = self._architecture()
+        inputs = self._arguments(ids, positions, borders)
+        check_loss(model, inputs, total / losses.numel(), f"{key}={source}")
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Bits per byte of held-out text with and without metadata; [] without a held-out file."""

@@ -37,6 +37,7 @@ from transformers import (
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.model_files import new_model, read_model_and_report
 from bsmeta.models import pretrained
+from bsmeta.models.shapes import hidden_size_of
 from bsmeta.tasks.classification.classifier import (
     Classifier,
     Description,
@@ -102,7 +103,7 @@ def build_classifier(
     dropouts = [getattr(encoder.config, name, None) for name in HEAD_DROPOUT]
     dropout = next((value for value in dropouts if value is not None), 0.0)
     description = Description(FINE_TUNE, list(labels), config.pooling, has_words=False)
-    head = nn.Linear(encoder.config.hidden_size, len(labels))
+    head = nn.Linear(hidden_size_of(encoder.config), len(labels))
     nn.init.normal_(head.weight, std=HEAD_STD)  # as transformers begins one
     nn.init.zeros_(head.bias)
     return Classifier(description, encoder, head, dropout=dropout)

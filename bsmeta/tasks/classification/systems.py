@@ -30,6 +30,7 @@ from bsmeta.core.files import building, delete
 from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import exclusively, opaque_work
 from bsmeta.models.pretrained import default_device
+from bsmeta.models.shapes import hidden_size_of
 from bsmeta.tasks.classification.classifier import (
     Classifier,
     Description,
@@ -169,7 +170,7 @@ def _read_splits(task: TextClassifier, encoder: PreTrainedModel | None) -> tuple
         vectors = None
         if model is not None:
             chunks = examples.read(examples.chunks(split))
-            vectors = np.zeros((0, model.config.hidden_size), np.float32)
+            vectors = np.zeros((0, hidden_size_of(model.config)), np.float32)
             if chunks:
                 _, first, counts = texts_of(chunks)
                 vectors = means_over_chunks(scorer.outputs(model.vectors, chunks), first, counts)

@@ -22,6 +22,7 @@ from torch.nn import functional
 from bsmeta.core.files import replacing, writing
 from bsmeta.core.progress import report_progress, reporting
 from bsmeta.models.pretrained import default_device
+from bsmeta.models.shapes import hidden_size_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder, frozen_model, run_model
 from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of
@@ -198,7 +199,7 @@ class FrozenVectors:
         self._about = weights, config.pooling, config.mixed_precision, texts.settings
         device = default_device()
         self._encoder = EntityEncoder(model.to(device), texts, device, config.mixed_precision)
-        self._hidden_size = int(model.text_encoder.config.hidden_size)
+        self._hidden_size = hidden_size_of(model.text_encoder.config)
         self.texts = texts
         self._trained_layers = config.train_entity_layers
         self._outputs = [self._opened(folder, is_masked) for is_masked in (False, True)]

@@ -36,6 +36,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import new_model, read_model_and_report, refuse_unsafe
 from bsmeta.models import pretrained
 from bsmeta.models.layers import encoder_layers
+from bsmeta.models.shapes import hidden_size_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 from bsmeta.training.task import batches_within
@@ -142,8 +143,8 @@ class BiEncoder(nn.Module):
         self.mention_encoder = mention_encoder
         self.entity_encoder = entity_encoder
         size = settings.embedding_size
-        self.mention_layer = nn.Linear(mention_encoder.config.hidden_size, size)
-        self.entity_layer = nn.Linear(self.text_encoder.config.hidden_size, size)
+        self.mention_layer = nn.Linear(hidden_size_of(mention_encoder.config), size)
+        self.entity_layer = nn.Linear(hidden_size_of(self.text_encoder.config), size)
         self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
 
