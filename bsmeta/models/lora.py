@@ -29,13 +29,15 @@ ADAPTER = "default"
 ALL_LINEAR = "all-linear"  # peft's name for all linear layers but the output layer
 _WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")
 
+LINEAR = (nn.Linear, Conv1D)
+
 logger = logging.getLogger(__name__)
 
 
 def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bool) -> None:
     """Freezes a model, and gives its linear layers adapters.
 
-    Weights of many experts that get none, because peft does not know them, are logged.
+    Experts that get none, because peft does not know their layer, are logged.
 
     Args:
         train_embeddings: Also trains the embeddings, and the output layer: those of new tokens are
@@ -58,6 +60,9 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
         inject_adapter_in_model(adapters, model, ADAPTER)
     except ValueError as error:
         raise _refusal(keys, str(error), linear) from error
+    for name, layer in _uncallable_layers(model):
+        reason = f"peft cannot adapt '{name}', a {type(layer).__name__} with a result of its own"
+        raise _refusal(keys, reason, linear)
     try:
         is_restored = _described(model, merge=True) == plain
     except KeyError as error:
@@ -65,7 +70,7 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     if not is_restored:
         raise _refusal(keys, "merged adapters leave other weights than the model's", linear)
     if not keys.targets:
-        _log_experts_without(model)
+        _log_stacks_without(model)
     if train_embeddings:
         for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
             if layer is not None:
@@ -79,7 +84,7 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
         {
             name.rpartition(".")[2]
             for name, layer in model.named_modules()
-            if isinstance(layer, (nn.Linear, Conv1D)) and layer is not output
+            if type(layer) in LINEAR and layer is not output
         }
     )
 
@@ -119,23 +124,46 @@ def _whole_shape(weight: torch.Tensor) -> torch.Size:
     return shape
 
 
-def _log_experts_without(model: nn.Module) -> None:
-    """Logs the weights of many experts that stay as they are, and their share of the model."""
+def _uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields adapted layers that can be called without their adapters only.
+
+    The router of Phi-3.5-MoE is a linear layer that returns a tuple.
+    """
+    for _, name, layer in _adapted_weights(model):
+        base = layer.get_base_layer()
+        if type(base) in LINEAR or not isinstance(base, LINEAR) or hasattr(base.weight, "ds_shape"):
+            continue
+        inputs = torch.zeros(1, layer.in_features, device=base.weight.device)
+        with torch.no_grad():
+            base(inputs)
+            try:
+                layer(inputs)
+            except (AttributeError, TypeError):
+                yield name.rpartition(".")[2], base
+
+
+def _log_stacks_without(model: nn.Module) -> None:
+    """Logs stacks of matrices, such as experts, that stay as they are, and their share."""
     adapted = {name for name, _, _ in _adapted_weights(model)}
     sizes = {name: _whole_shape(weight).numel() for name, weight in model.named_parameters()}
     left = {
         name: sizes[name]
         for name, weight in model.named_parameters()
-        if len(_whole_shape(weight)) == 3 and name not in adapted and "conv" not in name
+        if _is_stack(_whole_shape(weight)) and name not in adapted and "conv" not in name
     }
     if left:
         names = sorted({name.rpartition(".")[2] for name in left})
         log_once(
             logger,
             logging.WARNING,
-            f"lora: no adapters on the experts' {', '.join(names)}, which are no linear layers: "
-            f"they stay as they are ({sum(left.values()):,} of {sum(sizes.values()):,} parameters)",
+            f"lora: no adapters on {', '.join(names)}, which are no linear layers (but experts in "
+            f"one tensor, for example): they stay as they are ({sum(left.values()):,} of "
+            f"{sum(sizes.values()):,} parameters)",
         )
+
+
+def _is_stack(shape: torch.Size) -> bool:
+    return len(shape) == 3 and min(shape) > 1
 
 
 def _adapted_weights(model: nn.Module) -> Iterator[tuple[str, str, Any]]:

@@ -12,6 +12,7 @@ Each fault is one error, on every rank:
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable
 from copy import deepcopy
@@ -26,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.models.layers import IGNORED
-from bsmeta.models.lora import ADAPTER, plain_name
+from bsmeta.models.lora import ADAPTER
 from bsmeta.models.pretrained import load_weights, whole_weights, write_model_manifest
 
 TOKENS = 16
@@ -39,19 +40,28 @@ _PARTITIONED = "ds_shape"  # attribute of a parameter of which ZeRO-3 has kept a
 
 Export = Callable[[nn.Module, dict[str, torch.Tensor], Path], None]
 
+Adapt = Callable[[PreTrainedModel], None]
+
 logger = logging.getLogger(__name__)
 
 
-def unreached_weights(model: PreTrainedModel) -> list[str]:
+def _leave(model: PreTrainedModel) -> None:
+    """Adds no adapters."""
+
+
+def unreached_weights(model: PreTrainedModel, adapt: Adapt = _leave) -> list[str]:
     """The names of trainable weights that no gradient reaches if the model is given text alone.
 
     They are read off the graph of a forward pass on torch's fake tensors, which computes nothing,
     whatever the size of the model. A class whose forward pass depends on values is called with its
     weights, if this process has them; without them, all of its weights count as reached.
+
+    Args:
+        adapt: Adds the adapters that the model has to a model without any.
     """
     names = [name for name, weight in model.named_parameters() if weight.requires_grad]
     try:
-        reached = _reached_in_copy(model)
+        reached = _reached_in_copy(model, adapt)
     except Exception as error:  # whatever a class raises that needs values
         if _is_elsewhere(model):
             logger.info("%s cannot be tried without weights: %s", type(model).__name__, error)
@@ -68,7 +78,7 @@ def _is_elsewhere(model: nn.Module) -> bool:
     )
 
 
-def _reached_in_copy(model: PreTrainedModel) -> set[str]:
+def _reached_in_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
     with torch.device("meta"), whole_weights():
         copy = AutoModelForCausalLM.from_config(
             deepcopy(model.config),
@@ -76,6 +86,7 @@ def _reached_in_copy(model: PreTrainedModel) -> set[str]:
             attn_implementation=EAGER,
             experts_implementation="batched_mm",  # the others depend on values
         )
+        adapt(copy)
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = {
             name: torch.empty(weight.shape).requires_grad_(weight.requires_grad)
@@ -115,11 +126,9 @@ def _leaves(output: torch.Tensor) -> set[int]:
 
 
 def freeze_weights(model: PreTrainedModel, unreached: Collection[str], where: str) -> None:
-    """Freezes weights, and the adapters of them, and logs which parts of the model they are.
+    """Freezes weights that no gradient reaches, and logs which parts of the model they are.
 
     Args:
-        model: The model, perhaps with adapters.
-        unreached: Names of its weights before it got any.
         where: The key that names the model, and its value.
 
     Raises:
@@ -127,17 +136,10 @@ def freeze_weights(model: PreTrainedModel, unreached: Collection[str], where: st
     """
     if not unreached:
         return
-    frozen = set(unreached)
-    adapted = {name.rpartition(".")[0] for name in unreached}
+    parts = ", ".join(whole_parts(model, unreached))
     sizes = {name: _size(weight) for name, weight in model.named_parameters()}
-    for name, weight in model.named_parameters():
-        plain = plain_name(name)
-        layer, of_adapter, _ = plain.partition(".lora_")
-        if plain in frozen or (of_adapter and layer in adapted):
-            frozen.add(plain)
-            weight.requires_grad_(False)
-    share = sum(size for name, size in sizes.items() if plain_name(name) in frozen)
-    parts = ", ".join(whole_parts(model, frozen))
+    for name in unreached:
+        model.get_parameter(name).requires_grad_(False)
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ConfigurationError(
             f"{where}: nothing of the model would be trained, because text alone gives no gradient "
@@ -146,7 +148,8 @@ def freeze_weights(model: PreTrainedModel, unreached: Collection[str], where: st
         )
     logger.info(
         "%s: %s get no gradient from text alone: they are frozen, and exported as they are (%s of "
-        "%s parameters)", where, parts, f"{share:,}", f"{sum(sizes.values()):,}",
+        "%s parameters)", where, parts, f"{sum(sizes[name] for name in unreached):,}",
+        f"{sum(sizes.values()):,}",
     )  # fmt: skip
 
 
@@ -155,14 +158,19 @@ def _size(weight: torch.Tensor) -> int:
 
 
 def whole_parts(model: nn.Module, names: Collection[str]) -> list[str]:
-    """The largest modules all of whose weights are among the names, and the weights beside them."""
-    parts: list[str] = []
+    """The largest modules all of whose trainable weights are among the names.
+
+    Weights beside these modules are listed themselves; the numbers of layers are left out.
+    """
+    wanted, parts = set(names), []
     for module, layer in model.named_modules():
-        own = [plain_name(f"{module}.{name}") for name, _ in layer.named_parameters()]
-        is_whole = bool(own) and all(name in names for name in own)
-        if module and is_whole and not _is_inside(module, parts):
+        own = [
+            f"{module}.{name}" for name, weight in layer.named_parameters() if weight.requires_grad
+        ]
+        if module and own and wanted.issuperset(own) and not _is_inside(module, parts):
             parts.append(module)
-    return parts + [name for name in sorted(names) if not _is_inside(name, parts)]
+    parts += [name for name in sorted(wanted) if not _is_inside(name, parts)]
+    return list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", part) for part in parts))
 
 
 def _is_inside(name: str, parts: Iterable[str]) -> bool:
@@ -239,10 +247,10 @@ def check_loss(model: nn.Module, inputs: dict[str, Any], loss: torch.Tensor, whe
     """
     ids = inputs["input_ids"]
     following = nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
-    losses = []
+    loss, losses = loss.detach().float(), []
     for labels in (ids, following):
         losses.append(model(**inputs, labels=labels).loss.detach().float())
-        if torch.allclose(losses[-1], loss.float(), rtol=1e-4, atol=1e-4, equal_nan=True):
+        if torch.allclose(losses[-1], loss, rtol=1e-4, atol=1e-4, equal_nan=True):
             return
     raise ConfigurationError(
         f"{where}: on random tokens, the loss of the model's own class is {float(losses[0]):.4f}, "

@@ -180,9 +180,8 @@ class CausalLanguageModel(Task):
 
     def _prepare(self, model: PreTrainedModel, where: str) -> None:
         """Adds the adapters, and freezes what text alone does not train."""
-        unreached = unreached_weights(model)
         self._adapt(model)
-        freeze_weights(model, unreached, where)
+        freeze_weights(model, unreached_weights(model, self._adapt), where)
 
     def _adapt(self, model: PreTrainedModel) -> None:
         """Adds the adapters of `lora`, if there are to be any."""
@@ -368,6 +367,8 @@ class CausalLanguageModel(Task):
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
                 layers.check_isolation(losses, like, self._vocabulary, self.attention)
+                if self._config.mixed_precision == "no":
+                    layers.check_positions(losses, like, self._vocabulary)
             self._check_loss(model, like.device)
         model.train(was_training)
 

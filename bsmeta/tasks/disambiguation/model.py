@@ -36,7 +36,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import new_model, read_model_and_report, refuse_unsafe
 from bsmeta.models import pretrained
 from bsmeta.models.layers import encoder_layers
-from bsmeta.models.shapes import hidden_size_of
+from bsmeta.models.shapes import hidden_size_of, text_shape
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 from bsmeta.training.task import batches_within
@@ -371,12 +371,13 @@ def _encoder(
     key, source = pretrained.model_source(config)
     shape = pretrained.model_shape(config, AutoModel)
     if layers is not None:
-        if layers > shape.num_hidden_layers:
+        text = text_shape(shape)
+        if layers > text.num_hidden_layers:
             raise ConfigurationError(
                 f"encoder_layers={layers}: expected at most "
-                f"{shape.num_hidden_layers}, the layers of the encoder"
+                f"{text.num_hidden_layers}, the layers of the encoder"
             )
-        shape.num_hidden_layers = layers
+        text.num_hidden_layers = layers
     is_real = torch.get_default_device().type != "meta"
     with pretrained.explained(key, source, AutoModel):
         if config.model_config_file is not None or not is_real:

@@ -1,0 +1,107 @@
+"""Sizes of the language model in a config, nested or not; and that all code reads them there."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import EncoderDecoderConfig, GPT2Config, LlamaConfig, MusicgenConfig
+
+from bsmeta.config.model_file import language_part, positions_in
+from bsmeta.models.shapes import head_groups, hidden_size_of, layers_in, positions_of, text_shape
+from tests.models.architectures import ARCHITECTURES, SMALL
+
+PACKAGE = Path(__file__).resolve().parents[2] / "bsmeta"
+NESTED = next(one.shape() for one in ARCHITECTURES if one.name == "gemma3")
+SIZES = {
+    "hidden_size",
+    "max_position_embeddings",
+    "n_positions",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+}
+READERS = {"config/model_file.py", "models/shapes.py"}
+
+
+def test_sizes_of_a_nested_and_of_a_flat_config() -> None:
+    for shape in (NESTED, LlamaConfig(**SMALL)):
+        assert positions_of(shape) == 128
+        assert hidden_size_of(shape) == 32
+        assert layers_in(shape) == 2
+        assert head_groups(shape) == (4, 2)
+    assert positions_of(GPT2Config(n_positions=77)) == 77
+    assert text_shape(NESTED) is NESTED.text_config
+
+
+def test_a_config_with_two_language_models_is_that_of_its_decoder() -> None:
+    decoder = {"model_type": "musicgen_decoder", "hidden_size": 24}
+    shape = MusicgenConfig(
+        text_encoder={"model_type": "t5"}, audio_encoder={"model_type": "encodec"}, decoder=decoder
+    )
+    assert hidden_size_of(shape) == 24
+
+
+@pytest.mark.parametrize(
+    ("content", "positions"),
+    [
+        ({"max_position_embeddings": 512}, 512),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}, "vision_config": {}}, 512),
+        ({"decoder": {"n_positions": 256}}, 256),
+        ({"text_config": {}}, None),
+        ({"text_config": None, "max_position_embeddings": 64}, 64),
+        ({"max_position_embeddings": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_positions_in_a_file(content: dict[str, Any], positions: int | None) -> None:
+    assert positions_in(content) == positions
+
+
+def test_the_language_part_of_a_file_is_not_copied() -> None:
+    content: dict[str, Any] = {"model_type": "gemma3", "text_config": {"vocab_size": 4096}}
+    assert language_part(content).pop("vocab_size") == 4096
+    assert content == {"model_type": "gemma3", "text_config": {}}
+    assert language_part(EncoderDecoderConfig.from_encoder_decoder_configs(
+        LlamaConfig(**SMALL), LlamaConfig(**SMALL)
+    ).to_dict())["vocab_size"] == 4096  # fmt: skip
+
+
+def test_no_other_module_reads_a_size_from_a_config() -> None:
+    """A nested config has none of them, so that the code would fail for these models alone."""
+    readers = {
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        if str(path.relative_to(PACKAGE)) not in READERS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if reads_size(node)
+    }
+    assert readers == set()
+
+
+def reads_size(node: ast.AST) -> bool:
+    """Whether code reads a size as `x.config.size` or `shape.size`, or by `getattr`."""
+    if isinstance(node, ast.Attribute) and node.attr in SIZES:
+        owner = node.value
+        name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        return isinstance(node.ctx, ast.Load) and name in ("config", "shape")
+    is_getattr = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
+    return is_getattr and isinstance(node.args[1], ast.Constant) and node.args[1].value in SIZES
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("model.config.vocab_size", True),
+        ("shape.max_position_embeddings", True),
+        ("getattr(shape, 'num_hidden_layers', None)", True),
+        ("text.vocab_size", False),
+        ("tokenizer.vocab_size", False),
+    ],
+)
+def test_the_search_finds_readers(code: str, expected: bool) -> None:
+    assert any(reads_size(node) for node in ast.walk(ast.parse(code))) is expected
