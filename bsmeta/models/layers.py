@@ -173,12 +173,13 @@ def check_positions(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
     if half < 2:
         return
     generator = torch.Generator().manual_seed(0)
-    one, other = torch.randint(vocabulary, (2, rows, half), generator=generator).to(like.device)
-    rest = one.new_zeros(rows, length - 2 * half)
+    documents = torch.randint(vocabulary, (2, rows, half), generator=generator).to(like.device)
+    padding = documents.new_zeros(rows, length - 2 * half)
     positions = torch.arange(half, device=like.device).repeat(3)[:length].expand(rows, -1)
-    first = losses(torch.cat([one, other, rest], 1), positions)[:, : half - 1]
-    second = losses(torch.cat([other, one, rest], 1), positions)[:, half : 2 * half - 1]
-    if not torch.allclose(first, second, rtol=0, atol=1e-3):
+    leading = losses(torch.cat([*documents, padding], 1), positions)[:, : half - 1]
+    swapped = losses(torch.cat([*documents.flip(0), padding], 1), positions)
+    following = swapped[:, half : 2 * half - 1]
+    if not torch.allclose(leading, following, rtol=0, atol=1e-3):
         raise ConfigurationError(
             "model_name (or model_config_file): this model counts the positions of a packed "
             "document from the start of its row, not from its own, as position_ids do (as "

@@ -27,9 +27,8 @@ from bsmeta.core.process import log_once
 
 ADAPTER = "default"
 ALL_LINEAR = "all-linear"  # peft's name for all linear layers but the output layer
-_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")
-
 LINEAR = (nn.Linear, Conv1D)
+_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")
 
 logger = logging.getLogger(__name__)
 
@@ -134,12 +133,17 @@ def _uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if type(base) in LINEAR or not isinstance(base, LINEAR) or hasattr(base.weight, "ds_shape"):
             continue
         inputs = torch.zeros(1, layer.in_features, device=base.weight.device)
-        with torch.no_grad():
-            base(inputs)
-            try:
-                layer(inputs)
-            except (AttributeError, TypeError):
-                yield name.rpartition(".")[2], base
+        if _can_call(base, inputs) and not _can_call(layer, inputs):
+            yield name.rpartition(".")[2], base
+
+
+@torch.no_grad()
+def _can_call(layer: nn.Module, inputs: torch.Tensor) -> bool:
+    try:
+        layer(inputs)
+    except Exception:  # whatever a class raises
+        return False
+    return True
 
 
 def _log_stacks_without(model: nn.Module) -> None:

@@ -162,7 +162,8 @@ def whole_parts(model: nn.Module, names: Collection[str]) -> list[str]:
 
     Weights beside these modules are listed themselves; the numbers of layers are left out.
     """
-    wanted, parts = set(names), []
+    wanted = set(names)
+    parts: list[str] = []
     for module, layer in model.named_modules():
         own = [
             f"{module}.{name}" for name, weight in layer.named_parameters() if weight.requires_grad

@@ -186,3 +186,8 @@ ARCHITECTURES = [
     Architecture(name="roberta", sizes={**SMALL, "is_decoder": True, "pad_token_id": 1},
                  refused=SEES_OTHERS),
 ]  # fmt: skip
+
+
+def shape_of(name: str) -> Any:
+    """The config of the architecture of this name."""
+    return next(entry.shape() for entry in ARCHITECTURES if entry.name == name)

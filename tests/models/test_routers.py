@@ -12,7 +12,7 @@ from torch import nn
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from tests.models.architectures import ARCHITECTURES
+from tests.models.architectures import shape_of
 
 MIXTURES = ["mixtral", "qwen3_moe", "granitemoe", "gpt_oss", "jetmoe"]
 LOADS = [f"expert_{number}_load" for number in range(4)]
@@ -21,7 +21,7 @@ LOADS = [f"expert_{number}_load" for number in range(4)]
 def build(
     name: str, folder: Path, *overrides: str, **changes: object
 ) -> tuple[CausalLanguageModel, nn.Module]:
-    shape = next(one.shape() for one in ARCHITECTURES if one.name == name)
+    shape = shape_of(name)
     shape.update(changes)
     file = folder / "shape.json"
     file.write_text(json.dumps(shape.to_dict()))

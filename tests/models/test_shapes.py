@@ -11,10 +11,10 @@ from transformers import EncoderDecoderConfig, GPT2Config, LlamaConfig, Musicgen
 
 from bsmeta.config.model_file import language_part, positions_in
 from bsmeta.models.shapes import head_groups, hidden_size_of, layers_in, positions_of, text_shape
-from tests.models.architectures import ARCHITECTURES, SMALL
+from tests.models.architectures import SMALL, shape_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "bsmeta"
-NESTED = next(one.shape() for one in ARCHITECTURES if one.name == "gemma3")
+NESTED = shape_of("gemma3")
 SIZES = {
     "hidden_size",
     "max_position_embeddings",

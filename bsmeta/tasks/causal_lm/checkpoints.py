@@ -168,7 +168,7 @@ def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataC
             f"the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings: "
             "it is not the tokenizer that the model was trained with"
         )
-    longest = positions_of(model.config)  # type: ignore[arg-type]
+    longest = positions_of(model.config)
     if longest is not None and row_length(data) > longest:
         length, room = data.metadata_config.max_seq_len, metadata_room(data)
         with_room = f" (and {room} of metadata)" if room else ""

@@ -343,17 +343,10 @@ class CausalLanguageModel(Task):
         """The arguments of the model."""
         # A class that adds a router's loss would take a mask of pairs of tokens for one of padding.
         # Without a mask, transformers derives it from the positions, and waits for the device.
-        needs_mask = self._router is None or self.attention == layers.FLASH
-        return {
-            "input_ids": inputs,
-            "position_ids": position_ids,
-            "use_cache": False,
-            **(
-                layers.attention_arguments(self.attention, position_ids, borders)
-                if needs_mask
-                else {}
-            ),
-        }
+        more: dict[str, Any] = {}
+        if self._router is None or self.attention == layers.FLASH:
+            more = layers.attention_arguments(self.attention, position_ids, borders)
+        return {"input_ids": inputs, "position_ids": position_ids, "use_cache": False, **more}
 
     def _check_sight(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -29,8 +29,8 @@ OFTEN = ("gpt2", "bloom", "mixtral", "mamba", "gemma3", "bart")
 architectures = pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(one, id=one.name, marks=[] if one.name in OFTEN else [pytest.mark.slow])
-        for one in ARCHITECTURES
+        pytest.param(entry, id=entry.name, marks=[] if entry.name in OFTEN else [pytest.mark.slow])
+        for entry in ARCHITECTURES
     ],
 )
 

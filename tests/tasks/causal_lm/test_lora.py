@@ -24,7 +24,7 @@ from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.conftest import REPOSITORY, run_warm
 from tests.data.helpers import write_shards
 from tests.faults.conftest import RESUME, same_run
-from tests.models.architectures import ARCHITECTURES
+from tests.models.architectures import shape_of
 
 RANK = 4
 SHAPE = {
@@ -82,7 +82,7 @@ def test_a_merged_model_computes_the_same(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_adapters_of_fused_experts_are_merged_exactly(name: str, tmp_path: Path) -> None:
     """The experts of a layer are one tensor, which peft wraps once for each of its weights."""
-    shape = next(one.shape() for one in ARCHITECTURES if one.name == name)
+    shape = shape_of(name)
     model = AutoModelForCausalLM.from_config(shape).eval()
     plain = {name: weight.shape for name, weight in model.state_dict().items()}
     ids = torch.arange(40).reshape(2, 20)
@@ -101,7 +101,7 @@ def test_adapters_of_fused_experts_are_merged_exactly(name: str, tmp_path: Path)
 
 def test_transposed_experts_are_merged_exactly() -> None:
     """GPT-OSS keeps its experts as inputs x outputs; peft adapts them only by their full names."""
-    shape = next(one.shape() for one in ARCHITECTURES if one.name == "gpt_oss")
+    shape = shape_of("gpt_oss")
     model = AutoModelForCausalLM.from_config(shape).eval()
     copy = AutoModelForCausalLM.from_config(shape).eval()
     ids = torch.arange(40).reshape(2, 20)
@@ -119,7 +119,7 @@ def test_transposed_experts_are_merged_exactly() -> None:
 
 
 def test_experts_without_adapters_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    shape = next(one.shape() for one in ARCHITECTURES if one.name == "gpt_oss")
+    shape = shape_of("gpt_oss")
     add_adapters(
         AutoModelForCausalLM.from_config(shape), LoraKeys(rank=RANK), train_embeddings=False
     )
@@ -149,7 +149,7 @@ def test_experts_without_adapters_are_named(caplog: pytest.LogCaptureFixture) ->
 )
 def test_layers_that_peft_cannot_adapt_are_refused(name: str, keys: LoraKeys, message: str) -> None:
     """With the targets that it can, and which work."""
-    shape = next(one.shape() for one in ARCHITECTURES if one.name == name)
+    shape = shape_of(name)
     with pytest.raises(ConfigurationError, match=message) as error:
         add_adapters(AutoModelForCausalLM.from_config(shape), keys, train_embeddings=False)
     targets = str(error.value).rpartition("lora.targets=[")[2].rstrip("]").split(",")
