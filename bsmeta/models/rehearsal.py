@@ -26,6 +26,7 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, UserError
+from bsmeta.core.model_files import new_model
 from bsmeta.models.layers import IGNORED
 from bsmeta.models.lora import ADAPTER
 from bsmeta.models.pretrained import load_weights, whole_weights, write_model_manifest
@@ -80,7 +81,8 @@ def _is_elsewhere(model: nn.Module) -> bool:
 
 def _reached_in_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
     with torch.device("meta"), whole_weights():
-        copy = AutoModelForCausalLM.from_config(
+        copy = new_model(
+            AutoModelForCausalLM,
             deepcopy(model.config),
             dtype=torch.float32,
             attn_implementation=EAGER,
