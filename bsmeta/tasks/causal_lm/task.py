@@ -171,8 +171,11 @@ class CausalLanguageModel(Task):
         lora = self._config.lora
         where = f"lora.targets={lora.targets}" if lora.rank else f"{key}={source}"
         with torch.random.fork_rng():
-            plain = AutoModelForCausalLM.from_config(
-                deepcopy(model.config), dtype=torch.float32, attn_implementation=EAGER
+            plain = new_model(
+                AutoModelForCausalLM,
+                deepcopy(model.config),
+                dtype=torch.float32,
+                attn_implementation=EAGER,
             )
             self._adapt(plain)
             plain.load_state_dict(model.state_dict())
