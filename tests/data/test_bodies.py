@@ -82,7 +82,7 @@ def test_a_tag_does_not_divide_a_character() -> None:
     assert len(tokens.ids) == 5  # three of the emoji
     assert places_between(tokens, np.array([0, 1, 2, 3])).tolist() == [0, 1, 4, 5]
     shared = np.array([[0, 2], [1, 3], [3, 4]], np.int32)  # the first two share a character
-    tokens = Tokens(np.arange(3, dtype=np.int32), "abcd", offsets=shared)
+    tokens = Tokens(np.arange(3, dtype=np.int32), "abcd", characters=(shared[:, 0], shared[:, 1]))
     assert places_between(tokens, np.array([0, 1, 2, 3, 4])).tolist() == [0, 0, 0, 2, 3]
 
 

@@ -1,8 +1,8 @@
 """Encode texts into token ids: plain texts with the characters of each token, and bodies with tags.
 
 For byte-level BPE (GPT-2, Llama 3, Qwen, ...) the tokens of a text are its bytes cut into parts, so
-the characters follow from cumulative sums of the tokens' byte lengths. This avoids offset tracking
-in the tokenizer, which costs as much as the encoding. Other tokenizers report their own offsets.
+the characters follow from cumulative sums of the tokens' byte lengths. Other tokenizers report
+their own offsets, which `word_cache` keeps with the words.
 
 The body of a document is encoded in one of two ways. As one string, the lead (the space after a
 prefix) and the inserted tags merge with the characters of the text next to them, as they do in the
@@ -24,13 +24,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.tokenizer import PROBE, byte_lengths, choose_backend
+from bsmeta.data.text.tokenizer import PROBE, byte_lengths, character_backend, choose_backend
+from bsmeta.data.text.word_cache import Characters
 from bsmeta.metadata.rendering import Rendered
 
 OwnParts = Callable[[int], np.ndarray]
-
-Places = tuple[np.ndarray, np.ndarray]
-"""The characters of a text that tokens cover: starts and ends, int32 [n] each."""
 
 CACHED_STRINGS = 50_000
 """Inserted strings whose tokens are remembered: most tags recur in every document."""
@@ -49,22 +47,21 @@ class Tokens:
         ids: int32[n].
     """
 
-    __slots__ = ("_characters", "_lengths", "_offsets", "_text", "ids")
+    __slots__ = ("_characters", "_lengths", "_text", "ids")
 
     def __init__(
         self,
         ids: np.ndarray,
         text: str,
         lengths: np.ndarray | None = None,
-        offsets: np.ndarray | None = None,
+        characters: Characters | None = None,
     ) -> None:
         self.ids = ids
         self._text = text
         self._lengths = lengths
-        self._offsets = offsets
-        self._characters: Places | None = None
+        self._characters = characters
 
-    def characters(self) -> Places:
+    def characters(self) -> Characters:
         """First character of each token, and the end of its last one (both int32[n]).
 
         A character encoded by several tokens is in the span of each of them.
@@ -73,10 +70,8 @@ class Tokens:
             self._characters = self._find_characters()
         return self._characters
 
-    def _find_characters(self) -> Places:
-        if self._lengths is None:
-            assert self._offsets is not None
-            return self._offsets[:, 0], self._offsets[:, 1]
+    def _find_characters(self) -> Characters:
+        assert self._lengths is not None
         lengths = self._lengths.take(self.ids)
         ends = lengths.cumsum(dtype=np.int32)
         starts = ends - lengths
@@ -90,8 +85,8 @@ class Tokens:
     def within(self, beginning: str) -> int:
         """Number of leading tokens that lie entirely in the beginning of the text."""
         if self._lengths is None:
-            assert self._offsets is not None
-            return int(np.searchsorted(self._offsets[:, 1], len(beginning), side="right"))
+            _, ends = self.characters()
+            return int(ends.searchsorted(len(beginning), side="right"))
         size = len(beginning.encode())
         ends = self._lengths[self.ids[:size]].cumsum()  # every token has at least one byte
         return int(ends.searchsorted(size, side="right"))
@@ -163,7 +158,8 @@ class SpecialTokens:
         numbers = np.array(ids, np.int32)
         if lengths is not None:
             return Tokens(numbers, text, lengths=lengths)
-        return Tokens(numbers, text, offsets=np.array(offsets, np.int32).reshape(-1, 2))
+        table = np.array(offsets, np.int32).reshape(-1, 2)
+        return Tokens(numbers, text, characters=(table[:, 0], table[:, 1]))
 
 
 class TextTokenizer:
@@ -207,6 +203,8 @@ class TextTokenizer:
                 f"data_config.tokenizer_backend={backend} needs byte-level BPE, which "
                 f"{tokenizer.name_or_path} is not; use auto or hf"
             )
+        if self._lengths is None or self._oracle.normalizer is not None:
+            self._with_characters = character_backend(self._oracle, [*sample, PROBE])
 
     def encode(self, texts: Sequence[str], own: OwnParts | None = None) -> list[Tokens]:
         """The tokens of each text.
@@ -221,11 +219,11 @@ class TextTokenizer:
             tokens = [
                 Tokens(ids, text, lengths=self._lengths)
                 if self._keeps_bytes(text)
-                else self._encode_with_offsets([text])[0]
+                else self._encode_with_characters([text])[0]
                 for ids, text in pairs
             ]
         else:
-            tokens = self._encode_with_offsets(texts)
+            tokens = self._encode_with_characters(texts)
         if own is None or self._takes_written_tokens:
             return tokens
         # Few texts contain literal special tokens: all texts are encoded with them recognized, at
@@ -236,17 +234,10 @@ class TextTokenizer:
                 tokens[number] = self._special.encode(texts[number], own(number), lengths)
         return tokens
 
-    def _encode_with_offsets(self, texts: Sequence[str]) -> list[Tokens]:
+    def _encode_with_characters(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text, with the characters that the tokenizer itself reports."""
-        encodings = self._oracle.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            Tokens(
-                np.array(encoding.ids, np.int32),
-                text,
-                offsets=np.array(encoding.offsets, np.int32).reshape(-1, 2),
-            )
-            for encoding, text in zip(encodings, texts, strict=True)
-        ]
+        pairs = zip(self._with_characters(texts), texts, strict=True)
+        return [Tokens(ids, text, characters=characters) for (ids, characters), text in pairs]
 
     def _keeps_bytes(self, text: str) -> bool:
         """Whether the bytes of the tokens are those of the text: its normalizer changes nothing."""
@@ -323,7 +314,7 @@ class Body:
     token_types: np.ndarray
     run: np.ndarray
     lead: int
-    locate: Callable[[], Places]
+    locate: Callable[[], Characters]
 
 
 class JointBodies:
@@ -434,20 +425,20 @@ def _own_parts(rendered: Rendered) -> np.ndarray:
     return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
 
 
-def _in_body(rendered: Rendered, tokens: Tokens) -> Places:
+def _in_body(rendered: Rendered, tokens: Tokens) -> Characters:
     """Characters of the body that its tokens cover; tokens of the lead cover none."""
     lead = len(rendered.lead)
     starts, ends = tokens.characters()
     return (np.maximum(starts - lead, 0), np.maximum(ends - lead, 0)) if lead else (starts, ends)
 
 
-def _locate(rendered: Rendered, tokens: Tokens) -> Places:
+def _locate(rendered: Rendered, tokens: Tokens) -> Characters:
     """Characters of the original text that the tokens of lead and body cover."""
     starts, ends = (text_positions(side, rendered.spans) for side in _in_body(rendered, tokens))
     return starts, ends
 
 
-def _places_of(tokens: Tokens, is_text: np.ndarray) -> Places:
+def _places_of(tokens: Tokens, is_text: np.ndarray) -> Characters:
     """Characters that text tokens cover, among tokens that cover none, at the text after them."""
     starts, ends = tokens.characters()
     after = np.append(starts, ends[-1:] if len(ends) else 0).astype(np.int32)

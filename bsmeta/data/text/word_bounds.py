@@ -1,0 +1,190 @@
+"""Decides whether a tokenizer encodes each word of a text as if the text were cut before it.
+
+A text is cut before a space that follows two ASCII characters, the second of which is visible (`!`
+to `~`). A tokenizer is *separable* if the tokens of the text on one side of such a cut never depend
+on the text on the other side, so that the tokens of the parts, in order, are those of the text.
+
+This is derived from the parts of the tokenizer (its `tokenizer.json`), never from trying texts:
+
+- Normalizers change a character, a grapheme or the ends of a text, and keep visible ASCII visible.
+  The visible character before a cut neither combines with the space after it nor forms a grapheme
+  with it (Unicode Standard Annexes 15 and 29); the ASCII character before it excludes graphemes of
+  several characters.
+- A pre-tokenizer splits the text at every cut. Every model encodes the parts separately.
+- Without such a split, a BPE model merges from left to right through the whole text. If no merge
+  has a space after another character, no merge crosses a cut. Since merges elsewhere neither enable
+  nor prevent a merge, each side is merged as it would be alone.
+
+Everything else, such as other patterns, is refused: `split_by_words` names the reason.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The pattern of a `ByteLevel` pre-tokenizer that does its own splitting."""
+
+_LATER_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+SPLIT_PATTERNS = frozenset({GPT2_PATTERN, _LATER_PATTERN % "{1,3}", _LATER_PATTERN % ""})
+"""Patterns (GPT-2, Llama 3, Qwen 2) whose matches have no space after another character, and depend
+on no text before the match or after the whitespace that follows it."""
+
+SPACE_SYMBOL = "▁"
+"""Represents a space in the vocabularies of SentencePiece."""
+
+VISIBLE = "".join(map(chr, range(33, 127)))
+
+ANY_TEXT_NORMALIZERS = {
+    "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Prepend", "Strip",
+    "StripAccents",
+}  # fmt: skip
+"""They change single characters, their order after one, or the ends of a text."""
+
+SPLIT_AT_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+
+Part = Mapping[str, Any]
+
+
+class Inseparable(Exception):
+    """Texts of a tokenizer cannot be cut between words; the message gives the reason."""
+
+
+def check_separable(tokenizer: Tokenizer) -> None:
+    """Checks that a tokenizer encodes both sides of every cut separately.
+
+    Truncation and padding are not considered, and no special tokens are to be added.
+
+    Raises:
+        Inseparable: If this does not follow from its parts.
+    """
+    parts = json.loads(tokenizer.to_str())
+    steps = _steps(parts["normalizer"], "normalizers")
+    for step in steps:
+        _check_normalizer(step)
+    _check_added_tokens(tokenizer, parts["added_tokens"])
+    _check_post_processor(parts["post_processor"])
+    has_symbols = bool(steps) and _replaces_spaces(steps[-1])
+    if not has_symbols and any(map(_replaces_spaces, steps)):
+        raise Inseparable("its normalizer replaces spaces before its last step")
+    _check_model(parts["model"], parts["pre_tokenizer"], has_symbols)
+
+
+def _steps(part: Part | None, name: str) -> Sequence[Part]:
+    """The steps of a part that may be a sequence, in order."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for inner in part[name] for step in _steps(inner, name)]
+
+
+def _replaces_spaces(step: Part) -> bool:
+    return step["type"] == "Replace" and step["pattern"] == {"String": " "}
+
+
+def _check_normalizer(step: Part) -> None:
+    match step:
+        case {"type": name} if name in ANY_TEXT_NORMALIZERS:
+            return
+        case {"type": "Replace", "pattern": {"String": " "}, "content": content}:
+            if content == SPACE_SYMBOL:
+                return
+        case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
+            # Without spaces, a match is on one side of a cut.
+            if pattern and content and set(pattern + content) <= set(VISIBLE):
+                return
+        case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": content}:
+            if content in (" ", SPACE_SYMBOL):
+                return
+        case {"type": "Precompiled", "precompiled_charsmap": charsmap}:
+            precompiled = normalizers.Precompiled(base64.b64decode(charsmap))
+            if all(precompiled.normalize_str(symbol) == symbol for symbol in " " + VISIBLE):
+                return
+    raise Inseparable(f"its normalizer {step['type']} may change the text around a space")
+
+
+def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
+    """Refuses tokens that may match the normalized text on both sides of a cut.
+
+    Tokens that match the original text are found before it is cut.
+    """
+    if tokenizer.normalizer is None:
+        return
+    for token in added:
+        if not token["normalized"]:
+            continue
+        content = tokenizer.normalizer.normalize_str(token["content"])
+        if any(symbol.isspace() or symbol == SPACE_SYMBOL for symbol in content[1:]):
+            raise Inseparable(f"its added token {token['content']!r} has a space")
+
+
+def _check_post_processor(part: Part | None) -> None:
+    """Refuses what may change the tokens of a text that gets no special ones."""
+    for step in _steps(part, "processors"):
+        match step:
+            case {"type": "ByteLevel" | "BertProcessing" | "RobertaProcessing"}:
+                continue
+            case {"type": "TemplateProcessing", "single": entries}:
+                if sum("Sequence" in entry for entry in entries) == 1:
+                    continue
+        raise Inseparable(f"its post-processor {step['type']} may change the tokens")
+
+
+def _check_model(model: Part, pre_tokenizer: Part | None, has_symbols: bool) -> None:
+    """Checks that the model sees no word together with the next, or encodes them separately.
+
+    Args:
+        has_symbols: Whether the normalizer replaces all spaces by `SPACE_SYMBOL`.
+    """
+    if model.get("dropout"):
+        raise Inseparable("its merges are random")
+    if model["type"] not in ("BPE", "Unigram", "WordLevel", "WordPiece"):
+        raise Inseparable(f"its model {model['type']} is not known")
+    for step in _steps(pre_tokenizer, "pretokenizers"):
+        match step:
+            case {"type": "Metaspace", "replacement": symbol, "split": is_split} if (
+                symbol == SPACE_SYMBOL
+            ):
+                if is_split:
+                    return  # what follows sees each part separately
+                has_symbols = True
+            case {"type": name} if name in SPLIT_AT_SPACES and not has_symbols:
+                return
+            case {"type": "ByteLevel", "use_regex": True} if not has_symbols:
+                return
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} if (
+                pattern in SPLIT_PATTERNS and not step["invert"] and not has_symbols
+            ):
+                return
+            case {"type": "Split", "pattern": {"String": " "}} if has_symbols:
+                pass  # there are no spaces
+            case {"type": "Digits"} | {"type": "Punctuation", "behavior": "Isolated"}:
+                pass  # splits around characters that are no spaces
+            case _:
+                raise Inseparable(f"its pre-tokenizer {step['type']} may join words")
+    if not has_symbols:
+        raise Inseparable("its pre-tokenizer does not split at spaces")
+    _check_merges(model)
+
+
+def _check_merges(model: Part) -> None:
+    """Checks that no merge crosses from a character to the symbol of a space after it."""
+    if model["type"] != "BPE":
+        raise Inseparable(f"its model {model['type']} sees several words at once")
+    if model["ignore_merges"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
+        raise Inseparable("its model depends on where a text begins or ends")
+    if SPACE_SYMBOL not in model["vocab"]:
+        raise Inseparable(f"its vocabulary lacks {SPACE_SYMBOL!r}")
+    for left, right in model["merges"]:
+        if SPACE_SYMBOL in (left + right).lstrip(SPACE_SYMBOL):
+            raise Inseparable(f"it merges {left!r} and {right!r} across words")
