@@ -1,11 +1,13 @@
 """Measures the speed of the data stream in tokens per CPU second, from documents to batches.
 
     python experiments/benchmarks/stream.py --config-name v2 \
-        data_config.train_file='shards/*.jsonl.gz' data_config.tokenizer_backend=auto seconds=20
+        data_config.train_file='shards/*.jsonl.gz' seconds=20 rounds=5
 
-accepts every training key and prints one JSON line: `tokens` (without padding), `cpu_s` (of all
-threads and loader processes), `wall_s`, `documents`, `fill` (share of the sequences that is not
-padding), `rss_mb` (memory of this process and its loaders at the end).
+accepts every training key and prints a JSON line for each backend of the tokenizer: with
+`data_config.tokenizer_backend=auto`, the default, for all that can run it, which take turns,
+otherwise for the configured one. The metrics are medians of the rounds: `tokens` (without padding),
+`cpu_s` (of all threads and loader processes), `wall_s`, `documents`, `fill` (share of the sequences
+that is not padding), `rss_mb` (memory of this process and its loaders at the end).
 
 A window of documents is built at once and yielded batch by batch. So that the work measured matches
 the batches counted, there is one stream per loader process, and the clock runs from the beginning
@@ -21,8 +23,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from common import cpu_seconds, own_arguments, resident_mb
@@ -34,11 +38,11 @@ from bsmeta.data.batch import StepData
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.text.tokenizer import load_tokenizer
+from bsmeta.data.text.tokenizer import BACKENDS, Unavailable, byte_lengths, load_tokenizer
 from bsmeta.metadata.decoding import make_decoder
 
 PLAIN_TEXTS = 1000
-OWN_KEYS = {"seconds": "20", "plain": "false"}
+OWN_KEYS = {"seconds": "20", "rounds": "1", "plain": "false"}
 
 
 class Meter:
@@ -141,10 +145,48 @@ def texts(config: CausalLMConfig) -> Iterator[str]:
         reader.close()
 
 
+def backends_to_measure(config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The configured backend; of `auto`, all that can run the tokenizer."""
+    configured = config.data_config.tokenizer_backend
+    if configured != "auto":
+        return [configured]
+    if byte_lengths(tokenizer.backend_tokenizer) is None:
+        return ["hf"]
+    names = []
+    for name, make_backend in BACKENDS.items():
+        try:
+            make_backend(tokenizer.backend_tokenizer)
+        except Unavailable:
+            continue
+        names.append(name)
+    return names
+
+
+def measure_backends(config: CausalLMConfig, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Measure the stream with each backend in turns."""
+    tokenizer = load_tokenizer(config)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        for name in backends_to_measure(config, tokenizer):
+            data = replace(config.data_config, tokenizer_backend=name)
+            result = measure(replace(config, data_config=data), tokenizer, seconds)
+            results.setdefault(name, []).append(result)
+    return [{"tokenizer_backend": name} | medians(rows) for name, rows in results.items()]
+
+
+def medians(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each metric."""
+    return {name: statistics.median(row[name] for row in results) for name in results[0]}
+
+
 def main(config: CausalLMConfig) -> None:
-    """Run the benchmark and print the result."""
-    run = measure_plain if OWN["plain"] == "true" else measure
-    print(json.dumps(run(config, load_tokenizer(config), float(OWN["seconds"]))))
+    """Run the benchmark and print the results."""
+    seconds = float(OWN["seconds"])
+    if OWN["plain"] == "true":
+        print(json.dumps(measure_plain(config, load_tokenizer(config), seconds)))
+        return
+    for result in measure_backends(config, seconds, int(OWN["rounds"])):
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: st
     done = launch(BENCHMARKS / "stream.py", "--config-name", "demo", "seconds=0.5", own)
     result = json.loads(done.stdout)
     keys = {"tokens", "cpu_s", "wall_s", "documents", "fill", "rss_mb"}
-    rates = {"stream", "plain", "times_plain"}
+    rates = {"tokenizer_backend", "stream", "plain", "times_plain"}
     assert set(result) == (keys if own == "plain=true" else keys | rates)
     if own != "plain=true":
         ratio = result["stream"] / result["plain"]
@@ -26,6 +26,18 @@ def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: st
     assert result["tokens"] > result["documents"] > 0
     assert result["wall_s"] >= 0.5
     assert 0.9 < result["fill"] <= 1.0
+
+
+def test_stream_measures_every_backend(
+    launch: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    pytest.importorskip("gigatoken", reason="an optional extra")
+    keys = ("--config-name", "demo", "seconds=0.1", "rounds=2")
+    done = launch(BENCHMARKS / "stream.py", *keys)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [result["tokenizer_backend"] for result in results]
+    assert names == ["gigatoken", "tiktoken", "hf"]
+    assert all(result["stream"] > 0 for result in results)
 
 
 def test_stream_uses_the_tokenizer_of_the_configuration(

@@ -250,7 +250,7 @@ def test_a_tokenizer_that_may_join_words_has_no_cache(
 
 def test_a_merge_without_split_may_begin_with_spaces() -> None:
     tokenizer = metaspace_bpe("first")
-    assert tokenizer.token_to_id("▁th") or tokenizer.token_to_id("▁f")
+    assert tokenizer.token_to_id("▁fox") is not None
     check_separable(tokenizer)
 
 
