@@ -29,7 +29,7 @@ from bsmeta.data.text.tokenizer import BACKENDS, character_backend
 from bsmeta.data.text.tokens import TextTokenizer
 from bsmeta.data.text.word_bounds import Inseparable, check_separable
 from bsmeta.data.text.word_cache import WordCache
-from tests.data.tokenizers import (
+from tests.data.made_tokenizers import (
     PLAIN,
     TOKENIZERS,
     byte_level,
