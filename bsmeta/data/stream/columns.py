@@ -20,7 +20,7 @@ import msgspec
 
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.metadata import MetadataConfig, phase_configs
-from bsmeta.core.errors import HYDRA, Problem, UserError, closest, much_like, nearest, show
+from bsmeta.core.errors import HYDRA, Problem, UserError, much_like, nearest, show
 from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of, validation_path
@@ -236,13 +236,16 @@ def _path_problems(
             continue
         inside = [candidate for candidate in known if candidate.startswith(f"{path}.")]
         alike = _of_like_names(path, known) or _of_like_names(kind, known)
-        best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
+        best = next(iter((*inside, *alike)), much_like(path, known))
         hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
         found = f"{show(path)}, which none of the first {count} documents has"
         if path in objects:
             found, hint = f"{show(path)}, which is an object", f"; in it: {', '.join(inside)}"
         expected = f"one of their columns: {', '.join(known[:SHOWN]) or 'none'}{more}{hint}"
-        yield Problem(f"{key}.{kind}", HYDRA, found, expected, f"{key}.{kind}={best}")
+        fix = f"{key}.{kind}={best or 'COLUMN'}"
+        if best is None and kind != TEXT:
+            fix += f", or leave {kind} out of metadata_list, if the documents have none"
+        yield Problem(f"{key}.{kind}", HYDRA, found, expected, fix)
 
 
 def _of_like_names(path: str, known: Sequence[str]) -> list[str]:
