@@ -1,0 +1,225 @@
+"""Parsing JSON and YAML that come from outside: every file, line and answer passes here.
+
+The parsers raise a RecursionError, which is no ValueError, for what is nested a thousand levels
+deep, and what is nearly as deep fails later, when it is walked or written. An integer of 400 digits
+fails when it becomes a float. msgspec raises a UnicodeDecodeError, which is none of its own errors,
+for a text that is not in UTF-8. Here, all this is refused as any other content that is malformed.
+YAML is also refused if its aliases stand for more than it could itself hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+import yaml
+
+Form = TypeVar("Form")
+Content = bytes | memoryview | msgspec.Raw | str
+
+MOST_NESTED = 200
+"""Levels of lists and objects, beyond which content is refused."""
+
+MOST_ALIASED = 1_000_000
+"""Nodes that the aliases of a YAML document may stand for, all together."""
+
+_LARGEST_INTEGER = int(sys.float_info.max)
+_DIGITS = len(str(_LARGEST_INTEGER))
+_DIGIT = re.compile("[0-9]")
+_LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_DIGITS}}}")
+
+_TOO_DEEP = f"nested too deeply (at most {MOST_NESTED} levels are read)"
+_TOO_LARGE = "an integer that is larger than any float"
+
+
+class ExtremeContentError(msgspec.DecodeError):
+    """Content that is well formed, but deeper or larger than what is read."""
+
+
+def parse_json(
+    text: str | bytes,
+    *,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    parse_constant: Callable[[str], Any] | None = None,
+) -> Any:
+    """Parses JSON as `json.loads` does, with NaN and infinity.
+
+    Raises:
+        ExtremeContentError: If it is nested too deeply, or has an integer that is no float.
+        ValueError: If it is malformed.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=object_pairs_hook, parse_constant=parse_constant)
+    except RecursionError as error:
+        raise ExtremeContentError(_TOO_DEEP) from error
+    _refuse_extremes(text, value)
+    return value
+
+
+@overload
+def decode_json(content: Content, form: type[Form]) -> Form: ...
+
+
+@overload
+def decode_json(content: Content, form: Any = Any) -> Any: ...
+
+
+def decode_json(content: Content, form: Any = Any) -> Any:
+    """Decodes JSON of a form with msgspec, which takes no NaN and no infinity.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed; its subclass ValidationError: if it has another
+            form.
+    """
+    value = JSONDecoder(form).decode(content)
+    _refuse_extremes(content if isinstance(content, str) else bytes(content), value)
+    return value
+
+
+class JSONDecoder(Generic[Form]):
+    """Decodes many lines of a form, which says what is in it on all levels.
+
+    What is only kept as `msgspec.Raw`, or is no part of the form, may be nested deeper than
+    `MOST_NESTED`.
+    """
+
+    @overload
+    def __init__(self: JSONDecoder[Form], form: type[Form]) -> None: ...
+
+    @overload
+    def __init__(self: JSONDecoder[Any], form: Any) -> None: ...
+
+    def __init__(self, form: Any) -> None:
+        self._decode = msgspec.json.Decoder(form).decode
+
+    def decode(self, content: Content) -> Form:
+        """Decodes JSON.
+
+        Raises:
+            msgspec.DecodeError: See `decode_json`.
+        """
+        try:
+            return self._decode(content)
+        except RecursionError as error:
+            raise ExtremeContentError(_TOO_DEEP) from error
+        except UnicodeDecodeError as error:
+            wrong = error.object[error.start]
+            raise msgspec.DecodeError(f"not UTF-8: {error.reason} (0x{wrong:02x})") from error
+        except UnicodeEncodeError as error:  # half of a surrogate pair in a `str`
+            raise msgspec.DecodeError(f"not UTF-8: {error.reason}") from error
+
+
+def _refuse_extremes(text: str | bytes, value: Any) -> None:
+    """Refuses values that are nested too deeply, and integers that are no floats."""
+    if not (_may_be_deep(text) or _may_have_large_integer(text)):
+        return
+
+    level = [value]
+    for _ in range(MOST_NESTED + 1):
+        if any(isinstance(part, int) and abs(part) > _LARGEST_INTEGER for part in level):
+            raise ExtremeContentError(_TOO_LARGE)
+        containers = [part for part in level if isinstance(part, list | dict)]
+        if not containers:
+            return
+        level = [
+            part
+            for container in containers
+            for part in (container.values() if isinstance(container, dict) else container)
+        ]
+    raise ExtremeContentError(_TOO_DEEP)
+
+
+def _may_be_deep(text: str | bytes) -> bool:
+    if isinstance(text, bytes):
+        return text.count(b"[") + text.count(b"{") > MOST_NESTED
+    return text.count("[") + text.count("{") > MOST_NESTED
+
+
+def _may_have_large_integer(text: str | bytes) -> bool:
+    sample = text[_DIGITS - 1 :: _DIGITS]  # includes one of the digits of each long number
+    if isinstance(sample, bytes):
+        sample = sample.decode("latin-1")
+    if _DIGIT.search(sample) is None:
+        return False
+    content = text.decode("latin-1") if isinstance(text, bytes) else text
+    return _LONG_NUMBER.search(content) is not None
+
+
+def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = None) -> Any:
+    """Parses a YAML document, without tags that construct objects.
+
+    Args:
+        loader_class: A stricter loader.
+
+    Raises:
+        yaml.YAMLError: If it is malformed.
+    """
+    loader = (loader_class or YAMLLoader)(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError:
+        raise
+    except RecursionError as error:
+        raise yaml.YAMLError(_TOO_DEEP) from error
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # PyYAML does not check everything: `!!int`, or the date 2001-99-99.
+        raise yaml.YAMLError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
+    """Parses a YAML document of a form.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed; its subclass ValidationError: if it has another
+            form.
+    """
+    try:
+        value = parse_yaml(content)
+    except yaml.YAMLError as error:
+        raise msgspec.DecodeError(str(error)) from error
+    return msgspec.convert(value, form)
+
+
+class YAMLLoader(yaml.SafeLoader):
+    """Counts the nodes that aliases stand for: merged or printed, they would be as many."""
+
+    def __init__(self, text: str | bytes) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._aliased = 0
+        self._sizes: dict[int, int] = {}  # by node
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= MOST_NESTED:  # each level is looked at for each token
+            raise yaml.YAMLError(_TOO_DEEP)
+        super().fetch_flow_collection_start(token)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._nodes + self._aliased
+        node = super().compose_node(parent, index)
+        if is_alias:
+            self._aliased += self._sizes.get(id(node), 1)
+            if self._aliased > MOST_ALIASED:
+                raise yaml.YAMLError(f"its aliases stand for more than {MOST_ALIASED:,} nodes")
+        else:
+            self._nodes += 1
+            self._sizes[id(node)] = self._nodes + self._aliased - before
+        return node
+
+    def construct_yaml_int(self, node: Any) -> int:
+        if len(node.value) > _DIGITS:  # in base 60, the time would be quadratic
+            raise yaml.YAMLError(_TOO_LARGE)
+        number: int = super().construct_yaml_int(node)
+        if abs(number) > _LARGEST_INTEGER:  # in base 16
+            raise yaml.YAMLError(_TOO_LARGE)
+        return number
+
+
+YAMLLoader.add_constructor("tag:yaml.org,2002:int", YAMLLoader.construct_yaml_int)

@@ -1,0 +1,172 @@
+"""JSON and YAML that are malformed or extreme raise the errors of their parsers, no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bsmeta.core.parsing import JSONDecoder, decode_json, decode_yaml, parse_json, parse_yaml
+
+TOO_DEEP = "nested too deeply (at most 200 levels are read)"
+TOO_LARGE = "an integer that is larger than any float"
+
+LARGEST = "1" + "0" * 308
+TOO_LONG = "1" + "0" * 309
+DEPTHS = [201, 3000, 200_000]
+
+
+def lists(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+def objects(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("nested", [lists, objects])
+@pytest.mark.parametrize("decode", [parse_json, decode_json])
+def test_json_that_is_nested_too_deeply(
+    decode: Callable[[Any], Any], nested: Callable[[int], str], depth: int
+) -> None:
+    for content in (nested(depth), nested(depth).encode()):
+        with pytest.raises(msgspec.DecodeError) as error:
+            decode(content)
+        assert str(error.value) == TOO_DEEP
+
+
+@pytest.mark.parametrize("nested", [lists, objects])
+def test_json_of_200_levels_is_read(nested: Callable[[int], str]) -> None:
+    assert json.dumps(parse_json(nested(200))) == json.dumps(json.loads(nested(200)))
+    assert decode_json(nested(200)) == json.loads(nested(200))
+
+
+def test_many_brackets_are_no_depth() -> None:
+    assert parse_json(f"[{'[],' * 5000}[]]") == [[]] * 5001
+    assert decode_json(f"[{'[],' * 5000}[]]".encode()) == [[]] * 5001
+    assert parse_json(json.dumps("[" * 5000)) == "[" * 5000
+
+
+class Row(msgspec.Struct):
+    names: list[dict[str, int]]
+
+
+def test_a_struct_with_many_objects() -> None:
+    row = decode_json(b'{"names": [' + b'{"a": 1},' * 500 + b"{}]}", Row)
+    assert len(row.names) == 501
+
+
+def test_a_form_that_allows_anything_is_refused_beyond_the_parsers_depth() -> None:
+    with pytest.raises(msgspec.DecodeError, match="nested too deeply"):
+        JSONDecoder(dict[str, Any]).decode(objects(3000).encode())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": "\xff"}', "not UTF-8: invalid start byte (0xff)"),
+        (b'{"a": "caf\xe9"}', "not UTF-8: unexpected end of data (0xe9)"),
+        ('{"a": "\ud800"}', "not UTF-8: surrogates not allowed"),
+    ],
+)
+def test_text_that_is_not_in_utf_8(content: bytes | str, message: str) -> None:
+    for decode in (decode_json, JSONDecoder(dict[str, str]).decode):
+        with pytest.raises(msgspec.DecodeError) as error:
+            decode(content)
+        assert str(error.value) == message
+
+
+def test_bytes_of_json_that_are_not_in_utf_8() -> None:
+    with pytest.raises(ValueError, match="can't decode byte 0xff"):
+        parse_json(b'{"a": "\xff"}')
+
+
+@pytest.mark.parametrize("number", [TOO_LONG, f"-{TOO_LONG}", "9" * 309, "1" * 4000])
+@pytest.mark.parametrize(
+    "template", ["{}", '{{"a": [1, {}]}}', '[[["x"]], "' + "y" * 999 + '", {}]']
+)
+@pytest.mark.parametrize("decode", [parse_json, decode_json])
+def test_integers_that_no_float_can_hold(
+    decode: Callable[[Any], Any], template: str, number: str
+) -> None:
+    content = template.format(number)
+    for text in (content, content.encode()):
+        with pytest.raises(ValueError, match=f"{TOO_LARGE}|out of range") as error:
+            decode(text)
+        assert isinstance(error.value, msgspec.DecodeError)
+
+
+def test_integers_with_more_digits_than_python_reads() -> None:
+    for decode in (parse_json, decode_json):
+        with pytest.raises(ValueError, match="Exceeds the limit|out of range"):
+            decode("1" * 5000)
+
+
+def test_the_largest_integers_and_long_digits_in_texts_are_read() -> None:
+    assert parse_json(LARGEST) == decode_json(LARGEST) == 10**308
+    digits = json.dumps(["1" * 5000])
+    assert parse_json(digits) == decode_json(digits.encode()) == ["1" * 5000]
+    assert parse_json(f"0.{'1' * 5000}") == pytest.approx(0.1111111)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(VALUES)
+def test_json_is_read_as_by_the_standard_library(value: Any) -> None:
+    content = json.dumps(value)
+    assert parse_json(content) == parse_json(content.encode()) == json.loads(content)
+
+
+def test_hooks_of_json() -> None:
+    assert parse_json('{"a": 1, "a": 2}', object_pairs_hook=list) == [("a", 1), ("a", 2)]
+    assert parse_json("[NaN, 1]", parse_constant=lambda _: None) == [None, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 3000, "nested too deeply"),
+        ("- " * 3000 + "a", "nested too deeply"),
+        (f"a: {TOO_LONG}", TOO_LARGE),
+        (f"a: 0x{'f' * 300}", TOO_LARGE),
+        ("1:" * 50_000 + "1", TOO_LARGE),
+        ("a: 2001-99-99", "month must be in 1..12"),
+        ("a: !!int", ""),
+        (b"a: \xff", "invalid start byte"),
+        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("a: &a [1]\nb: [*c]", "undefined alias"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(
+                f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+                for before, name in pairwise("abcdefg")
+            ),
+            "its aliases stand for more than 1,000,000 nodes",
+        ),
+    ],
+)
+def test_yaml_that_is_malformed(content: str | bytes, message: str) -> None:
+    with pytest.raises(yaml.YAMLError) as error:
+        parse_yaml(content)
+    assert message in str(error.value)
+    with pytest.raises(msgspec.DecodeError):
+        decode_yaml(content, dict[str, Any])
+
+
+@given(VALUES)
+def test_yaml_is_read_as_by_pyyaml(value: Any) -> None:
+    content = yaml.safe_dump(value)
+    assert parse_yaml(content) == yaml.safe_load(content)
+    assert decode_yaml(yaml.safe_dump({"a": value}), dict[str, Any])["a"] == yaml.safe_load(content)
