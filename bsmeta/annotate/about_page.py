@@ -30,6 +30,7 @@ from bsmeta.annotate.annotator import (
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.descriptions import DescriptionTable, is_description
 from bsmeta.annotate.page import Declared
+from bsmeta.core.enclosed import remove_enclosed
 
 FIRST_YEAR = 1983  # as published
 LAST_YEAR = 2099
@@ -57,7 +58,6 @@ _IN_JSON_LD = ("datePublished", "dateCreated", "dateModified")
 _LONGEST_DATE = 40  # characters; longer is prose
 _DEEPEST = 8  # levels of JSON-LD
 
-_TAGS = re.compile(r"<[^>]*>")
 _PATH_SEPARATORS = re.compile(r"[-_+.&=]")
 # pycld2 refuses text with control characters and unassigned code points.
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
@@ -164,7 +164,8 @@ class Title(Annotator):
             titles = row.column("html_title")
             if titles is None:
                 raise AnnotationError(NO_HTML)
-            title = " ".join(html.unescape(_TAGS.sub("", titles[0])).split()) if titles else ""
+            text = remove_enclosed(titles[0], "<", ">") if titles else ""
+            title = " ".join(html.unescape(text).split())
         return {"metadata_title": [global_record("title", title)] if title else []}
 
 
@@ -252,11 +253,8 @@ class Datasource(Annotator):
 def _path_words(part: str) -> str:
     """The words of a part of a path, without numbers at its beginning and end."""
     words = [word for word in _PATH_SEPARATORS.split(unquote(part)) if word]
-    while words and words[0].isdigit():
-        del words[0]
-    while words and words[-1].isdigit():
-        del words[-1]
-    return " ".join(words)
+    places = [place for place, word in enumerate(words) if not word.isdigit()]
+    return " ".join(words[places[0] : places[-1] + 1]) if places else ""
 
 
 class Language(Annotator):

@@ -24,7 +24,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import lru_cache, partial
-from html import unescape
 from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -40,6 +39,7 @@ from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles, damaged_shard
 from bsmeta.annotate.sources import InputFile, counted, decode
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.text.caseless import caseless
 from bsmeta.data.text.sentences import sentences
@@ -57,7 +57,6 @@ _SITE_SHARE = 0.05  # of the pages of a host that have a suffix in common: it na
 _SITE_PAGES = 3
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
 _PORTS = {"http": 80, "https": 443}
-_BASE = re.compile(r'<base\s[^>]*?href="([^"]*)"')
 _SCHEMA = (
     "CREATE TABLE pages (key TEXT PRIMARY KEY, title TEXT NOT NULL, description TEXT NOT NULL, "
     "site TEXT NOT NULL, section TEXT NOT NULL) WITHOUT ROWID"
@@ -75,7 +74,7 @@ class LinkedPage(NamedTuple):
     section: str  # the first part of its path; empty if it has none
 
 
-_PAGE = msgspec.json.Decoder(LinkedPage)
+_PAGE = JSONDecoder(LinkedPage)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -194,8 +193,7 @@ def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int,
     overlapping anchors, which only broken HTML has, the first counts.
     """
     own, last = link_key(url), 0
-    declared = _BASE.search(page.head[0]) if page.head else None
-    base = urljoin(url, unescape(declared[1])) if declared else url
+    base = urljoin(url, page.declared.base)
     folder = urljoin(base, ".")  # to which links are relative: the same for many pages
     for link in page.links:
         anchor = page.text[link.start : link.end]
@@ -299,7 +297,7 @@ class _Row(msgspec.Struct):
     metadata_entity: list[_Entity] = []
 
 
-_ROW = msgspec.json.Decoder(_Row)
+_ROW = JSONDecoder(_Row)
 
 
 def write_linked_sets(

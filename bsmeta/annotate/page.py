@@ -32,13 +32,16 @@ from bsmeta.annotate.tags import (
     names,
     raw_length,
 )
+from bsmeta.core.parsing import decode_json
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_META = re.compile(rb"""<meta[^>]{0,1000}?charset\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE)
+_META = re.compile(
+    rb"""<meta[^>]{0,1000}?charset\s*+=\s*+["']?\s*+([\w.:-]{1,40})""", re.IGNORECASE
+)
 _META_BYTES = 4096  # a browser reads the first 1,024
 _DETECTOR_BYTES = 1 << 17
 _SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
@@ -125,6 +128,7 @@ class Declared:
     meta: dict[str, str] = field(default_factory=dict)  # of each name or property, the first
     json_ld: list[Any] = field(default_factory=list)  # decoded
     times: list[str] = field(default_factory=list)  # `datetime` of each `<time>`, or its text
+    base: str = ""  # `href` of `<base>` in the head, to which links are relative
 
 
 @dataclass
@@ -160,6 +164,8 @@ def parse_page(html: str, *, profile: Profile = "published") -> Page:
     page = Page("", [])
     if tree.head is not None:
         page.head.append(tree.head.html or "")
+        base = tree.head.css_first("base[href]")
+        page.declared.base = (base.attributes["href"] or "") if base is not None else ""
     _read_declarations(tree, page)
     if tree.body is not None:  # a page of frames has none
         page.text, page.tags = walk(tree.body, _RULES[profile])
@@ -182,12 +188,10 @@ def parse_html(html: str) -> LexborHTMLParser:
 def _refuse_slow(html: str) -> None:
     """Refuses a page on which the parser would spend minutes."""
     if _has_long_tag(html):
-        tags = html.split("<")
-        lengths = list(map(len, tags))
-        while max(lengths) > _LONG_TAG:
-            row = lengths.index(max(lengths))
-            lengths[row] = 0
-            words = _QUOTED.sub(" ", tags[row]).partition(">")[0].split()
+        for tag in html.split("<"):
+            if len(tag) <= _LONG_TAG:
+                continue
+            words = _QUOTED.sub(" ", tag).partition(">")[0].split()
             if len(words) - 1 > MAX_ATTRIBUTES:
                 found = f"{len(words) - 1} in <{words[0][:20]}"
                 raise PageError("too_many_attributes", found)
@@ -222,6 +226,7 @@ def _has_long_tag(html: str) -> bool:
 
 def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
     meta = page.declared.meta
+    ancestors = _Ancestors()
     for node in tree.css(_DECLARATIONS):
         match node.tag:
             case "meta":
@@ -234,23 +239,39 @@ def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
             case "time":
                 page.declared.times.append(node.attributes.get("datetime") or node.text().strip())
             case "script":
-                with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                    page.declared.json_ld.append(msgspec.json.decode(node.text()))
-            case "footer" if not _is_within(node, "footer"):
+                with contextlib.suppress(msgspec.DecodeError):
+                    page.declared.json_ld.append(decode_json(node.text()))
+            case "footer" if not ancestors.include("footer", node):
                 page.footer.append(node.html or "")
-            case "title" if not _is_within(node, "title"):
+            case "title" if not ancestors.include("title", node):
                 page.title_tags.append(node.html or "")
-                if page.title is None and not _is_within(node, "svg"):
+                if page.title is None and not ancestors.include("svg", node):
                     page.title = " ".join(node.text().split()) or None
 
 
-def _is_within(node: LexborNode, tag: str) -> bool:
-    parent = node.parent
-    while parent is not None:
-        if parent.tag == tag:
-            return True
-        parent = parent.parent
-    return False
+class _Ancestors:
+    """Whether nodes lie within elements of some name. The path above a node is walked once."""
+
+    def __init__(self) -> None:
+        self._is_within: dict[tuple[str, int], bool] = {}
+
+    def include(self, tag: str, node: LexborNode) -> bool:
+        """Whether a node is within an element of a name."""
+        is_within = False
+        walked = []
+        parent = node.parent
+        while parent is not None:
+            key = tag, parent.mem_id
+            if key in self._is_within:
+                is_within = self._is_within[key]
+                break
+            walked.append(key)
+            if parent.tag == tag:
+                is_within = True
+                break
+            parent = parent.parent
+        self._is_within.update(dict.fromkeys(walked, is_within))
+        return is_within
 
 
 def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:

@@ -40,7 +40,8 @@ _AUTHORITY = r":(?:\\?/){2}"
 _USER = re.compile(rf'({_AUTHORITY})[^/\s?#"<>\\]*@')
 _ADDRESS = re.compile(rf"""{_AUTHORITY}([^\s"'<>\\]++)""")
 _WEB = r"(?i:https?|ftps?|wss?)"
-_QUERY = re.compile(rf"""({_WEB}{_AUTHORITY}(?:[^\s?"'<>\\]|\\/)*+\?)[^\s"'<>\\]++""")
+# Matches addresses without a query, too, so that none of them is read again from within.
+_QUERY = re.compile(rf"""({_WEB}{_AUTHORITY}(?:[^\s?"'<>\\]|\\/)*+)(\?[^\s"'<>\\]++)?""")
 _WEB_SCHEME = re.compile(_WEB)
 # A word may follow an escape, as in `%26token%3D…` and `\u0026token=…`.
 _AFTER_ESCAPE = r"(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})"
@@ -59,7 +60,7 @@ def redact(text: str) -> str:
     text = replace_tokens(redact_known(text), HIDDEN)
     if ":/" in text or ":\\/" in text:
         text = _USER.sub(rf"\1{HIDDEN}@", text)
-        text = _QUERY.sub(rf"\1{HIDDEN}", text)
+        text = _QUERY.sub(_hide_query, text)
     return _NAMED.sub(_hide_in_assignment, text)
 
 
@@ -187,6 +188,11 @@ def _secrets_in_urls(text: str) -> set[str]:
         query = parse_qsl(address.partition("?")[2].partition("#")[0])
         secrets |= {value for name, value in query if is_secret(name, value)}
     return {*filter(may_be_secret, secrets)}
+
+
+def _hide_query(match: re.Match[str]) -> str:
+    address, query = match.groups()
+    return f"{address}?{HIDDEN}" if query else address
 
 
 def _hide_in_assignment(match: re.Match[str]) -> str:

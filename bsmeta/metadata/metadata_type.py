@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 import string
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -33,6 +34,8 @@ MONTHS = [names[-1] for names in date_parser.parserinfo.MONTHS]
 """English names: `strftime("%B")` would follow the locale of the machine."""
 
 _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
+
+_LONGEST_TIME = 200  # characters; longer is prose, for which a parser of dates takes long
 
 _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
 
@@ -64,6 +67,8 @@ def year_and_month(value: str) -> tuple[int, str | None]:
     Raises:
         BadDocument: `not_a_timestamp`.
     """
+    if len(value) > _LONGEST_TIME:
+        raise BadDocument("not_a_timestamp", f"{value[:_LONGEST_TIME]!r}…: too long")
     try:
         if _UNIX_TIME.fullmatch(value):
             seconds = float(value) / (1 if len(value.partition(".")[0]) < 11 else 1000)
@@ -161,7 +166,7 @@ def _number(value: str | int | float) -> Decimal:
         number = Decimal(str(value).strip())
     except InvalidOperation as error:
         raise BadDocument("not_a_number", f"{value!r}") from error
-    if not number.is_finite():
+    if not number.is_finite() or number.adjusted() > sys.float_info.max_10_exp:
         raise BadDocument("not_a_number", f"{value!r}")
     return number
 

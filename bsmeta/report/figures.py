@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from bsmeta.core.enclosed import remove_enclosed
 from bsmeta.core.printable import printable
 from bsmeta.report.inference import Bounded, value_of
 
@@ -69,6 +70,8 @@ WIDE, NARROW = 8.4, 7.0
 """Widths of figures in inches: with two panels, and with one."""
 
 _LONGEST_END = 40  # characters of a name beside the axes, which leave it that much less room
+_METADATA_ENDS = re.compile(r"</metadata>\s*")
+_COMMENT_ENDS = re.compile(r"-->\s*")
 _PIXELS_PER_INCH = 130
 _SHARE_OF_AXES = 0.78  # of the height of a row of panels, about
 _SETTINGS: dict[str, Any] = {
@@ -293,9 +296,9 @@ def svg(figure: Figure, name: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     source = buffer.getvalue()
     source = source[source.index("<svg") :]
-    source = re.sub(r"<metadata>.*?</metadata>\s*", "", source, flags=re.DOTALL)
-    source = re.sub(r"<!--.*?-->\s*", "", source, flags=re.DOTALL)
-    source = re.sub("<[^>]*>", lambda tag: _adapt_tag(tag[0], name), source)
+    source = remove_enclosed(source, "<metadata>", _METADATA_ENDS)
+    source = remove_enclosed(source, "<!--", _COMMENT_ENDS)
+    source = re.sub("<[^<>]*+>", lambda tag: _adapt_tag(tag[0], name), source)
     width, height = (72 * inches for inches in figure.get_size_inches())
     words = name.replace("-", " ")
     head = (

@@ -19,9 +19,10 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -98,7 +99,36 @@ class Pattern:
 
     def matches(self, file: str) -> bool:
         """Whether the glob matches a file; as in a shell, only `**` matches several folders."""
-        return re.match(glob_translate(self.pattern), file) is not None
+        return _match_names(self.pattern.split("/"), file.split("/"))
+
+
+def _match_names(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether globs match names of folders and, last, a file; `**` matches any number of names.
+
+    After a `**`, the names that follow are tried at one place after the other. A single expression
+    for the whole path would try every division of it, and a server may list any names.
+    """
+    part = row = 0
+    retry: tuple[int, int] | None = None  # the part after the last `**`, and the first name for it
+    while row < len(names):
+        if part < len(patterns) and patterns[part] == "**":
+            if part == len(patterns) - 1:
+                return True
+            part += 1
+            retry = part, row
+        elif part < len(patterns) and _match_name(patterns[part], names[row]):
+            part += 1
+            row += 1
+        elif retry is not None:
+            part, row = retry[0], retry[1] + 1
+            retry = part, row
+        else:
+            return False
+    return part == len(patterns)
+
+
+def _match_name(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) and (bool(name) or pattern != "*")
 
 
 class Store(ABC):

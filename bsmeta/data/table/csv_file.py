@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
@@ -40,7 +40,7 @@ _SAMPLE_CHARACTERS = 1 << 18
 _SAMPLE_RECORDS = 200
 _LISTED_COLUMNS = 20
 
-_RULER = re.compile(r"[-=+|: \t]*[-=]{3}[-=+|: \t]*[\r\n]*")  # a line under the header, drawn
+_RULER = re.compile(r"(?=.*[-=]{3})[-=+|: \t]++[\r\n]*")  # a line under the header, drawn
 _SHOWN = 5  # bad rows that an error lists
 
 
@@ -291,7 +291,7 @@ def read_rows(
     text, file = open_text(path, form.encoding)
     number = 0
     with file, text:
-        lines = _Lines(_lines_of(text))
+        lines = _Lines(text, form)
         try:
             for line, cells, problem in _records(lines, form):
                 number += 1
@@ -328,23 +328,20 @@ def _checked(row: Row, form: CSVFormat) -> Row:
 def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], str | None]]:
     """The first line, the cells, and the problem of each record after the header."""
     reader = _reader(lines, form.separator, form.escape)
-    padded = re.compile(rf'" +(?={re.escape(form.separator)}|\r?\n?$)')
-    repaired = 0  # the line of the last record whose padding was removed
     empty: list[int] = []  # lines that are rows if others follow: empty texts
     while True:
         line = lines.begin()
         try:
-            cells = next(reader)
+            try:
+                cells = next(reader)
+            except csv.Error as error:
+                lines.fail(error)
+                cells = _read_unpadded(reader, lines)
         except StopIteration:
             return
         except _TooLongError:
             problem = f"longer than {LONGEST_RECORD:,} characters; is a quote not closed?"
         except csv.Error as error:
-            without = [padded.sub('"', record) for record in lines.record]
-            if repaired < line and without != lines.record:  # `"a text"   ,label`
-                repaired = line
-                lines.give_back(without)
-                continue
             problem = _reason(error)
         else:
             is_head = line <= form.header_line
@@ -359,8 +356,26 @@ def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], s
             yield line, cells, None
             continue
         # The row ends with its first line, or an unclosed quote would take the next rows along.
-        lines.give_back(lines.record[1:])
+        lines.give_back(1)
         yield line, [], problem
+
+
+def _read_unpadded(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
+    """Reads a record again, without the padding after its quoted cells: `"a text"   ,label`.
+
+    Raises:
+        csv.Error, _TooLongError: If that does not help.
+    """
+    lines.give_back(0)
+    lines.begin()
+    lines.is_padded = False
+    try:
+        return next(reader)
+    except csv.Error as error:
+        lines.fail(error)
+        raise
+    finally:
+        lines.is_padded = True
 
 
 def _reason(error: csv.Error) -> str:
@@ -379,39 +394,144 @@ def _lines_of(text: TextIO) -> Iterator[str]:
             line = text.readline(LONGEST_RECORD)
 
 
+class _JoinedLines(str):
+    """Lines of a file, whose ends are escaped except for the last."""
+
+    def __new__(cls, lines: list[str]) -> _JoinedLines:
+        joined = super().__new__(cls, "".join(lines))
+        joined.count_of_lines = len(lines)
+        return joined
+
+    count_of_lines: int
+
+
+def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
+    """Yields lines, those whose end is escaped together with the next, up to the limit."""
+    parts: list[str] = []
+    length = 0
+    for line in lines:
+        is_escaped = line[-2:-1] == escape and _is_end_escaped(line, escape)
+        if not (is_escaped or parts):
+            yield line
+            continue
+        parts.append(line)
+        length += len(line)
+        if is_escaped and length < LONGEST_RECORD:
+            continue
+        yield _JoinedLines(parts)
+        parts.clear()
+        length = 0
+    if parts:
+        yield _JoinedLines(parts)
+
+
+def _count_lines(line: str) -> int:
+    return line.count_of_lines if isinstance(line, _JoinedLines) else 1
+
+
+def _is_end_escaped(line: str, escape: str) -> bool:
+    content = line[:-1]  # of `\r\n`, only the first could be
+    return line[-1] in "\r\n" and (len(content) - len(content.rstrip(escape))) % 2 == 1
+
+
 class _TooLongError(Exception):
     """A record exceeds the limit."""
 
 
-class _Lines:
-    """The lines of a file for the reader of `csv`; those of the last record can be given back."""
+class _Failure(NamedTuple):
+    """Why records cannot be read that are not complete before a line, up to the line `end`."""
 
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
+    end: int
+    error: csv.Error | _TooLongError
+
+
+class _Lines:
+    """The lines of a file for the reader of `csv`; those of a bad record are read again.
+
+    A record is continued on the next line only within a quoted cell. So two records that are both
+    not complete before a line have the same end or the same error. Hence, after a record that
+    cannot be read, those that begin within it are read up to the ends of their lines only, and bad
+    if they are not complete there. Otherwise, each would be read to the error again, which takes
+    hours for a megabyte. (One that is only part of a record that is too long counts as too long.)
+    """
+
+    def __init__(self, text: TextIO, form: CSVFormat) -> None:
+        self._lines = _lines_of(text)
+        if form.escape is not None:
+            self._lines = _join_escaped(self._lines, form.escape)
+        self._padding = re.compile(rf'" ++(?={re.escape(form.separator)}|\r?\n?$)')
         self._waiting: deque[str] = deque()
         self._characters = 0
-        self.record: list[str] = []
+        self._is_at_end = False
+        self._failures: dict[bool, _Failure] = {}  # with and without padding
+        # Most lines are those of files without a bad record; they are read without further checks.
+        self._is_careful = False
+        self.is_padded = True  # whether spaces between a quote and a separator are kept
+        self.record: list[str] = []  # lines, as they are in the file
         self.number = 0
 
     def begin(self) -> int:
         """Begins a record; the number of its first line."""
         self.record = []
         self._characters = 0
+        if self._is_careful and not self._waiting:
+            self._failures.clear()
+            self._is_careful = False
         return self.number + 1
 
-    def give_back(self, lines: list[str]) -> None:
-        """Makes these the next lines, instead of the last ones of the record."""
+    def give_back(self, first: int) -> None:
+        """Makes the lines of the record, from one of them on, the next lines."""
+        lines = self.record[first:]
         self._waiting.extendleft(reversed(lines))
-        self.number -= len(lines)
+        self.number -= sum(map(_count_lines, lines))
+        self._is_at_end = False
+
+    def fail(self, error: csv.Error | _TooLongError) -> None:
+        """Notes why the record cannot be read."""
+        known = self._failures.get(self.is_padded)
+        end = self.number + self._is_at_end
+        if known is None or known.end < end:
+            self._failures[self.is_padded] = _Failure(end, error)
+        self._is_careful = True
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._waiting.popleft() if self._waiting else next(self._lines)
-        self.number += 1
+        if self._is_careful:
+            return self._next_carefully()
+
+        try:
+            line = next(self._lines)
+        except StopIteration:
+            self._is_at_end = True
+            raise
+        self.number += line.count_of_lines if isinstance(line, _JoinedLines) else 1
         self.record.append(line)
         self._characters += len(line)
         if self._characters >= LONGEST_RECORD:
-            raise _TooLongError
+            self._refuse_length()
         return line
+
+    def _next_carefully(self) -> str:
+        """The next line, unless the record is known to fail; it may wait, or stand for several."""
+        failure = self._failures.get(self.is_padded)
+        if failure is not None and self.record and self.number < failure.end:
+            raise type(failure.error)(*failure.error.args)
+
+        try:
+            line = self._waiting.popleft() if self._waiting else next(self._lines)
+        except StopIteration:
+            self._is_at_end = True
+            raise
+        self.number += _count_lines(line)
+        self.record.append(line)
+        self._characters += len(line)
+        if self._characters >= LONGEST_RECORD:
+            self._refuse_length()
+        return line if self.is_padded else self._padding.sub('"', line)
+
+    def _refuse_length(self) -> None:
+        error = _TooLongError()
+        self.fail(error)
+        raise error

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.core.parsing import decode_json, parse_json
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.table.csv_file import LONGEST_RECORD, BadRows, Row, find_format, read_rows
 from bsmeta.data.table.text_file import (
@@ -34,6 +36,7 @@ Record = dict[str, Any]
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_LONGEST_PREFIX = 1000
 
 
 def read_records(
@@ -62,7 +65,7 @@ def read_records(
         rows = _json_rows(path, "utf-8" if encoding == AUTO else encoding)
     else:
         form = find_format(path, wanted, separator=separator, encoding=encoding)
-        twice = sorted({name for name in form.columns if form.columns.count(name) > 1})
+        twice = sorted(name for name, count in Counter(form.columns).items() if count > 1)
         if twice:
             raise ConfigurationError(
                 f"{path}: {', '.join(map(repr, twice))} more than once in the header; expected "
@@ -101,7 +104,7 @@ def _json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
                 number += 1
                 problem, record = None, {}
                 try:
-                    record = msgspec.json.decode(content, type=dict[str, Any])
+                    record = decode_json(content, dict[str, Any])
                 except msgspec.MsgspecError as error:
                     if number == 1:
                         check_has_document(str(path), "input")
@@ -140,7 +143,7 @@ class RecordWriter:
         self._part = path.with_name(f"{path.name}.part")
         self._about = path.with_name(f"{path.name}.part.json")
         self._is_json = path.name.endswith(".jsonl")
-        self._columns: list[str] = []
+        self._columns: dict[str, None] = {}  # in order
         self._spreadsheet_safe = spreadsheet_safe
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,8 +169,8 @@ class RecordWriter:
                     for name, cell in flat.items()
                 }
             if not self._columns:
-                self._columns = list(flat)
-                self._write_row(self._columns)
+                self._columns = dict.fromkeys(flat)
+                self._write_row(list(self._columns))
             extra = [name for name in flat if name not in self._columns]
             if extra:
                 raise DataError(
@@ -213,7 +216,7 @@ class RecordWriter:
             self._about.write_text(json.dumps(now))
             return
         try:
-            saved = json.loads(self._about.read_text())
+            saved = parse_json(self._about.read_text())
         except (OSError, ValueError):
             saved = {}
         differences = "\n".join(differing(saved, now, "there"))
@@ -228,7 +231,7 @@ class RecordWriter:
         if self._is_json or rows == 0:
             return rows
         self._file.seek(0)
-        self._columns = next(csv.reader(self._file))
+        self._columns = dict.fromkeys(next(csv.reader(self._file)))
         self._file.seek(0, os.SEEK_END)
         return rows - 1
 
@@ -271,14 +274,25 @@ def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
     return end, rows
 
 
-def flattened(record: Mapping[str, Any], prefix: str = "") -> Record:
-    """A record as cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON."""
+def flattened(record: Mapping[str, Any]) -> Record:
+    """A record as cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON.
+
+    Objects whose keys together exceed `_LONGEST_PREFIX` characters are cells of JSON, too:
+    otherwise, a long key before many others would be repeated in the name of each.
+    """
     flat: Record = {}
-    for name, value in record.items():
-        if isinstance(value, dict) and value:
-            flat |= flattened(value, f"{prefix}{name}.")
-        elif isinstance(value, (list, dict)):
-            flat[prefix + name] = msgspec.json.encode(value).decode()
+    waiting = [("", iter(record.items()))]
+    while waiting:
+        prefix, items = waiting[-1]
+        for name, value in items:
+            column = prefix + name
+            if isinstance(value, dict) and value and len(column) <= _LONGEST_PREFIX:
+                waiting.append((f"{column}.", iter(value.items())))
+                break
+            if isinstance(value, (list, dict)):
+                flat[column] = msgspec.json.encode(value).decode()
+            else:
+                flat[column] = "" if value is None else value
         else:
-            flat[prefix + name] = "" if value is None else value
+            waiting.pop()
     return flat

@@ -33,6 +33,7 @@ from bsmeta.core.files import (
     write_json,
     writing,
 )
+from bsmeta.core.parsing import decode_json
 from bsmeta.core.progress import exclusively, opaque_work, report_progress
 
 if TYPE_CHECKING:
@@ -171,8 +172,8 @@ def _check_data_files(folder: Path, saved: SavedKey) -> None:
     """Refuses a store whose Arrow files are not those that were written with it."""
     try:
         content = (folder / _STATE).read_bytes()
-        state = msgspec.json.decode(content, type=_State)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        state = decode_json(content, _State)
+    except (OSError, msgspec.MsgspecError) as error:
         raise _damaged(folder, f"{_STATE}: {error}") from error
 
     for file in state.data_files:
@@ -212,13 +213,20 @@ def _is_plain(feature: Any) -> bool:
 
 def _read_key(folder: Path) -> SavedKey:
     try:
-        return msgspec.json.decode((folder / KEY).read_bytes(), type=SavedKey)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        return decode_json((folder / KEY).read_bytes(), SavedKey)
+    except (OSError, msgspec.MsgspecError) as error:
         raise _damaged(folder, f"{KEY}: {error}") from error
 
 
 def _damaged(folder: Path, reason: str) -> DataError:
     return DataError(f"{folder} is damaged ({reason}); delete the folder to build it again")
+
+
+class _KeptHash(msgspec.Struct):
+    """The hash of a file in `hashes.json`, and the size, time and inode that it had then."""
+
+    state: list[int]
+    hash: str
 
 
 def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
@@ -231,18 +239,18 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / HASHES
-    found: dict[Path, str] = {}
+    hashes: dict[Path, str] = {}
     with exclusively(f"{store}.lock", "hashing the data sets"):
-        known: dict[str, dict[str, Any]] = {}
+        kept: dict[str, _KeptHash] = {}
         with contextlib.suppress(OSError, ValueError):  # otherwise, all are computed again
-            known = json.loads(store.read_text())
+            kept = decode_json(store.read_bytes(), dict[str, _KeptHash])
         for file in files:
             status = file.stat()
             state = [status.st_size, status.st_mtime_ns, status.st_ino]
             name = str(file.resolve())
-            if known.get(name, {}).get("state") != state:
-                known[name] = {"state": state, "hash": file_hash(file)}
+            if name not in kept or kept[name].state != state:
+                kept[name] = _KeptHash(state, file_hash(file))
                 report_progress()
-            found[file] = known[name]["hash"]
-        write_json(store, known)
-    return found
+            hashes[file] = kept[name].hash
+        write_json(store, msgspec.to_builtins(kept))
+    return hashes

@@ -9,18 +9,21 @@ from typing import NamedTuple
 
 _FULL_STOP = re.compile(r"\.")
 
-# An end of a sentence, with the closing quotation marks and brackets after it.
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”]*|\n\s*\n")
+# An end of a sentence, with the closing quotation marks and brackets after it. Dots that no space
+# follows are read once, not again from each of them.
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”]*|\n\s*\n")
 
-_LAST_WORD = re.compile(r"[\w.]+$")
+_LAST_WORD = re.compile(r"(?<![\w.])[\w.]++$")
 
-_LOWER_CASE_FOLLOWS = re.compile(r"\s+[a-z]")
+_LOWER_CASE_FOLLOWS = re.compile(r"\s++[a-z]")
 
 ABBREVIATIONS = frozenset(
     """adj adv al approx apr art aug ca cf ch co corp dec dept dr ed eds adm e.g eq est etc ex feb
     fig figs gen gov hon i.e inc jan jr jul jun lt ltd mar mr mrs ms mt no nos nov nr oct op p pp
     ph.d prof pt ref rev sec sen sep sept sr st u.k u.s viz vol vs z.b""".split()  # noqa: SIM905
 )
+
+_LONGEST_ABBREVIATION = max(map(len, ABBREVIATIONS))
 
 _WORD = re.compile(r"\S+")
 
@@ -58,7 +61,10 @@ def _is_abbreviation(text: str, start: int, match: re.Match[str]) -> bool:
     """Whether a full stop belongs to an abbreviation or an initial, or the sentence continues."""
     if match.group() != ".":
         return False
-    word = _LAST_WORD.search(text, start, match.start())
+    # The sentence may be the whole text, so only its end is read: a word that begins before that is
+    # no abbreviation. `$` also matches before a line break.
+    begin = max(start, match.start() - _LONGEST_ABBREVIATION - 1)
+    word = _LAST_WORD.search(text, begin, match.start())
     if word is not None and word.group().lower() in ABBREVIATIONS:
         return True
     is_initial = word is not None and len(word.group()) == 1 and word.group().isupper()
@@ -94,24 +100,38 @@ def cut(text: str, limit: int) -> list[str]:
         limit: Characters of a chunk at most, without the whitespace at its ends.
     """
     chunks: list[str] = []
-    chunk = ""
+    start = 0  # of the chunk
+    content: Span | None = None  # the chunk without the whitespace at its ends; None: no more of it
     for part in _parts(text, limit):
-        if chunk.strip() and len((chunk + part).strip()) > limit:
-            chunks.append(chunk)
-            chunk = part
-        else:
-            chunk += part
-    return [*chunks, chunk] if chunk else chunks
+        stripped = _stripped(text, part)
+        grown = content
+        if stripped is not None:
+            grown = Span(stripped.start if content is None else content.start, stripped.end)
+        if content is not None and grown is not None and grown.end - grown.start > limit:
+            chunks.append(text[start : part.start])
+            start = part.start
+            grown = stripped
+        content = grown
+    return [*chunks, text[start:]] if text else chunks
 
 
-def _parts(text: str, limit: int) -> Iterator[str]:
+def _stripped(text: str, span: Span) -> Span | None:
+    """A span without the whitespace at its ends; None if it has nothing else."""
+    part = text[span.start : span.end]
+    length = len(part.strip())
+    start = span.end - len(part.lstrip())
+    return Span(start, start + length) if length else None
+
+
+def _parts(text: str, limit: int) -> Iterator[Span]:
     """The sentences of a text, and the words of those that are longer than the limit."""
     starts = [start for start, _ in sentences(text, "rules")]
     for start, end in pairwise([0, *starts[1:], len(text)]):
         if len(text[start:end].strip()) <= limit:
-            yield text[start:end]
+            yield Span(start, end)
         else:
-            yield from _WORD_AND_SPACES.findall(text, start, end)
+            for match in _WORD_AND_SPACES.finditer(text, start, end):
+                yield Span(*match.span())
 
 
 def joined_parts(word: str) -> list[Span]:

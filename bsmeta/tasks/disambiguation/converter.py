@@ -9,7 +9,6 @@ prints what each key becomes, or why nothing corresponds to it, and writes the Y
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, UserError
+from bsmeta.core.parsing import parse_json, parse_yaml
 from bsmeta.core.printable import printable
 from bsmeta.core.process import EXIT_USER_ERROR, exit_code
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
@@ -37,9 +37,16 @@ defaults:
 
 """
 _JSON_PARTS = re.compile(
-    r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=(?>\s+|//[^\n]*|/\*.*?\*/)*+[}\]])', re.DOTALL
+    r"""
+    (?P<kept> "(?:\\.|[^"\\])*+"? | /\*(?!.*?\*/).* )
+    | //[^\n]* | /\*.*?\*/ | ,(?=(?>\s+|//[^\n]*|/\*.*?\*/)*+[}\]])
+    """,
+    re.DOTALL | re.VERBOSE,
 )
-"""Strings, and what JSON does not have: comments, and commas before a closing bracket."""
+"""Strings, and what JSON does not have: comments, and commas before a closing bracket.
+
+What is not closed, which is no JSON either, is kept up to the end.
+"""
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 """A number that YAML 1.1 takes for a text, such as 2e-5."""
 
@@ -496,8 +503,8 @@ def _read(path: Path) -> dict[str, Any]:
     is_json = text.lstrip().startswith(("{", "//", "/*"))
     try:
         if is_json:
-            text = _JSON_PARTS.sub(lambda part: part[0] if part[0][0] == '"' else "", text)
-        config = json.loads(text) if is_json else yaml.safe_load(text)
+            text = _JSON_PARTS.sub(lambda part: part["kept"] or "", text)
+        config = parse_json(text) if is_json else parse_yaml(text)
     except (ValueError, yaml.YAMLError) as error:
         form = "JSON" if is_json else "YAML"
         raise ConfigurationError(f"{path} is no {form}: {error}") from error

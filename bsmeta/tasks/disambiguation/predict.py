@@ -59,6 +59,7 @@ _EDGE = "\1"
 caseless form has it."""
 _WORD_EDGE = re.compile(r"\b")
 _NO_WORD = re.compile(r"[^\w\s\x00-\x7f]")
+_LONGEST_FORM = 200  # characters; building an automaton takes the square of the longest
 _COUNTS = ("alias", "mentions", "occurrences")
 _FORM_LAYOUT = {**string_layout("forms"), **dict.fromkeys(_COUNTS, "<i4")}
 
@@ -105,7 +106,11 @@ class Detector:
 
     In a text, an alias looks as it is (`text`), or has no last dot and what follows, and spaces for
     underscores (`lemma_pos`). Of the forms that the training lines have, by their `counts`, those
-    that are mentions less often than `min_share` are left out.
+    that are mentions less often than `min_share` are left out, and so are those of more than
+    `_LONGEST_FORM` characters.
+
+    Attributes:
+        forms: What is detected.
     """
 
     def __init__(
@@ -122,7 +127,11 @@ class Detector:
             elif count.alias >= 0:
                 forms[form] = count.alias
         # The lines of a table in a text are no mentions of "one".
-        forms = {form: alias for form, alias in forms.items() if any(map(str.isalnum, form))}
+        forms = {
+            form: alias
+            for form, alias in forms.items()
+            if len(form) <= _LONGEST_FORM and any(map(str.isalnum, form))
+        }
         self._aliases = np.fromiter(forms.values(), np.int64, len(forms))
         self.forms = tuple(forms)
         patterns = [_marked(form, word_edges(form)) for form in self.forms]

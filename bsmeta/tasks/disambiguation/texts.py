@@ -24,7 +24,7 @@ from bsmeta.tasks.disambiguation.entities import EntityTable
 START, END = "[ent_start]", "[ent_end]"
 MARKERS = {"types": "[ent_type]", "relations": "[ent_kg]", "description": "[ent_desc]"}
 SPECIAL_TOKENS = (START, END, *MARKERS.values())
-_PARENTHESIS = re.compile(r"\s*\([^()]*\)\s*$")
+_PARENTHESIS = re.compile(r"(?<!\s)\s*+\([^()]*\)\s*$")
 _CACHED_TEXTS = 1 << 17
 
 

@@ -87,6 +87,7 @@ class Candidates:
         self._forms: dict[tuple[str, bool], Form] = {}
         self._logs = np.log(np.maximum(lexicon.frequencies, 1e-10))
         self._listed = np.pad(np.log1p(lexicon.counts) / 10, ((0, 1), (0, 0)))  # the last: unknown
+        self._longest = max(map(len, lexicon.words), default=0)
         self._initials = np.array([ord(word[0]) for word in lexicon.words])
         # Tokens of the counted texts may be more than a word, such as `yes—then`.
         self._is_word = np.array([*map(is_word, lexicon.words)], bool)
@@ -228,7 +229,10 @@ class Candidates:
     def _splits(self, key: str) -> list[tuple[str, str]]:
         """The likeliest two words that are written as one, if they are likelier than the word."""
         least = max(-24.0, self.log(key) - SPLIT_COST)
-        pairs = [(key[:at], key[at:]) for at in range(1, len(key))]
+        # Both must be known, as an unknown one is rarer than `least`; so neither is longer than
+        # every known word, and the time does not grow with the square of the word's length.
+        places = range(max(1, len(key) - self._longest), min(len(key), self._longest + 1))
+        pairs = [(key[:place], key[place:]) for place in places]
         found = [(self.log(first) + self.log(second), (first, second)) for first, second in pairs]
         return [
             pair

@@ -13,6 +13,7 @@ import difflib
 import io
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate, groupby
@@ -32,6 +33,9 @@ _WRONG, _RIGHT, _FLAGGED = "9;31", "32", "4;31"  # struck out in red, green, und
 
 MOST_CELLS = 1 << 24
 """Pairs of characters up to which a run of changed words is aligned; a longer run is one change."""
+
+
+_BLOCK = 64  # chunks that are aligned together
 
 
 class _Edit(NamedTuple):
@@ -239,6 +243,21 @@ def find_corrections(text: str, corrected: str) -> list[Correction]:
     return [change for change in found if change.text != change.correction]
 
 
+def align_chunks(chunks: Sequence[str], corrected: Sequence[str]) -> list[Correction]:
+    """The changes from the chunks of a text, which joined are the text, to their corrections.
+
+    Blocks of chunks are aligned one after the other, because the time of an alignment grows with
+    the square of the number of words.
+    """
+    blocks = [slice(first, first + _BLOCK) for first in range(0, len(chunks), _BLOCK)]
+    texts = ["".join(chunks[block]) for block in blocks]
+    found = (
+        find_corrections(text, " ".join(corrected[block]))
+        for text, block in zip(texts, blocks, strict=True)
+    )
+    return joined(texts, found)
+
+
 def _replaced(
     text: str, spans: Sequence[Span], replacements: Sequence[str]
 ) -> Iterator[Correction]:
@@ -288,14 +307,12 @@ def restricted(
     text; an inserted word changes none, and is left out.
     """
     spans = words(text)
+    assert len(spans) == len(flags)
+    starts, ends = [start for start, _ in spans], [end for _, end in spans]
     kept = []
     for change in corrections:
-        touched = [
-            bool(flag)
-            for (start, end), flag in zip(spans, flags, strict=True)
-            if start < change.end and change.start < end
-        ]
-        if touched and all(touched):
+        touched = flags[bisect_right(ends, change.start) : bisect_left(starts, change.end)]
+        if len(touched) and all(touched):
             kept.append(change)
     return kept
 

@@ -12,7 +12,6 @@ that have no list of misspellings.
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from bisect import bisect_right
@@ -29,6 +28,7 @@ import xxhash
 from rapidfuzz.distance import Editop, Levenshtein
 
 from bsmeta.core.errors import DataError
+from bsmeta.core.parsing import parse_json
 from bsmeta.data import derive
 from bsmeta.data.text.sentences import ABBREVIATIONS, core
 from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
@@ -37,6 +37,7 @@ Misspellings = Mapping[str, tuple[str, ...]]
 
 MOST_EDITS = 4
 _ATTEMPTS = 4  # per edit: a character cannot be swapped with none
+_LONGEST_WORD = 100  # characters of a misspelling from which edits are counted
 _BLOCK = 64
 _STROKES = str.maketrans("øłđħŧıßæœ", "oldhtisao")  # do not decompose
 _SPACES = re.compile(r"(\s+)")
@@ -103,7 +104,7 @@ def _read_codespell() -> Misspellings:
 def _read_json(path: Path) -> Misspellings:
     expected = 'expected {"word": ["misspelling", ...], ...}'
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
             f"misspellings: {path} cannot be read ({error.strerror}); expected `{CODESPELL}` or "
@@ -223,6 +224,8 @@ class CharacterNoise:
         lengths: Counter[int] = Counter()
         pairs = ((w.lower(), x.lower()) for w, k in single_words(misspellings).items() for x in k)
         for word, wrong in pairs:
+            if max(len(word), len(wrong)) > _LONGEST_WORD:  # aligning takes the square of it
+                continue
             edits = align(word, wrong)
             if not 1 <= len(edits) <= MOST_EDITS:
                 continue

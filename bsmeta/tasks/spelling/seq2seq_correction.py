@@ -22,8 +22,8 @@ from bsmeta.models.pretrained import check_files, explained, load_exported
 from bsmeta.tasks.spelling.correction import Corrector
 from bsmeta.tasks.spelling.corrections import (
     Correction,
+    align_chunks,
     correction_counts,
-    find_corrections,
     restricted,
 )
 from bsmeta.tasks.spelling.inputs import ROOM
@@ -161,8 +161,9 @@ class Seq2SeqCorrection(Corrector):
     ) -> list[list[Correction]]:
         """Long lines in chunks; a word that is longer than one, and white space, stay."""
         limit = self._config.max_characters
-        chunks = [[chunk.strip() for chunk in cut(line, limit)] for line in lines]
-        texts = [chunk for own in chunks for chunk in own if 0 < len(chunk) <= limit]
+        chunks = [cut(line, limit) for line in lines]
+        stripped = [[chunk.strip() for chunk in own] for own in chunks]
+        texts = [chunk for own in stripped for chunk in own if 0 < len(chunk) <= limit]
 
         def correct(batch: np.ndarray) -> list[str]:
             return self._generate(model, [texts[number] for number in batch], context.device)
@@ -170,10 +171,9 @@ class Seq2SeqCorrection(Corrector):
         batches = batches_within(self._token_counts(texts), self._config.batch_max_length)
         found = iter(spread(batches, correct, context))
         corrected = [
-            " ".join(next(found) if 0 < len(chunk) <= limit else chunk for chunk in own)
-            for own in chunks
+            [next(found) if 0 < len(chunk) <= limit else chunk for chunk in own] for own in stripped
         ]
-        changes = [find_corrections(line, new) for line, new in zip(lines, corrected, strict=True)]
+        changes = [align_chunks(*own) for own in zip(chunks, corrected, strict=True)]
         if self._detector is None:
             return changes
         flags = self.flags([line.split() for line in lines], context)

@@ -6,6 +6,7 @@ import codecs
 import csv
 import gzip
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
+from tests.growth import LIMIT, measure_growth
 
 PLAIN = b"text,label\nBeat my opponent,left\nBuy this,neutral\n"
 ROWS = [["Beat my opponent", "left"], ["Buy this", "neutral"]]
@@ -213,6 +215,41 @@ def test_memory_does_not_follow_an_unclosed_quote(
     rows = list(read_rows(path, find_format(path, ["text"])))
     assert rows[0].problem == "longer than 100 characters; is a quote not closed?"
     assert [row.cells for row in rows[1:]] == [["b", "y"]] * 50
+
+
+def test_the_time_of_rows_with_open_quotes_grows_with_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+
+    def skip_rows(content: str) -> int:
+        path.write_text("a,b,c\n" + content)
+        bad = BadRows(path, "skip")
+        for row in read_rows(path, find_format(path, ["a"])):
+            assert row.problem is not None
+            bad.add(row, row.problem)
+        return bad.count
+
+    assert skip_rows('x",y,"\n' * 9) == 9
+    growth = measure_growth(skip_rows, lambda rows: 'x",y,"\n' * rows, (100, 400, 1600, 3200))
+    assert growth <= LIMIT
+
+
+def test_a_row_after_open_quotes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('a,b,c\nx",y,"\nx",y,"\n"d" ,"e\nf", g\nh,i,j\n')
+    rows = list(read_rows(path, find_format(path, ["a"])))
+    assert [(row.line, row.cells) for row in rows if row.problem is None] == [
+        (4, ["d", "e\nf", "g"]),
+        (6, ["h", "i", "j"]),
+    ]
+    assert [row.line for row in rows if row.problem is not None] == [2, 3]
+
+
+def test_lines_whose_end_is_escaped_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('text,label\na\\\nb\\\nc,x\n"d,x\ne,x\n')
+    form = replace(find_format(path, ["text"]), escape="\\")
+    rows = [(row.line, row.cells) for row in read_rows(path, form)]
+    assert rows == [(2, ["a\nb\nc", "x"]), (5, []), (6, ["e", "x"])]
 
 
 def test_skipped_rows_are_counted_and_logged(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import RecordWriter, read_records, spreadsheet_safe_cell
+from tests.growth import LIMIT, measure_growth
 
 KEY = {"input": "1f", "checkpoint": {"model.safetensors": "2e"}}
 CSV = b'id,text\n1,stop\n2,"signs,\nfrom"\n'
@@ -231,3 +232,58 @@ def test_what_is_written_is_read(
     for name in ("out.csv", "out.jsonl"):
         write(folder / name, records)
         assert read(folder / name) == records
+
+
+EXTREMES = {
+    "depth": (b"[" * 3000 + b"]" * 3000, "no JSON object: nested too deeply"),
+    "encoding": (b'"caf\xe9"', "no JSON object: not UTF-8"),
+    "integer": (b"1" * 400, "no JSON object: an integer that is larger than any float"),
+    "digits": (b"1" * 5000, "no JSON object: Integer value out of range"),
+}
+
+
+@pytest.mark.parametrize(("value", "reason"), EXTREMES.values(), ids=EXTREMES)
+def test_extreme_values_are_bad_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: bytes, reason: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n{"text": "b", "more": ' + value + b'}\n{"text": "c"}\n')
+    encoding = "auto"
+    if b"\xe9" not in value:
+        with pytest.raises(DataError, match=f"row 2 .*{reason}"):
+            read(path, encoding=encoding)
+        assert read(path, "skip", encoding) == [{"text": "a"}, {"text": "c"}]
+        assert "1 row left out" in caplog.text
+
+
+def test_a_header_of_20000_columns_and_its_repetitions(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(20_000)]
+    path = tmp_path / "a.csv"
+    path.write_text(",".join(["text", *names]) + "\n" + "a" + ",1" * 20_000 + "\n")
+    assert read(path) == [{"text": "a"} | dict.fromkeys(names, "1")]
+
+    path.write_text(",".join(["text", *names, "c7", "c5"]) + "\n")
+    with pytest.raises(ConfigurationError, match="'c5', 'c7' more than once in the header"):
+        read(path)
+
+
+def test_the_time_of_a_header_grows_with_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+
+    def read_header(content: str) -> None:
+        path.write_text(content)
+        read(path)
+
+    def header(columns: int) -> str:
+        return ",".join(["text", *(f"c{number}" for number in range(columns - 1))]) + "\n"
+
+    assert measure_growth(read_header, header, (1000, 4000, 10_000, 20_000)) <= LIMIT
+
+
+def test_objects_with_long_keys_are_cells_of_json(tmp_path: Path) -> None:
+    long_key = "k" * 2000
+    writer = RecordWriter(tmp_path / "out.csv", KEY)
+    writer.write({"a": {"b": {"c": 1}}, long_key: {"d": 2}})
+    writer.finish()
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["a.b.c", long_key], ["1", '{"d":2}']]

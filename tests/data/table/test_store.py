@@ -224,5 +224,7 @@ def test_a_file_is_read_again_only_if_it_has_changed(
     changed = file_hashes(files, tmp_path / "store")
     assert changed == {file: file_hash(file) for file in files} != first
     assert read == [*files, files[1]]
-    (tmp_path / "store" / stores.HASHES).write_text("{")
-    assert file_hashes(files, tmp_path / "store") == changed
+    name = json.dumps(str(files[0].resolve()))
+    for damaged in ("{", "[]", "[1]", f"{{{name}: []}}", f"{{{name}: {{}}}}", "[" * 5000, "\xff"):
+        (tmp_path / "store" / stores.HASHES).write_text(damaged, encoding="latin-1")
+        assert file_hashes(files, tmp_path / "store") == changed
