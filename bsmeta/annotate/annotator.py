@@ -22,6 +22,7 @@ from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
 from bsmeta.annotate.shard import Counts, Dropped, Written
 from bsmeta.annotate.sources import InputRecord, decode
 from bsmeta.annotate.tags import Profile, TagRecord
+from bsmeta.core.parsing import JSONDecoder, decode_json
 from bsmeta.metadata.records import Record
 
 Columns = dict[str, Any]
@@ -36,11 +37,11 @@ NO_TEXT = "no_text"
 OTHER_TEXT = "other_text"
 
 _LEVEL = 2  # of isal: six times as fast as level 4 of zlib, for files that are 12% larger
-_RECORDS = msgspec.json.Decoder(list[Record] | None)
-_ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
-_STRING = msgspec.json.Decoder(str)
-_ERRORS = msgspec.json.Decoder(dict[str, str])
+_RECORDS = JSONDecoder(list[Record] | None)
+_ROW = JSONDecoder(dict[str, msgspec.Raw])
+_RAW_RECORDS = JSONDecoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
+_STRING = JSONDecoder(str)
+_ERRORS = JSONDecoder(dict[str, str])
 
 
 class AnnotationError(ValueError):
@@ -123,7 +124,7 @@ class Row:
         """A decoded column; None if the row does not have it."""
         value = self.columns.get(name)
         if isinstance(value, msgspec.Raw):
-            value = self.columns[name] = msgspec.json.decode(value)
+            value = self.columns[name] = decode_json(value)
         return value
 
 

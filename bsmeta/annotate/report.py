@@ -21,6 +21,7 @@ from bsmeta.annotate.page import PageError
 from bsmeta.annotate.plan import ShardPlan
 from bsmeta.annotate.shard import Counts, existing_rows
 from bsmeta.annotate.sources import counted, decode, read_items
+from bsmeta.core.parsing import decode_json
 from bsmeta.core.terminal import Console
 from bsmeta.report import figures
 from bsmeta.report.drawing import draw_figures
@@ -184,7 +185,10 @@ def _pages_of_shard(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[st
     for (item, _), line in zip(items, existing_rows(plan.files, journal), strict=False):
         if isinstance(line, bytes):
             html = decode(item, page_bytes).html
-            row = msgspec.json.decode(line)
+            try:
+                row = decode_json(line)
+            except msgspec.DecodeError:  # of columns that are only carried along
+                continue
             yield {
                 "url": row["url"],
                 "html": _shown_html(html or ""),

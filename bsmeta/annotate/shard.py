@@ -22,6 +22,7 @@ from isal import igzip
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import FULL, path_inside
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
 
 FOLDER = "_annotation"
@@ -130,8 +131,8 @@ class Journal(msgspec.Struct):
         return total
 
 
-_HEADER = msgspec.json.Decoder(Header)
-_ENTRY = msgspec.json.Decoder(Entry)
+_HEADER = JSONDecoder(Header)
+_ENTRY = JSONDecoder(Entry)
 _NO_ROWS: bytes = igzip.compress(b"", mtime=0)  # a reader refuses a file of no bytes
 
 

@@ -29,6 +29,7 @@ from pyarrow import types
 from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import file_hash
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.file_start import check_has_document
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
@@ -387,9 +388,9 @@ def item_bytes(item: Item) -> int:
     return len(item if isinstance(item, bytes) else item.payload or item.html or item.text or "")
 
 
-_LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_STRING = msgspec.json.Decoder(str | None)
-_TIME = msgspec.json.Decoder(str | int | float | None)
+_LINE = JSONDecoder(dict[str, msgspec.Raw])
+_STRING = JSONDecoder(str | None)
+_TIME = JSONDecoder(str | int | float | None)
 
 
 def decode(item: Item, page_bytes: int) -> InputRecord:
@@ -411,7 +412,7 @@ def decode_line(line: bytes) -> InputRecord:
     try:
         line.decode()  # columns that are only carried along are not decoded
         columns: dict[str, Any] = _LINE.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return InputRecord(problem="not_json")
     try:
         for name in {"url", "html", "text", *_TIMESTAMPS} & columns.keys():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.config.values import saved_config
 from bsmeta.core.errors import DataError
+from bsmeta.core.parsing import parse_json
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import CONFIG, Checkpoint, list_checkpoints
 from bsmeta.training.run_folder import METRICS, STATUS, read_events, read_status
@@ -157,8 +157,8 @@ def _what(path: Path) -> str:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise DataError(f"{file}: expected a JSON object")

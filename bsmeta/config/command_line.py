@@ -31,6 +31,7 @@ from bsmeta.config.values import COMMAND_LINE, entries_of, store_name, suggestio
 from bsmeta.core.errors import ConfigurationError, Problem, much_like, nearest, refuse, show
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import About, about, leaves, meanings, type_hints
+from bsmeta.core.parsing import YAMLLoader, parse_yaml
 
 Config = TypeVar("Config")
 
@@ -42,10 +43,10 @@ _ACCELERATE = {
 }  # fmt: skip
 
 # Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key), and in
-# quoted text, which comes first.
+# quoted text, which comes first (up to the end, if it is not closed, so that it is read once).
 _HOME = re.compile(
     r"""
-    "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*'
+    "(?:\\.|[^"\\])*+ "? | '(?:\\.|[^'\\])*+ '?
     | (?<=[=\[,]) (?P<path> ~[^\s,\[\]{}'"]* )
     """,
     re.VERBOSE,
@@ -175,7 +176,7 @@ def quote_mapping(override: str) -> str:
     if not (value.startswith("{") and _QUOTED_KEY.search(value)):
         return override
     try:
-        mapping = yaml.load(value, _FlowLoader)
+        mapping = parse_yaml(value, _FlowLoader)
         if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
             return override
         text = json.dumps(mapping, ensure_ascii=False)
@@ -184,14 +185,14 @@ def quote_mapping(override: str) -> str:
     return f"{name}{equals}{QuotedString(text, Quote.single).with_quotes()}"
 
 
-class _FlowLoader(yaml.SafeLoader):
+class _FlowLoader(YAMLLoader):
     """YAML in which, as in Hydra's grammar, only true and false are booleans."""
 
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _FlowLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    for first, resolvers in YAMLLoader.yaml_implicit_resolvers.items()
 }
 _FlowLoader.add_implicit_resolver(_BOOLEAN, re.compile(r"(?i)true|false"), [*"tTfF"])
 
@@ -352,7 +353,7 @@ def _configurations(arguments: Sequence[str], config_name: str) -> Iterator[str]
 def _defaults(file: Path) -> list[Any]:
     """The defaults list of a file; [] if it has none, or cannot be read."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
     entries = content.get("defaults") if isinstance(content, dict) else None

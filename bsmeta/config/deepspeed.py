@@ -10,8 +10,8 @@ removed. `zero_optimization` is the one block that Hydra does not own.
 from __future__ import annotations
 
 import copy
-import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import MISSING, Problem, look_up, nearest, same, same_type, show
 from bsmeta.core.keys import about, leaves
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import hide_values
 
 AUTO = "auto"
@@ -115,16 +116,16 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
     twice: list[str] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        twice.extend(sorted({name for name in names if names.count(name) > 1}))
+        counts = Counter(name for name, _ in pairs)
+        twice.extend(sorted(name for name, count in counts.items() if count > 1))
         return dict(pairs)
 
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        document = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
     except OSError as error:
         fix = "make it readable, or name another file"
         return None, [Problem(_WHOLE, file, str(error.strerror), "a file that can be read", fix)]
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         return None, [Problem(_WHOLE, file, str(error), "JSON", "fix it there")]
     if not isinstance(document, dict):
         found = type(document).__name__

@@ -17,6 +17,7 @@ import yaml
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import ROOT
+from bsmeta.core.parsing import parse_yaml
 from bsmeta.core.secrets import hide_values
 
 ENVIRONMENT = "the environment"
@@ -255,7 +256,7 @@ def _from_file(path: Path) -> Launch:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"{path}: cannot be read: {error.strerror}; expected a launch file"

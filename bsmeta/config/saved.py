@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, Problem, refuse, show
+from bsmeta.core.parsing import parse_yaml
 
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read; a list of 25,000 shards has about 2 MB."""
@@ -29,7 +30,7 @@ DEEPEST = 50
 LONGEST_NUMBER = 100
 """Characters of a number; converting one takes the square of their count."""
 
-_OPENING = re.compile(r"(\\*)\$\{")
+_OPENING = re.compile(r"(?<!\\)(\\*+)\$\{")
 _SHIELD = "\ue000"  # of Unicode's private use; texts that have it keep it, see `shielded`
 _SHIELDABLE = re.compile(rf"\$(?={_SHIELD}*\{{)")
 _SHIELDED = re.compile(rf"\${_SHIELD}(?={_SHIELD}*\{{)")
@@ -108,8 +109,8 @@ def parse_saved(text: str, where: str) -> dict[Any, Any]:
         where: The file, for messages.
     """
     try:
-        values = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:
+        values = parse_yaml(text, _Loader)
+    except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(
             f"{where}: cannot be read ({reason}); expected the config of a run, as it was saved"

@@ -37,6 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.core.errors import ConfigurationError, nearest, show
 from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.parsing import parse_yaml
 
 PARTS = "parts"
 """The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""
@@ -133,6 +134,8 @@ class ExpandingSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path) / self._normalize_file_name(config_path)
         try:
+            if file.is_file():
+                parse_yaml(file.read_bytes())  # first, because Hydra takes everything
             result = super().load_config(config_path)
         except (OSError, UnicodeDecodeError) as error:  # OSError: also for a file that is a number
             raise ConfigurationError(f"{file}: cannot be read: {error}") from error
@@ -246,6 +249,7 @@ def _content(path: str, folder: Path, where: str, chain: tuple[Path, ...] = ()) 
     values: Any = text.removesuffix("\n")
     if file.suffix in _YAML:
         try:
+            parse_yaml(text)  # first, because OmegaConf takes everything
             values = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
         except OSError as error:  # a single number or the like
             raise ConfigurationError(

@@ -40,6 +40,7 @@ from bsmeta.core.keys import (
     refuse_out_of_bounds,
     type_hints,
 )
+from bsmeta.core.parsing import parse_json, parse_yaml
 from bsmeta.core.secrets import redact_values
 
 if TYPE_CHECKING:
@@ -151,8 +152,8 @@ def _from_json(value: Any, kind: Any) -> Any:
     if not (takes_mapping and isinstance(value, str) and value.startswith("{")):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return parse_json(value)
+    except ValueError:
         return value
 
 
@@ -343,7 +344,7 @@ def _settle(section: DictConfig | ListConfig, name: Any, kind: Any) -> None:
     if value is None or not (is_section or typing.get_origin(kind) in (list, dict)):
         return
     if isinstance(value, str):
-        value = yaml.safe_load(value)
+        value = parse_yaml(value)
         if not isinstance(value, (list, dict)):
             raise TypeError(f"not {type_name(kind)}")
         for misread in misread_booleans(value, kind):

@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import UnsafeNameError, path_inside
+from bsmeta.core.parsing import ExtremeContentError, parse_json
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -180,10 +181,10 @@ def _check_files(source: str | Path) -> str | None:
     _refuse_large_files(texts)
     for file in files:
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except RecursionError:
+            content = parse_json(file.read_text(encoding="utf-8"))
+        except ExtremeContentError as error:  # which transformers might read nevertheless
             raise ConfigurationError(
-                f"{file}: its values are nested too deeply; expected a file that transformers wrote"
+                f"{file}: {error}; expected a file that transformers wrote"
             ) from None
         except (OSError, ValueError):
             continue

@@ -43,6 +43,7 @@ from bsmeta.core.errors import (
     missing_extra,
 )
 from bsmeta.core.files import full_disk_error
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import ignore_write_errors, screened_output
 
@@ -260,7 +261,7 @@ def meet(timeout_s: float) -> None:
             if store.check([_REFUSED]):
                 if is_reporter():
                     store.add(_READ, 1)
-                refusal = json.loads(store.get(_REFUSED))
+                refusal = parse_json(store.get(_REFUSED))
                 kind = RefusedElsewhere if refusal["user"] else TrainingError
                 raise kind(f"another machine did not start: {refusal['message']}")
             if time.monotonic() > deadline:

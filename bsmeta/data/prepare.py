@@ -39,6 +39,7 @@ from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
 from bsmeta.core.files import file_hash
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.io.shards import shards_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
@@ -275,11 +276,11 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         # msgspec's own decoder does not read Infinity, which a configuration may have.
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
         version = msgspec.convert(content, _Version).format
         if version == FORMAT:
             return msgspec.convert(content, Manifest)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"data_config.prepared={folder} holds no prepared data "
             f"(python -m bsmeta.data.prepare … out={folder} makes it): {error}"

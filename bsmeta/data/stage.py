@@ -40,6 +40,7 @@ from bsmeta.core.files import (
     replacing,
     writing,
 )
+from bsmeta.core.parsing import decode_json
 from bsmeta.core.process import stoppable
 from bsmeta.core.progress import Show, progress_bar
 from bsmeta.data.io.file_sets import filled
@@ -193,7 +194,7 @@ def read_manifest(folder: Path) -> dict[str, Copied]:
     """The complete files of a folder, by name; a line that a killed process left is ignored."""
     try:
         lines = (folder / MANIFEST).read_bytes().splitlines(keepends=True)
-        found = [msgspec.json.decode(line, type=Copied) for line in lines if line.endswith(b"\n")]
+        found = [decode_json(line, Copied) for line in lines if line.endswith(b"\n")]
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:

@@ -29,6 +29,7 @@ import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, column_keys, type_of
 from bsmeta.metadata.records import (
     NO_COLUMN,
@@ -191,7 +192,7 @@ class DocumentDecoder(Decoder):
         self._eager = [(_field(name), keys.get(name, name)) for name in eager]
         self._lazy = [(_field(name), name) for name in columns if type_of(name).is_lazy]
         line = _line_type(columns)
-        self._decoder = msgspec.json.Decoder(line)
+        self._decoder = JSONDecoder(line)
         names = {field.encode_name for field in msgspec.structs.fields(line)}
         self._set_columns(names, {f"metadata_{name}": name for _, name in self._lazy})
         self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
@@ -322,7 +323,7 @@ class MappingDecoder(Decoder):
         # A field of a struct is not a column of its own.
         late = {path: key for key, path in lazy.items() if path in tree}
         self._set_columns({self._text_path, address, *paths.values()}, late)
-        self._decoder = msgspec.json.Decoder(_struct(tree))
+        self._decoder = JSONDecoder(_struct(tree))
         self._text = _getter(self._text_path)
         self._lazy = [(key, _getter(path)) for key, path in lazy.items()]
         self._values = [(key, _getter(path)) for key, path in paths.items() if key not in lazy]

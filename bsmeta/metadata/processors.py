@@ -15,6 +15,7 @@ import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import Problem
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,
@@ -175,7 +176,7 @@ class HtmlAttributes(msgspec.Struct, gc=False):
     values: list[str | int | float | None]
 
 
-_ATTRIBUTES = msgspec.json.Decoder(HtmlAttributes | None)
+_ATTRIBUTES = JSONDecoder(HtmlAttributes | None)
 
 
 class Html(MetadataType):

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from bsmeta.core.parsing import JSONDecoder
+
 if TYPE_CHECKING:
     from bsmeta.metadata.spans import KeptText
 
 NO_COLUMN = msgspec.Raw()
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.DecodeError,)
 """Raised by the decoder if a line or column is not JSON of the expected types."""
 
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
@@ -94,9 +96,9 @@ class _Value(msgspec.Struct, gc=False):
     value: str | int | float
 
 
-_ADDRESSES = msgspec.json.Decoder(str | list[_Value | str] | None)
-_RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
-_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ADDRESSES = JSONDecoder(str | list[_Value | str] | None)
+_RECORD_LIST = JSONDecoder(list[Record] | None)
+_KEYS = JSONDecoder(dict[str, msgspec.Raw])
 
 Undecoded = msgspec.Raw | Callable[[], bytes]
 """The JSON of a column, or a function that returns it."""

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bsmeta.config.data import EXTRACTORS
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
 
@@ -252,7 +253,7 @@ class _Line(msgspec.Struct, gc=False):
     content_spans: dict[str, Spans | None] | list[Any] | None = None
 
 
-_LINES = msgspec.json.Decoder(_Line)
+_LINES = JSONDecoder(_Line)
 
 
 def content_spans(line: Line, content: str) -> Spans:

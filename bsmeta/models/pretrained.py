@@ -28,6 +28,7 @@ from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.core.files import UnsafeNameError, path_inside
 from bsmeta.core.model_files import read_model_and_report, read_shape
+from bsmeta.core.parsing import decode_json, parse_json
 from bsmeta.core.progress import report_progress
 from bsmeta.models.shapes import positions_of
 
@@ -105,8 +106,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, ValueError, RecursionError) as error:
+        manifest = decode_json(path.read_bytes(), Manifest)
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}: cannot be read ({error}); expected sizes and checksums of files"
         ) from error
@@ -139,7 +140,7 @@ def record_tokenizer(folder: Path) -> None:
     config = folder / "config.json"
     if not config.is_file():
         return
-    content = json.loads(config.read_text(encoding="utf-8"))
+    content = parse_json(config.read_text(encoding="utf-8"))
     content.pop(TOKENS_HASH, None)
     digest = _tokens_hash(folder)
     if digest is not None:
@@ -152,7 +153,7 @@ def _tokens_hash(folder: Path) -> str | None:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
-    parts = json.loads(file.read_text(encoding="utf-8"))
+    parts = parse_json(file.read_text(encoding="utf-8"))
     vocabulary = parts["model"]["vocab"]
     if isinstance(vocabulary, dict):
         tokens = set(vocabulary.items())
@@ -212,9 +213,9 @@ def model_damage(model: Path) -> list[str] | None:
 def _tokenizer_faults(folder: Path) -> list[str]:
     """Describes a tokenizer in a model folder that is not the one its `config.json` records."""
     try:
-        recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
+        recorded = parse_json((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
         found = _tokens_hash(folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return []  # not recorded, or unreadable, which is reported when it is loaded
     if found in (None, recorded):
         return []
@@ -333,7 +334,7 @@ def refuse_other_vocabulary(source: str, where: str) -> None:
     """
     folder = _folder_of(source)
     try:
-        rows = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+        rows = parse_json((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     faults = [

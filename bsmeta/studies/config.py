@@ -16,6 +16,7 @@ from bsmeta.config.causal_lm import WINDOWS
 from bsmeta.config.schema import LARGEST_SEED
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import address_problems, bound_lines, key
+from bsmeta.core.parsing import parse_yaml
 
 SCRIPTS = ("train.sh", "several_machines.sh")
 TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"
@@ -171,7 +172,7 @@ def load_study(path: Path) -> StudyConfig:
         ConfigurationError: If it cannot be read or does not fit; lists all that is wrong.
     """
     try:
-        values = OmegaConf.create(_shielded(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+        values = OmegaConf.create(_shielded(parse_yaml(path.read_text(encoding="utf-8")) or {}))
         study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StudyConfig), values))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; expected a study's file") from error

@@ -16,6 +16,7 @@ from typing import Any
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_text
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact_values
 from bsmeta.studies.config import ArmConfig, ClaimConfig, StudyConfig
 from bsmeta.studies.runs import NOT_STARTED, measure_settings, progress_of, runs_of
@@ -101,7 +102,7 @@ def _read(study: StudyConfig) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        declared = json.loads(file.read_text(encoding="utf-8"))
+        declared = parse_json(file.read_text(encoding="utf-8"))
         _ = [declared[name] for name in ("arms", "seeds", "claims")]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(

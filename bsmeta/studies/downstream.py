@@ -33,6 +33,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
 from bsmeta.core.model_files import refuse_unsafe
+from bsmeta.core.parsing import parse_json
 from bsmeta.data import derive
 from bsmeta.data.text.lost_text import lossy_texts
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
@@ -256,7 +257,7 @@ def save_scores(scores: Sequence[Score], path: Path) -> None:
 
 def load_scores(path: Path) -> list[Score]:
     """Reads what `save_scores` wrote."""
-    return [Score(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    return [Score(**one) for one in parse_json(path.read_text(encoding="utf-8"))]
 
 
 def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ interrupted study continues with the next run.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -21,6 +20,7 @@ from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.model_file import language_part
 from bsmeta.core.model_files import read_tokenizer
+from bsmeta.core.parsing import parse_json
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.spans import KeptText
 from bsmeta.studies.config import MeasureConfig, StudyConfig
@@ -173,16 +173,16 @@ def _score(
 def _counts(locations: Sequence[Location], name: str) -> np.ndarray:
     """A count of the training progress at each checkpoint: int64 [checkpoints]."""
     states = [Path(location.name) / "trainer_state.json" for location in locations]
-    found = [json.loads(path.read_text(encoding="utf-8"))["progress"][name] for path in states]
+    found = [parse_json(path.read_text(encoding="utf-8"))["progress"][name] for path in states]
     return np.array(found, np.int64)
 
 
 def _facts(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
     """What the report needs to know about a run, from its configuration and last checkpoint."""
-    shape = json.loads((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
+    shape = parse_json((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
     vocabulary = language_part(shape).pop("vocab_size")
     shape = {name: value for name, value in shape.items() if name not in _CHANGING}
-    data = json.loads((checkpoint / "data_state.json").read_text(encoding="utf-8"))
+    data = parse_json((checkpoint / "data_state.json").read_text(encoding="utf-8"))
     return {
         "schedule": config.lr_scheduler_type,
         "loss_on_metadata": bool(config.data_config.metadata_config.loss_on_metadata),
@@ -216,7 +216,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("}\n"):
-                yield json.loads(line)
+                yield parse_json(line)
 
 
 def _gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:

@@ -37,6 +37,7 @@ from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import ROOT, replacing
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
@@ -130,7 +131,7 @@ class Measurement:
         """
         try:
             with np.load(path) as found:
-                header = json.loads(str(found["header"]))
+                header = parse_json(str(found["header"]))
                 arrays = {name: found[name] for name in _ARRAYS}
                 types = {
                     name.removeprefix(_TYPES): found[name].astype(np.float64)

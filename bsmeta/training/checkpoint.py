@@ -33,6 +33,7 @@ import msgspec
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError, UserError
 from bsmeta.core.files import sync
+from bsmeta.core.parsing import parse_json
 from bsmeta.models.pretrained import (
     MANIFEST,
     FileEntry,
@@ -125,7 +126,7 @@ class Checkpoint:
     def _read(self, name: str) -> dict[str, Any]:
         file = self.folder / name
         with naming_file(file):
-            content = json.loads(file.read_bytes())
+            content = parse_json(file.read_bytes())
             if not isinstance(content, dict):
                 raise ValueError(f"found {type(content).__name__}, expected an object")
         return content

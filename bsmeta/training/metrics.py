@@ -15,7 +15,6 @@ secrets are passed: each library reads its own key (`WANDB_API_KEY`, `HF_TOKEN`)
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import re
@@ -37,6 +36,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import HYDRA, Problem, refuse
 from bsmeta.core.files import write_json
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.core.terminal import ProgressDisplay, TextColumn
@@ -417,7 +417,7 @@ def run_name(folder: Path) -> str:
     """
     file = folder / RUNS
     try:
-        return str(json.loads(file.read_text())["run"])
+        return str(parse_json(file.read_text())["run"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         plain = re.sub(r"[^\w.-]", "-", folder.name)[:100]
         name = f"{plain}-{secrets.token_hex(4)}"

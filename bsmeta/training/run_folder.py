@@ -25,6 +25,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.files import is_full, replacing, write_text
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.printable import printable
 from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
 from bsmeta.core.secrets import redact
@@ -55,8 +56,8 @@ def read_events(metrics: Path) -> list[dict[str, Any]]:
 def _read_line(line: str) -> dict[str, Any] | None:
     """A line of a log; None if it is truncated, or anything else."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
     return event if isinstance(event, dict) else None
 
@@ -126,7 +127,7 @@ def read_status(out_dir: Path) -> dict[str, Any]:
         OSError: If there is no such file, or it cannot be read.
         ValueError: If it is damaged.
     """
-    status = json.loads((out_dir / STATUS).read_text(encoding="utf-8"))
+    status = parse_json((out_dir / STATUS).read_text(encoding="utf-8"))
     if not isinstance(status, dict):
         raise ValueError("expected a JSON object")
     if status.get("state") == "running" and not _is_held(out_dir):
@@ -452,8 +453,8 @@ def _foreign(out_dir: Path) -> list[str]:
 
 def _is_done(out_dir: Path) -> bool:
     try:
-        return bool(json.loads((out_dir / STATUS).read_text())["state"] == "done")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing or unreadable
+        return bool(parse_json((out_dir / STATUS).read_text())["state"] == "done")
+    except (OSError, ValueError, KeyError, TypeError):  # missing or unreadable
         return False
 
 
@@ -477,8 +478,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _is_before(line: str, step: int) -> bool:
     """Whether a logged line is complete and belongs to a step up to `step`."""
     try:
-        return int(json.loads(line)["step"]) <= step
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return int(parse_json(line)["step"]) <= step
+    except (ValueError, KeyError, TypeError, OverflowError):
         return False  # the last line of a killed process may be truncated
 
 

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from bsmeta.core.errors import TrainingError, UserError
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import EXIT_FAILURE, StopRequest
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.core.secrets import redact
@@ -246,7 +247,7 @@ class Watchdog:
         def read(store: Any) -> dict[int, Any]:
             known = [rank for rank, key in keys.items() if store.check([key])]
             values = store.multi_get([keys[rank] for rank in known]) if known else []
-            return {rank: json.loads(value) for rank, value in zip(known, values, strict=True)}
+            return {rank: parse_json(value) for rank, value in zip(known, values, strict=True)}
 
         try:
             return self._store.call(read)

@@ -177,6 +177,8 @@ NINES = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in rang
         (b"run_name: !!binary aGk=\n", "found a value of type tag:yaml.org,2002:binary"),
         (b"a: !!python/object/apply:os.system [true]\n", "could not determine a constructor"),
         (b"seed: !!int x\n", "invalid literal for int()"),
+        (b"seed: !!int\n", "string index out of range"),
+        (b"seed: !!bool x\n", "cannot be read ("),
         (b"a: b: c\n", "mapping values are not allowed here"),
         (b"a: 1\n---\nb: 2\n", "expected a single document"),
         (b"run_name: \xff\n", "'utf-8' codec can't decode byte 0xff"),

@@ -265,9 +265,17 @@ def test_a_panic_of_the_tokenizer_is_an_error(folder: Path) -> None:
         read_tokenizer(folder)
 
 
-def test_values_nested_too_deeply_are_refused(folder: Path) -> None:
-    (folder / "config.json").write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
-    with pytest.raises(ConfigurationError, match=r"config\.json: its values are nested too deeply"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"a": ' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
+        ('{"a": ' * 300 + '{"auto_map": {"AutoConfig": "m.C"}}' + "}" * 300, "nested too deeply"),
+        (f'{{"a": {"9" * 400}, "auto_map": {{"AutoConfig": "m.C"}}}}', "an integer that is larger"),
+    ],
+)
+def test_extreme_values_are_refused(content: str, reason: str, folder: Path) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"config\.json: {reason}"):
         read_shape(folder)
 
 

@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import format_bytes, free_bytes, name_fault, path_inside
+from bsmeta.core.parsing import decode_json, decode_yaml, parse_json
 from bsmeta.core.secrets import hide_values, shown_url
 from bsmeta.data.io.archives import SUFFIXES, unpack
 from bsmeta.data.io.remote import (
@@ -97,8 +98,8 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
     """
     try:
         content = path.read_bytes()
-        decode = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
-        entries = decode(content, type=_Manifest).files
+        decode = decode_json if path.suffix == ".json" else decode_yaml
+        entries = decode(content, _Manifest).files
     except OSError as error:
         raise DataError(f"manifest={path} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
@@ -246,7 +247,7 @@ class FileSet:
 
     def _is_complete(self, entry: Entry) -> bool:
         with contextlib.suppress(OSError, ValueError):
-            if json.loads(self._record(entry).read_text()) == self._found(entry):
+            if parse_json(self._record(entry).read_text()) == self._found(entry):
                 return True
         # A copy of the folder may have other times: the content decides.
         return entry.unpack is None and self._is_there(entry)

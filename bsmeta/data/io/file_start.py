@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from bsmeta.core.errors import DataError, show
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.core.printable import printable
 from bsmeta.data.io.files import (
     GZIP_MARK,
@@ -67,7 +68,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HEAD = 1 << 12  # bytes
 _CONTENT_LOOKED_AT = 1 << 20  # bytes, which may all be blank
 _SHOWN = 40  # characters of a file in a message
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECT = JSONDecoder(dict[str, msgspec.Raw])
 
 
 class FileStart(NamedTuple):

@@ -30,6 +30,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, get_token_to_se
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
+from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import hide
 from bsmeta.data.io.files import EVERYWHERE, HUB, FileRef, RemoteSettings, kept_if_possible
 from bsmeta.data.io.remote import (
@@ -163,10 +164,10 @@ class Hub(Store):
             body = b"".join(steady(response.iter_bytes(), constants.HF_HUB_DOWNLOAD_TIMEOUT))
             link = response.links.get("next", {}).get("url")
         try:
-            page = msgspec.json.decode(body, type=form)
+            page = decode_json(body, form)
         except msgspec.ValidationError as error:
             raise TransientError(f"the answer is JSON of another form: {error}") from None
-        except (msgspec.DecodeError, RecursionError):
+        except msgspec.DecodeError:
             raise TransientError("the answer is not JSON") from None
         return page, str(response.url.join(link)) if link else None
 
@@ -286,7 +287,7 @@ def _listing_name(pattern: Pattern, revision: str) -> str:
 def _load(path: Path) -> Listing | None:
     """A cached listing; None if there is none, or it cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Listing)
+        return decode_json(path.read_bytes(), Listing)
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -31,6 +31,7 @@ import httpx2
 import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
+from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import hide
 from bsmeta.data.io.files import FileRef, RemoteSettings
 from bsmeta.data.io.remote import (
@@ -445,8 +446,8 @@ class CloudStorage(Bucket):
         url = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
         body = self._body(f"{url}?{httpx2.QueryParams(parameters)}", pattern, what, self._token())
         try:
-            found = msgspec.json.decode(body, type=_Objects)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            found = decode_json(body, _Objects)
+        except msgspec.MsgspecError as error:
             raise TransientError(f"the answer is not a listing: {error}") from None
         refs = [
             FileRef(
@@ -475,7 +476,7 @@ class CloudStorage(Bucket):
 
     def _error_code(self, body: bytes) -> str:
         try:
-            return msgspec.json.decode(body, type=_Refusal).error.message
+            return decode_json(body, _Refusal).error.message
         except msgspec.MsgspecError:
             return ""
 

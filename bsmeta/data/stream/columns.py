@@ -21,6 +21,7 @@ import msgspec
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.core.errors import HYDRA, Problem, UserError, much_like, nearest, show
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of, validation_path
@@ -35,10 +36,10 @@ MISSPELLED = 0.75  # smallest difflib ratio of a misspelling: titel, urls; not l
 SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds
 SHOWN = 40  # columns in a message
 
-_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
-_NAME = msgspec.json.Decoder(str)
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_KEYS = JSONDecoder(dict[str, msgspec.Raw])
+_RECORDS = JSONDecoder(list[dict[str, msgspec.Raw]] | None)
+_NAME = JSONDecoder(str)
+_OBJECT = JSONDecoder(dict[str, Any])
 
 
 def column_problems(config: DataConfig) -> Iterator[Problem]:

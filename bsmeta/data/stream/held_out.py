@@ -22,6 +22,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash
+from bsmeta.core.parsing import decode_json
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.files import Cache, FileRef, kept_if_possible
 from bsmeta.data.io.lines import open_shard
@@ -190,7 +191,7 @@ def _read(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
         if is_mapped:  # the values of metadata are not read, so it is the text
             raise
         with contextlib.suppress(*UNREADABLE):
-            row = msgspec.json.decode(bytes(line), type=_Lenient)
+            row = decode_json(bytes(line), _Lenient)
             url = row.url if isinstance(row.url, str) else None
             return Document(row.text, url, {}, address_column=row.metadata_url)
         raise

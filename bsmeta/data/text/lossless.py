@@ -5,11 +5,12 @@ The checks before a run use this, so it does not import transformers.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
+
+from bsmeta.core.parsing import parse_json
 
 _KEEPING_STEPS = (
     "ByteLevel", "Digits", "FixedLength", "Punctuation", "Split", "UnicodeScripts"
@@ -22,7 +23,7 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
 
     False means that its texts must be compared.
     """
-    parts = json.loads(tokenizer.to_str())
+    parts = parse_json(tokenizer.to_str())
     model, steps = parts["model"], pre_tokenizers_of(parts["pre_tokenizer"])
     if model["type"] != "BPE" or parts["normalizer"] is not None:
         return False

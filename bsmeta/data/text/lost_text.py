@@ -11,7 +11,6 @@ around punctuation) loses nothing of the text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.characters import coverage, utf8_lengths
 from bsmeta.data.text.lossless import is_lossless, pre_tokenizers_of
 from bsmeta.data.text.lost_share import LostShare
@@ -79,7 +79,7 @@ class LostTextFinder:
         self.is_lossless = is_lossless(tokenizer)
         if self.is_lossless:
             return
-        parts = json.loads(tokenizer.to_str())
+        parts = parse_json(tokenizer.to_str())
         self._tokenizer = tokenizer
         self._unknown = _unknown_id(tokenizer, parts["model"])
         self._decode = _decode_of(tokenizer, parts)

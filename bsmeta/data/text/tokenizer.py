@@ -9,7 +9,6 @@ is encoded.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.model_files import read_tokenizer
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import log_once
 from bsmeta.data.text.lossless import keeps_text, pre_tokenizers_of
 from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
@@ -211,7 +211,7 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
         from tiktoken import Encoding
     except ImportError as error:
         raise Unavailable("it is not installed") from error
-    parts = json.loads(tokenizer.to_str())
+    parts = parse_json(tokenizer.to_str())
     ranks = _merge_ranks(parts["model"])
     added = parts["added_tokens"]
     if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
@@ -255,7 +255,7 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
 
     A byte-level vocabulary represents each byte as one character, so lengths are those of entries.
     """
-    parts = json.loads(tokenizer.to_str())
+    parts = parse_json(tokenizer.to_str())
     steps = pre_tokenizers_of(parts["pre_tokenizer"])
     if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step["type"] for step in steps]:
         return None

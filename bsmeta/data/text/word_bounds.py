@@ -21,11 +21,12 @@ Everything else, such as other patterns, is refused: `split_by_words` names the 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
+
+from bsmeta.core.parsing import parse_json
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of a `ByteLevel` pre-tokenizer that does its own splitting."""
@@ -67,7 +68,7 @@ def check_separable(tokenizer: Tokenizer) -> None:
     Raises:
         Inseparable: If this does not follow from its parts.
     """
-    parts = json.loads(tokenizer.to_str())
+    parts = parse_json(tokenizer.to_str())
     steps = _steps(parts["normalizer"], "normalizers")
     for step in steps:
         _check_normalizer(step)

@@ -5,7 +5,6 @@ A held-out file that was part of the training data is reported.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,6 +28,7 @@ from bsmeta.config.data import (
 from bsmeta.config.values import changed, saved_config, to_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
+from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.files import FileRef, size_of
 from bsmeta.data.io.shards import (
     Shard,
@@ -226,7 +226,7 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
         folders += sorted(location.run_folder.glob("checkpoint-*step"))
     for folder in folders:
         try:
-            state = json.loads((folder / "data_state.json").read_text(encoding="utf-8"))
+            state = parse_json((folder / "data_state.json").read_text(encoding="utf-8"))
             return dict(state["fingerprint"]["shards"])
         except (OSError, ValueError, KeyError, TypeError):
             continue

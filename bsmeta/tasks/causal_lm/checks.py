@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import glob
 import importlib.util
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatch
@@ -32,6 +31,7 @@ from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.model_file import positions_in
 from bsmeta.config.steps import BatchPlan, decay_start, evaluations
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import checks_for_all
 from bsmeta.data.stream.columns import column_problems, missing_types, type_problems
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
@@ -252,7 +252,7 @@ def _positions(config: CausalLMConfig) -> Iterator[Problem]:
     name = getattr(config, key)
     file = os.path.join(name, "config.json") if os.path.isdir(name) else name
     try:
-        shape = json.loads(Path(file).read_text(encoding="utf-8"))
+        shape = parse_json(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # on the Hub, or refused when it is loaded
         return
     if isinstance(shape, dict):

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Protocol
 
-import msgspec
 import numpy as np
 import xxhash
 
@@ -26,6 +25,7 @@ from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.parsing import decode_json
 from bsmeta.data.io.file_start import check_has_document, explain_no_document
 from bsmeta.data.io.files import FileRef, refuse_bad_copy
 from bsmeta.data.io.lines import open_shard
@@ -164,7 +164,7 @@ class HeldOutDocuments:
         names = {
             name.removeprefix("metadata_")
             for index in range(len(self))
-            for name in msgspec.json.decode(self.line(index))
+            for name in decode_json(self.line(index))
             if name.startswith("metadata_")
         }
         keys = column_keys()

@@ -28,6 +28,7 @@ from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.keys import refuse_out_of_bounds
+from bsmeta.core.parsing import decode_json, parse_yaml
 from bsmeta.core.printable import printable
 from bsmeta.core.terminal import Console, write_data
 from bsmeta.report.page import report_console
@@ -107,9 +108,9 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
         if not line.strip():
             continue
         try:
-            values = msgspec.json.decode(line, type=dict[str, Any])
+            values = decode_json(line, dict[str, Any])
             requests.append(changed(base, values))
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigurationError) as error:
+        except (msgspec.DecodeError, ConfigurationError) as error:
             problems.append(f"{path}, line {number}: {error}")
     if problems:
         raise DataError("\n".join(problems))
@@ -177,7 +178,7 @@ def lines_of_input(types: Iterable[str]) -> Iterator[str]:
 
 def _value(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{text}: not readable: {error}") from error
 

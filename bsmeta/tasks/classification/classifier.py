@@ -26,6 +26,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.parsing import decode_json, parse_json
 from bsmeta.models.layers import encoder_layers
 from bsmeta.tasks.classification.config import POOLINGS
 
@@ -145,7 +146,7 @@ class Classifier(nn.Module):
         """Writes all but the encoder into an existing folder."""
         weights = self.state_dict() if weights is None else weights
         file = folder / CONFIG
-        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        config = parse_json(file.read_text(encoding="utf-8")) if file.exists() else {}
         config[ENTRY] = msgspec.to_builtins(self.description)
         file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         linear = {n: w.detach().cpu() for n, w in weights.items() if not n.startswith(ENCODER)}
@@ -239,7 +240,7 @@ def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
 def is_classifier(folder: Path) -> bool:
     """Whether an exported folder holds a `Classifier`, not a model of transformers."""
     try:
-        return ENTRY in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return ENTRY in parse_json((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 
@@ -251,7 +252,7 @@ def read_description(folder: Path) -> Description:
         DataError: If there is none.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         return msgspec.convert(config[ENTRY], Description)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -261,7 +262,7 @@ def read_description(folder: Path) -> Description:
 
 
 def _words(folder: Path, weights: Mapping[str, torch.Tensor]) -> Words:
-    ngrams = msgspec.json.decode((folder / NGRAMS).read_bytes(), type=list[str])
+    ngrams = decode_json((folder / NGRAMS).read_bytes(), list[str])
     idf, weight, bias = (weights[f"words.{name}"] for name in ("idf", "weight", "bias"))
     if not weight.shape[1] == len(idf) == len(set(ngrams)) == len(ngrams):
         raise ValueError(f"{NGRAMS} and {WEIGHTS} do not have the same features")

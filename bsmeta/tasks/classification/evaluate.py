@@ -30,6 +30,7 @@ from torch import nn
 from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import opaque_work
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import (
@@ -379,7 +380,7 @@ def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> No
     content: dict[str, Any] = {
         "state_dict": {name: value.cpu() for name, value in model.state_dict().items()},
         "labels": [*labels_of(model)],
-        "config": None if shape is None else json.loads(shape.to_json_string(use_diff=False)),
+        "config": None if shape is None else parse_json(shape.to_json_string(use_diff=False)),
         "max_length": data.max_length,
         "fold_by": data.fold_by,
     }

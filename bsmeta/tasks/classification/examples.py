@@ -31,6 +31,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing, refuse
 from bsmeta.core.files import file_hash
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import log_once, rank, release_signals
 from bsmeta.core.progress import exclusively, opaque_work
 from bsmeta.core.terminal import Console
@@ -276,7 +277,7 @@ class Examples:
         _check_file(database)
         # How it was made: from which file (csv), how that was read (notes), the number of bad rows
         # (skipped), and warnings about repeated texts and labels.
-        self.facts = {name: json.loads(value) for name, value in self._query("SELECT * FROM facts")}
+        self.facts = {name: parse_json(value) for name, value in self._query("SELECT * FROM facts")}
         self.key: dict[str, Any] = self.facts.pop("key")  # what determines its content
         names = self._query("SELECT name FROM labels ORDER BY number")
         self.labels = tuple(name for (name,) in names)

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import building, delete
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import exclusively, opaque_work
 from bsmeta.models.pretrained import default_device
@@ -78,7 +79,7 @@ class Systems:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        content = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        content = parse_json((folder / FACTS).read_text(encoding="utf-8"))
         facts = content["systems"]
         # By method, the simplest first: the predicted labels of the texts of the validation split,
         # and what was chosen on it.
@@ -137,7 +138,7 @@ def score_to_choose(config: ClassificationConfig) -> str:
 
 def _is_of(folder: Path, key: Mapping[str, Any]) -> bool:
     try:
-        found = json.loads((folder / FACTS).read_text(encoding="utf-8"))["key"]
+        found = parse_json((folder / FACTS).read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, KeyError):
         return False
     return bool(found == json.loads(json.dumps(key)))

@@ -25,6 +25,7 @@ import xxhash
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import UnsafeNameError, path_inside
+from bsmeta.core.parsing import decode_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -109,8 +110,8 @@ class ArrayFolder(Generic[Facts]):
         self.files = manifest.arrays
 
         try:
-            self.facts: Facts = msgspec.json.decode(manifest.facts, type=self._facts_type)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            self.facts: Facts = decode_json(manifest.facts, self._facts_type)
+        except msgspec.MsgspecError as error:
             raise damaged_folder(self.folder, f"{MANIFEST}: facts: {error}") from error
 
         for name in [*self._layout, *self.files]:
@@ -262,13 +263,13 @@ def _read_manifest(folder: Path) -> _Manifest:
         raise damaged_folder(folder, f"{MANIFEST}: {error}") from error
 
     try:
-        if msgspec.json.decode(content, type=_Version).format != FORMAT:
+        if decode_json(content, _Version).format != FORMAT:
             raise DataError(
                 f"{folder} is not of this version of bsmeta ({MANIFEST} is not of format {FORMAT});"
                 " delete the folder and build it again"
             )
-        return msgspec.json.decode(content, type=_Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return decode_json(content, _Manifest)
+    except msgspec.MsgspecError as error:
         raise damaged_folder(folder, f"{MANIFEST}: {error}") from error
 
 

@@ -35,6 +35,7 @@ import msgspec
 import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
+from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.caseless import caseless
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems
@@ -84,11 +85,11 @@ class _MappingFile(Problems):
                 found = _read_tries(path)
             else:
                 self._raw = path.read_text(encoding="utf-8")
-                found = json.loads(self._raw, object_pairs_hook=self._object)
+                found = parse_json(self._raw, object_pairs_hook=self._object)
             self.content = msgspec.convert(found, form)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        except ValueError as error:  # msgspec's errors are ValueErrors
             raise DataError(f"{path}: not what was expected: {error}") from error
         for key in self._repeated:
             self.refuse(key, f"{key!r} is there twice", occurrence=2)
@@ -152,7 +153,7 @@ def _read_tries(folder: Path) -> dict[str, Any]:
         if not (folder / RECORDS).exists():
             names, numbers = vocabulary(VOCABULARY), np.load(folder / NUMBERS)
             return {key: int(numbers[number]) for key, number in names.items()}
-        most = int(json.loads((folder / "max_value.json").read_text()))
+        most = int(parse_json((folder / "max_value.json").read_text()))
         has_scores = (folder / VOCABULARY).exists()
         records = marisa_trie.RecordTrie("<" + ("lf" if has_scores else "ll") * most)
         if has_scores:

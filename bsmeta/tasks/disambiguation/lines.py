@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from bsmeta.core.errors import DataError, nearest
+from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.text.caseless import caseless
 from bsmeta.metadata.records import WholeLine
@@ -96,14 +97,11 @@ def _numbered(reader: LineReader, first: int, count: int) -> Iterator[tuple[int,
 def _decoded(
     lines: Iterable[tuple[int, WholeLine]], form: type[Form], problems: Problems
 ) -> Iterator[tuple[int, Form]]:
-    decoder = msgspec.json.Decoder(form)
+    decoder = JSONDecoder(form)
     for number, line in lines:
         try:
             decoded = decoder.decode(line)
-        except UnicodeDecodeError as error:
-            wrong = error.object[error.start]
-            problems.add(number, f"not UTF-8: {error.reason} (0x{wrong:02x})")
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except msgspec.MsgspecError as error:
             if bytes(line).strip():
                 problems.add(number, str(error))
         else:
@@ -159,20 +157,21 @@ def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
     Raises:
         DataError: If the file cannot be read, or a field is most likely a misspelled one.
     """
-    decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    decoder = JSONDecoder(dict[str, msgspec.Raw])
+    alias_decoder = JSONDecoder(list[str])
     used = _Raw.__struct_fields__
     unused: Counter[str] = Counter()
     slices: set[str] = set()
     first: dict[str, int] = {}
     number = respelled = 0
     for number, line in _all_lines(path, advance):
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        with suppress(msgspec.MsgspecError):
             fields = decoder.decode(line)
             for name in fields.keys() - {*used}:
                 unused[name] += 1
                 first.setdefault(name, number)
             slices |= decoder.decode(fields.get("slices", b"{}")).keys()
-            aliases = msgspec.json.decode(fields.get("aliases", b"[]"), type=list[str])
+            aliases = alias_decoder.decode(fields.get("aliases", b"[]"))
             respelled += sum(alias != caseless(alias) for alias in aliases)
     problems = Problems(path)
     for name in unused.keys() - _UNUSED:

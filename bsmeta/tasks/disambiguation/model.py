@@ -34,6 +34,7 @@ from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import new_model, read_model_and_report, refuse_unsafe
+from bsmeta.core.parsing import parse_json
 from bsmeta.models import pretrained
 from bsmeta.models.layers import encoder_layers
 from bsmeta.models.shapes import hidden_size_of, text_shape
@@ -360,7 +361,7 @@ def frozen_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBas
 def _trained_encoder(config: DisambiguationConfig) -> PretrainedConfig | None:
     """The encoder of mentions in the folder of a trained model; None for any other model."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
+        content = parse_json((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
         return _shape(content["mention_encoder"])
     return None
 
@@ -460,7 +461,7 @@ def load_model(folder: Path) -> BiEncoder:
     pretrained.check_files(str(folder), f"{folder}")
     refuse_unsafe(folder)
     try:
-        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        content = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         settings = Settings(**content["settings"])
         shapes = [content["mention_encoder"], content["entity_encoder"]]
         with pretrained.whole_weights():

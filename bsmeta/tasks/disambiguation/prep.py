@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import plain_children
 from bsmeta.core.progress import file_bar
 from bsmeta.data.io.files import Cache
@@ -201,7 +202,7 @@ def open_prep(
             remedy="build it again with data_config.overwrite_prep=true",
         )  # fmt: skip
     shutil.rmtree(work, ignore_errors=True)
-    facts = json.loads(rows.info.description)
+    facts = parse_json(rows.info.description)
     size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
     facts["bytes_per_mention"] = size / facts["mentions"]
     found = Sentences(path, rows, facts, saved_key(folder))

@@ -17,6 +17,7 @@ import xxhash
 from torch import nn
 
 from bsmeta.core.errors import DataError
+from bsmeta.core.parsing import parse_json
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import words
 from bsmeta.tasks.spelling import detector
@@ -265,7 +266,7 @@ class CandidateCorrection(Corrector):
         self._inputs = inputs
         file = folder / CORRECTION
         try:
-            threshold = json.loads(file.read_text(encoding="utf-8"))["threshold"]
+            threshold = parse_json(file.read_text(encoding="utf-8"))["threshold"]
             if threshold is not None:  # otherwise, `finish` has chosen it after that checkpoint
                 self._chosen = float(threshold)
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.sentences import core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.noise import is_editable
@@ -294,7 +295,7 @@ class Lexicon:
         try:
             text = (folder / WORDS_FILE).read_text(encoding="utf-8")
             words = text.split("\n") if text else []
-            misspellings = json.loads((folder / MISSPELLINGS_FILE).read_text(encoding="utf-8"))
+            misspellings = parse_json((folder / MISSPELLINGS_FILE).read_text(encoding="utf-8"))
             with np.load(folder / ARRAYS_FILE) as arrays:
                 ngrams = [Ngrams(arrays[f"{n}_keys"], arrays[f"{n}_counts"]) for n in _NGRAMS]
                 return cls(words, arrays["counts"], ngrams, misspellings)

@@ -32,6 +32,7 @@ import xxhash
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import exclusively, report_progress
 from bsmeta.data import derive, permutation
 from bsmeta.data.table.store import file_hashes, open_store
@@ -128,7 +129,7 @@ def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]
 
 def _parse(config: SpellingConfig, where: str, line: str) -> tuple[str, str | None]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     names = TEXT_COLUMNS if config.text_column == "auto" else (config.text_column,)

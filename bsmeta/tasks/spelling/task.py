@@ -20,6 +20,7 @@ from scipy.special import expit
 from torch import nn
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import reporting
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
@@ -388,7 +389,7 @@ def saved_threshold(folder: Path) -> np.float64:
     """The logit above which `abstains` flags; infinite if no threshold was precise enough."""
     file = folder / CALIBRATION
     try:
-        found = Calibration(**json.loads(file.read_text(encoding="utf-8")))
+        found = Calibration(**parse_json(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise DataError(
             f"abstains: {file} cannot be read: {error}; it is written by a run with validation "
