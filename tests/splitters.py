@@ -1,0 +1,688 @@
+"""Every function of the package that takes texts of strangers apart, and how it is called."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from xml.sax.saxutils import escape
+
+import msgspec
+import yaml
+
+from bsmeta.annotate.about_page import date_of_page, date_of_url, date_of_value
+from bsmeta.annotate.annotator import AnnotationError, Row
+from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.content import Text
+from bsmeta.annotate.descriptions import (
+    DescriptionTable,
+    descriptions_of_dump,
+    first_sentence,
+    is_description,
+)
+from bsmeta.annotate.frames import inert_html
+from bsmeta.annotate.links import (
+    LinkedPage,
+    LinkIndex,
+    index_path,
+    link_key,
+    linked_page,
+    mentions,
+    write_index,
+    write_linked_sets,
+)
+from bsmeta.annotate.page import Declared, PageError, decode_html, parse_page
+from bsmeta.annotate.plan import make_annotators
+from bsmeta.annotate.sources import InputRecord, decode_line
+from bsmeta.annotate.spans import paragraphs
+from bsmeta.config.command_line import quote_home, quote_mapping
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.saved import parse_saved
+from bsmeta.core.enclosed import remove_enclosed
+from bsmeta.core.errors import DataError, UserError
+from bsmeta.core.parsing import decode_json, parse_json, parse_yaml
+from bsmeta.core.secret_names import looks_mixed, looks_random
+from bsmeta.core.secrets import redact, redact_values, shown_url
+from bsmeta.core.token_forms import tokens_in
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.remote import Pattern
+from bsmeta.data.stream.held_out import normalized_url
+from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
+from bsmeta.data.table.records import (
+    RecordWriter,
+    complete_rows,
+    flattened,
+    read_records,
+    spreadsheet_safe_cell,
+)
+from bsmeta.data.table.text_file import find_encoding, refuse_other_formats
+from bsmeta.data.text.caseless import CaselessText, caseless
+from bsmeta.data.text.sentences import core, cut, joined_parts, sentences, words
+from bsmeta.metadata.decoding import DocumentDecoder, cut_column
+from bsmeta.metadata.metadata_type import Bucketing, readable_url, year_and_month
+from bsmeta.metadata.records import BadDocument
+from bsmeta.report.page import Column, Table, marked
+from bsmeta.tasks.classification.store import text_key
+from bsmeta.tasks.disambiguation import converter
+from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.lines import word_spans
+from bsmeta.tasks.disambiguation.predict import Detector, count_forms
+from bsmeta.tasks.spelling.candidates import Candidates
+from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig
+from bsmeta.tasks.spelling.corrections import (
+    Correction,
+    align_chunks,
+    highlighted,
+    render,
+    restricted,
+)
+from bsmeta.tasks.spelling.evaluate import Dictionary, read_test_sets
+from bsmeta.tasks.spelling.lexicon import build_lexicon, parse, read_word_list
+from bsmeta.tasks.spelling.noise import Noise, invert_dictionary
+from bsmeta.tasks.spelling.samples import prose_share, samples_of
+from tests.hostile_texts import Shape
+from tests.patterns import METHODS, PACKAGE, Module
+from tests.tasks.disambiguation.helpers import write_world
+from tests.tasks.spelling.helpers import lexicon
+
+Run = Callable[[str, Path], object]
+"""Takes a text, and a folder for files."""
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """A way to call functions that take texts apart.
+
+    Attributes:
+        shapes: Texts that are hard for them, besides the repetitions of `GENERAL`.
+        lengths: Characters of the texts, if they are not those of the others.
+    """
+
+    run: Run
+    shapes: tuple[Shape, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+
+EXAMPLE = (
+    'He said: "It is so." See http://www.example.org/2019/05/a-b_c?d=e#f, i.e. [[a|b]] (c) it’s '
+    "Mr. X\n\nwrong->right, other\n|url=www.example.com\n<p class='a'>A <b>b</b> &amp; c</p>"
+    "<!-- x --> **d** `e` 12 {a: 1} [http://a.org b]\n<form>a\u00a0b</form>"
+)
+"""A text on which each splitter is called once, to see which functions it calls."""
+
+COLUMNS = ("text", "label")
+
+
+def in_file(name: str, read: Callable[[Path], object]) -> Run:
+    """Reads the text from a file; refusals are as good as rows."""
+
+    def run(text: str, folder: Path) -> None:
+        path = folder / name
+        path.write_text(text, encoding="utf-8", errors="replace", newline="")
+        with contextlib.suppress(UserError):
+            read(path)
+
+    return run
+
+
+def csv_rows(escape_character: str | None) -> Callable[[Path], object]:
+    form = CSVFormat("utf-8", ",", escape_character, COLUMNS, 0, ())
+    return lambda path: list(read_rows(path, form))
+
+
+def skipped_records(path: Path) -> None:
+    bad = BadRows(path, "skip")
+    list(read_records(path, COLUMNS, bad))
+    bad.close()
+
+
+def wide_records(text: str, folder: Path) -> None:
+    """As many columns as the text has characters."""
+    path = folder / "wide.csv"
+    path.write_text(",".join(f"{number}{ord(character)}" for number, character in enumerate(text)))
+    with contextlib.suppress(UserError):
+        list(read_records(path, ("text",), BadRows(path, "skip")))
+    output = folder / "out.csv"
+    writer = RecordWriter(output, {})
+    writer.write(dict.fromkeys(map(str, range(len(text))), ""))
+    writer.write(dict.fromkeys(map(str, range(len(text))), ""))
+    writer.finish()
+    output.unlink()
+
+
+def nested_record(text: str, _: Path) -> None:
+    """A long key above many, and a chain of objects."""
+    inner: Any = {f"{number}": number for number in range(len(text))}
+    for _ in range(100):
+        inner = {"a": inner, "b": 0}
+    flattened({text: inner})
+
+
+def page_of(profile: Any) -> Run:
+    def run(text: str, _: Path) -> None:
+        with contextlib.suppress(PageError):
+            page = parse_page(f"<body>{text}</body>", profile=profile)
+            linked_page(page, "https://a.org/b")
+            assert page.links is not None
+
+    return run
+
+
+def annotated(name: str, record: Callable[[str], InputRecord], **settings: Any) -> Run:
+    """What an annotator makes of a record."""
+    config = AnnotateConfig(annotators=[name], **settings)
+    (annotator,) = make_annotators(config)
+
+    def run(text: str, _: Path) -> None:
+        with contextlib.suppress(AnnotationError, PageError):
+            annotator.annotate(Row(record(text), config.profile))
+
+    return run
+
+
+def links_of(text: str, folder: Path) -> None:
+    path = folder / "pages.sqlite"
+    if not path.exists():
+        write_index(path, [], "")
+    base = escape(text, {'"': "&quot;"})
+    page = parse_page(f'<head><base href="{base}"></head><a href="/b">a</a>')
+    with contextlib.suppress(ValueError):
+        list(mentions(page, "https://a.org/b", LinkIndex(path)))
+
+
+def linked_sets(text: str, folder: Path) -> None:
+    """The training data of a disambiguator from a crawl of two pages."""
+    index_path(folder).parent.mkdir(exist_ok=True)
+    titles = [f"{text} - a", f"{text} | b"]
+    pages = [LinkedPage(f"a.org/{n}", title, "", "a.org", "") for n, title in enumerate(titles)]
+    write_index(index_path(folder), pages, "")
+    entity = {"value": "a", "char_start_idx": 0, "char_end_idx": 1, "url": "a.org/1"}
+    row = {"text": text, "url": "https://a.org/0", "metadata_entity": [entity]}
+    shard = folder / "shard.jsonl"
+    shard.write_bytes(msgspec.json.encode(row) + b"\n")
+    write_linked_sets([shard], folder, folder / "sets", 0.0, lambda *_: None)
+
+
+def training_lines(text: str, folder: Path) -> None:
+    line = {
+        "sentence": text, "sent_idx_unq": 0, "aliases": ["bass"], "qids": ["Q1"], "gold": [True],
+        "spans": [[0, 1]],
+    }  # fmt: skip
+    path = folder / "lines.jsonl"
+    path.write_bytes(msgspec.json.encode(line) + b"\n")
+    with contextlib.suppress(DataError):
+        count_forms(path, table(folder), "text")
+
+
+def spelling_samples(text: str, folder: Path) -> None:
+    files = [folder / "samples.txt", folder / "samples.jsonl"]
+    files[0].write_text(text, encoding="utf-8")
+    files[1].write_bytes(msgspec.json.encode({"text": text, "target": text}) + b"\n")
+    with contextlib.suppress(DataError):
+        list(samples_of(SecConfig(target_column="target"), files))
+
+
+def spelling_test_set(text: str, folder: Path) -> None:
+    files = folder / "sed_words" / "group" / "split"
+    files.mkdir(parents=True, exist_ok=True)
+    for name in ("corrupt.txt", "correct.txt"):
+        (files / name).write_text(text, encoding="utf-8")
+    with contextlib.suppress(DataError):
+        read_test_sets(folder, "sed_words")
+
+
+def dump(text: str, folder: Path) -> None:
+    path = folder / "dump.xml"
+    content = escape(re.sub(r"[^\t\n\x20-\ud7ff]", "", text))
+    page = f"<page><title>{content}</title><ns>0</ns><text>{content}</text></page>"
+    path.write_text(f"<mediawiki>{page}</mediawiki>", encoding="utf-8")
+    descriptions_of_dump(path)
+
+
+def description_of(text: str, folder: Path) -> None:
+    path = folder / "sites.tsv"
+    path.write_text("a.org\tA site.\n")
+    DescriptionTable(str(path)).find(text)
+
+
+def bucketed(text: str, _: Path) -> None:
+    with contextlib.suppress(BadDocument):
+        Bucketing("quality", MetadataConfig(value_bucket_scale={"quality": 10}))(text)
+
+
+def refused(run: Callable[[str], object], *errors: type[Exception]) -> Run:
+    """Calls a function, which may refuse the text."""
+
+    def suppressed(text: str, _: Path) -> None:
+        with contextlib.suppress(*errors):
+            run(text)
+
+    return suppressed
+
+
+def decoded_line(text: str, _: Path) -> None:
+    line = msgspec.json.encode(
+        {"text": text, "metadata_url": [{"value": text}], "metadata_html": [{"value": text}]}
+    )
+    document = DocumentDecoder(MetadataConfig(metadata_list=["html", "url"])).decode(line)
+    with contextlib.suppress(BadDocument):
+        document.records("html")
+    cut_column(text.encode(), b'"')
+    decode_line(line)
+
+
+@cache
+def table(folder: Path) -> EntityTable:
+    write_world(folder)
+    return EntityTable.open(folder / "entities")
+
+
+@cache
+def detector(folder: Path) -> Detector:
+    return Detector(table(folder))
+
+
+def noisy(method: str) -> Run:
+    def run(text: str, _: Path) -> None:
+        config = NoiseConfig(method=method, word_probability=1.0)
+        noise = Noise(config, {"receive": ("recieve",), "the": ("teh",)})
+        noise.corrupt(text, seed=0, epoch=0, sample=0)
+
+    return run
+
+
+@cache
+def candidates() -> Candidates:
+    return Candidates(lexicon())
+
+
+def corrected(text: str, _: Path) -> None:
+    chunks = cut(text, 100)
+    changes = align_chunks(chunks, [chunk.upper() for chunk in chunks])
+    restricted(text, changes, [True] * len(words(text)))
+    for form in ("color", "json", "text", "diff"):
+        render(text, changes, form, "name", corrects=True)
+    highlighted(text, [Correction(0, len(text), text, text)])
+
+
+def spelled(text: str, _: Path) -> None:
+    found = [(candidates().spelled_part(word).core, True) for word in text.split()]
+    candidates().find(found[:100])
+    parse.__wrapped__(text)
+    if text.split():
+        prose_share(text)
+
+
+@cache
+def dictionary(folder: Path) -> Dictionary:
+    path = folder / "words.txt"
+    path.write_text("the 10\nof 5\n")
+    return Dictionary(str(path))
+
+
+def tabled(text: str, _: Path) -> None:
+    list(Table(text, text, [Column(text)], [[text]]).markdown())
+    marked(text)
+
+
+def all_of(iterate: Callable[[str], Iterable[object]]) -> Run:
+    return lambda text, _: list(iterate(text))
+
+
+def of(run: Callable[[str], object]) -> Run:
+    return lambda text, _: run(text)
+
+
+RUNS: dict[str, Run] = {
+    "sentences by rules": all_of(lambda text: sentences(text, "rules")),
+    "sentences by full stops": all_of(lambda text: sentences(text, "full_stops")),
+    "chunks": of(lambda text: cut(text, 50)),
+    "words": of(words),
+    "cell of a spreadsheet": of(spreadsheet_safe_cell),
+    "core of a word": of(core),
+    "parts of a word": of(joined_parts),
+    "tags": of(lambda text: remove_enclosed(text, "<", ">")),
+    "secrets": of(lambda text: redact_values({"token": text, "a": text})),
+    "secrets in a text": of(lambda text: (redact(text), tokens_in(text))),
+    "value that may be a secret": of(lambda text: (looks_random(text), looks_mixed(text))),
+    "URL in a message": of(lambda text: shown_url(f"https://{text}")),
+    "JSON": refused(parse_json, ValueError),
+    "JSON of msgspec": refused(decode_json, ValueError),
+    "YAML": refused(parse_yaml, yaml.YAMLError),
+    "saved configuration": refused(lambda text: parse_saved(text, "a"), UserError),
+    "override": of(lambda text: (quote_home(text), quote_mapping(f"a={text}"))),
+    "glob": of(Pattern("hf", "a/b", "a*/**/b*b*b*.gz").matches),
+    "lines": in_file("lines.jsonl", lambda path: LineReader(str(path)).read(0, 1 << 20)),
+    "CSV": in_file("rows.csv", csv_rows(None)),
+    "CSV with escapes": in_file("rows.csv", csv_rows("\\")),
+    "format of a CSV file": in_file("format.csv", lambda path: find_format(path, COLUMNS)),
+    "other formats": in_file("other.csv", refuse_other_formats),
+    "encoding": in_file("encoding.csv", find_encoding),
+    "records of JSON": in_file("records.jsonl", skipped_records),
+    "complete rows": in_file("rows.csv", lambda path: complete_rows(path, quoted=True)),
+    "wide records": wide_records,
+    "nested records": nested_record,
+    "line of a shard": decoded_line,
+    "bucket": bucketed,
+    "time": refused(year_and_month.__wrapped__, BadDocument),
+    "URL of a held-out document": of(normalized_url),
+    **{
+        f"URL by {granularity}": of(lambda text, by=granularity: readable_url(text, by))
+        for granularity in ("full", "host", "path", "hash", "registered_domain")
+    },
+    "key of a link": of(lambda text: link_key.__wrapped__(f"https://a.org/{text}")),
+    "links": links_of,
+    "linked sets": linked_sets,
+    "page as published": page_of("published"),
+    "whole page": page_of("all"),
+    "encoding of a page": of(lambda text: decode_html(b"\xff" + text.encode())),
+    "title": annotated(
+        "title", lambda text: InputRecord(url="a", text="b", columns={"html_title": [text]})
+    ),
+    "data source": annotated(
+        "datasource", lambda text: InputRecord(url=f"https://a.org/{text}", text="b")
+    ),
+    "description": annotated(
+        "website_description",
+        lambda text: InputRecord(
+            url="https://a.org", html=f'<meta name=description content="{text}">'
+        ),
+        description_sources=["meta"],
+    ),
+    "language": annotated("language", lambda text: InputRecord(url="a", text=text)),
+    "lengths": annotated("length", lambda text: InputRecord(url="a", text=text)),
+    "paragraphs": all_of(lambda text: paragraphs(Row(InputRecord(text=text), "published"))),
+    "main content": of(lambda text: Text(text).align(text[::-1] + text[: len(text) // 2])),
+    "date of a URL": of(date_of_url),
+    "date": of(date_of_value),
+    "date of a page": of(lambda text: date_of_page(Declared({"date": text}, [[text]], [text]))),
+    "first sentence of an article": of(first_sentence),
+    "websites of articles": dump,
+    "host": description_of,
+    "kind of a description": of(is_description),
+    "key of a text": of(text_key),
+    "words of a sentence": of(word_spans),
+    "caseless text": of(lambda text: (caseless(text), CaselessText.of(text))),
+    "mentions": lambda text, folder: detector(folder)(text),
+    "training lines": training_lines,
+    "configuration of Bootleg": in_file("a.json", lambda path: converter.main([str(path)])),
+    "artificial noise": noisy("artificial"),
+    "realistic noise": noisy("realistic"),
+    "corrections": corrected,
+    "spelled words": spelled,
+    "misspellings": refused(lambda text: invert_dictionary(text.splitlines()), UserError),
+    "words of a model": of(lambda text: build_lexicon([text], [], {})),
+    "word list": in_file("list.txt", lambda path: read_word_list(str(path))),
+    "dictionary": lambda text, folder: (
+        dictionary(folder).correct(text),
+        dictionary(folder).flags(text),
+    ),
+    "samples of spelling": spelling_samples,
+    "test set of spelling": spelling_test_set,
+    "text of a report": tabled,
+    "page in a frame of a report": refused(inert_html, PageError),
+}
+
+_TAG_SHAPES = tuple(
+    Shape(beginning, unit, "")
+    for beginning, unit in [
+        ("", "<p>x"),
+        ("", "<a href=x>a</a> "),
+        ("", "<title>x</title>"),
+        ("", "<svg><title>x</title></svg>"),
+        ("", "<footer>x</footer>"),
+        ("", "<meta name=a content=b>"),
+        ("", "<script type='application/ld+json'>{}</script>"),
+        ("", "<!-- x --><div></div>"),
+        ("", "<div> <!-- x --></div>"),
+        ("", "<form><p>x</form>"),
+        ("<pre>", " x\n"),
+        ("<table>", "x<td>"),
+        ("<p ", "a=b "),
+        ("", "&amp"),
+    ]
+)
+
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "sentences by rules": (
+        Shape("", "the cat sat on the mat. ", ""),
+        Shape("", "e.g. ", ""),
+        Shape("", ".\"'", "x"),
+        Shape("A", "\n ", "x"),
+    ),
+    "chunks": (Shape(" ", "a. A. ", ""), Shape("", "a\n\n\n ", ""), Shape(" " * 9999, "a ", "")),
+    "tags": (Shape("", "<a", ""), Shape("", "<a>", "<")),
+    "CSV": (
+        Shape("", '"" ,x",y,"\n', ""),
+        Shape("", '"a" ,"\n', ""),
+        Shape('"', "a,b\n", ""),
+        Shape('"', 'x",y,"\n', 'x" y\n'),
+        Shape("", '"a\nb",c\n', '"'),
+    ),
+    "CSV with escapes": (
+        Shape("", "x\\\n", ""),
+        Shape('"', "x\\\n", ""),
+        Shape("", 'x\\\n",y,"\n', ""),
+        Shape("", '"\\",y\n', ""),
+    ),
+    "format of a CSV file": (
+        Shape("", "text ", ""),
+        Shape("", "text,", "\n"),
+        Shape("", "-=", "\n"),
+    ),
+    "records of JSON": (
+        Shape("", '{"text": "a", "label": "b"}\n', ""),
+        Shape("", "[" * 3000 + "\n", ""),
+    ),
+    "JSON": (Shape("[", "[],", "[]]"), Shape('{"a": 1', ', "a": 2', "}"), Shape("[", "1", "]")),
+    "JSON of msgspec": (Shape("[", "[],", "[]]"), Shape("[", "1", "]")),
+    "YAML": (
+        Shape("", "1:", "1"),
+        Shape("", "- a\n", ""),
+        Shape("", "a: b\n", ""),
+        Shape("- &a b\n", "- *a\n", ""),
+        Shape("", "? a\n", ""),
+        Shape("[", "a, ", "a]"),
+        Shape("", "# a\n", ""),
+    ),
+    "time": (Shape("1", "0", ""), Shape("2019-01-01", " a", "")),
+    "bucket": (Shape("", "9", ""), Shape("1e", "9", ""), Shape("0.", "9", "")),
+    "host": (Shape("", "a.", "org"),),
+    "page as published": _TAG_SHAPES,
+    "whole page": _TAG_SHAPES,
+    "first sentence of an article": (
+        Shape("", "[http://a", ""),
+        Shape("", "[http://a b", ""),
+        Shape("", "<ref", ""),
+        Shape("", "<ref name=a>", ""),
+        Shape("", "<gallery>", ""),
+        Shape("", "{{a", ""),
+        Shape("", "{{", "a" + "}}" * 999),
+        Shape("", " (", ")"),
+    ),
+    "websites of articles": (
+        Shape("", "|url=!!!", ""),
+        Shape("|url=", "a.", "_"),
+        Shape("|url=", "=", ""),
+        Shape("|url=\n", "| ", ""),
+        Shape("", "|website=a.org ", ""),
+    ),
+    "configuration of Bootleg": (
+        Shape("{", "/*a*/", "}"),
+        Shape("{", ",/*a*/", "}"),
+        Shape('{"a": [', '"a", // b\n', "]}"),
+        Shape("{", '"\\', "}"),
+    ),
+    "spelled words": (Shape("", "cat the ", ""), Shape("", "catthe", "")),
+    "page in a frame of a report": (
+        Shape("<style>", "@import url( ", "</style>"),
+        Shape("<style>", " ", "</style>"),
+        Shape("", "<a style='url( b)'>", ""),
+    ),
+    "misspellings": (Shape("a->b", ", c", ""), Shape("", "a->b\n", "")),
+    "override": (Shape("a=", "~", ""), Shape("a=", '"\\', "")),
+    "glob": (Shape("a/", "b/", "x.gz"), Shape("a/", "b", ".gz")),
+    "paragraphs": (Shape("", "a\n\n", ""),),
+    "data source": (Shape("", "1.", ""), Shape("", "1.", "a"), Shape("a", ".1", "")),
+    "key of a link": (Shape("", "/index.html", "x"), Shape("?", "a=b&", "")),
+}
+"""What is hard for some of them; found by reading them."""
+
+LENGTHS: dict[str, tuple[int, ...]] = {
+    # The time of an alignment grows with the square up to some thousand characters: blocks of
+    # chunks, whose size does not depend on the text, are aligned one after the other.
+    "corrections": (1 << 13, 1 << 15),
+    # The scanner of PyYAML reads up to 1,024 characters ahead for each bracket, before the depth
+    # of the values is known.
+    "saved configuration": (1 << 11, 1 << 13),
+}
+"""Where other lengths are judged than usually, and why."""
+
+
+# Modules, and folders of them, that take apart none but these strings. Each function of the other
+# modules that takes one apart must be called by a splitter.
+OTHER_MODULES = {
+    "api/": "paths that a program gives",
+    "config/": "the configuration of the user; `config/saved.py` has a splitter",
+    "core/errors.py": "keys of the configuration",
+    "core/keys.py": "keys of the configuration, and docstrings",
+    "annotate/plan.py": "constants",
+    "annotate/pool.py": "messages of this program",
+    "annotate/shard.py": "files of this program",
+    "annotate/tags.py": "constants",
+    "data/io/file_sets.py": "paths in the configuration",
+    "data/io/file_start.py": "the first `_HEAD` bytes of a file",
+    "data/io/hub.py": "names and answers of the Hub",
+    "data/io/objects.py": "addresses in the configuration, and headers of a server",
+    "data/io/parquet.py": "names of columns",
+    "data/io/remote.py": "addresses in the configuration, and headers of a server",
+    "data/io/shards.py": "paths in the configuration",
+    "data/io/tensorflow_files.py": "options of an address in the configuration",
+    "data/prepare.py": "names of metadata types",
+    "data/stage.py": "paths of this program",
+    "data/stream/columns.py": "names of columns",
+    "models/": "names of models and weights",
+    "reference.py": "docstrings",
+    "report/figures.py": "names of what is drawn",
+    "studies/": "the file of a study, and names of runs",
+    "tasks/causal_lm/": "requests of the user, and texts of a window",
+    "tasks/checkpoints.py": "paths in the configuration",
+    "tasks/classification/examples.py": "places in a table",
+    "tasks/classification/results.py": "places in a table",
+    "tasks/classification/store.py": "keys and labels; `text_key` has a splitter",
+    "tasks/disambiguation/data.py": "names of splits",
+    "tasks/disambiguation/entity_files.py": "names of files and tables",
+    "tasks/disambiguation/evaluate.py": "names of splits",
+    "tasks/disambiguation/prep.py": "tokens, with a vocabulary",
+    "tasks/disambiguation/profiles.py": "names in tables that are looked up",
+    "tasks/disambiguation/task.py": "names of files",
+    "tasks/disambiguation/texts.py": "names in tables that are looked up",
+    "tasks/model_card.py": "names of metrics",
+    "tasks/spelling/config.py": "paths in the configuration",
+    "tasks/spelling/correction.py": "words of a line, once; needs a model",
+    "tasks/spelling/inputs.py": "words of a line, once; needs a model",
+    "tasks/spelling/seq2seq_correction.py": "words of a line, once; needs a model",
+    "tasks/spelling/task.py": "words of a line, once; needs a model",
+    "training/": "names of files, devices and metrics",
+}
+
+_TAKES_APART = METHODS | {"split", "rsplit", "splitlines", "partition", "rpartition"}
+_TAKES_APART |= {"find", "rfind", "readline", "readlines"}
+
+# Functions of the other modules that are not called, and why.
+OTHERS = {
+    "annotate/about_page.py:WebsiteDescription._from_table": "a host: `DescriptionTable.find`",
+    "annotate/links.py:_first_line": "a file of this program",
+    "annotate/sources.py:_check_end": "the end of a WARC file, once",
+    "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
+    "core/secrets.py:_forms": "a secret of the environment, once",
+    "core/secrets.py:hide_arguments": "the command line",
+    "core/secrets.py:hide_values": "the configuration",
+    "core/token_forms.py:_form": "constants",
+    "data/stream/data_size.py:_first_content": "the first `_SAMPLE_BYTES` of a shard",
+    "data/text/encoding.py:DocumentEncoder._find_lost": "calls `LostTextFinder.find`",
+    "data/text/lost_text.py:LostTextFinder._decode_group": "needs a tokenizer; tokens",
+    "data/text/lost_text.py:lossy_texts": "calls `LostTextFinder.find`",
+    "data/text/lost_text.py:measure_lost_text": "calls `LostTextFinder.find`",
+    "data/text/tokens.py:SpecialTokens.encode": "needs a tokenizer; its pattern is tested",
+    "data/text/tokens.py:SpecialTokens.find": "needs a tokenizer; its pattern is tested",
+    "data/text/tokens.py:TextTokenizer.encode": "needs a tokenizer; calls `SpecialTokens.find`",
+    "metadata/decoding.py:_add_leaf": "paths in the configuration",
+    "metadata/decoding.py:_getter": "paths in the configuration",
+    "tasks/disambiguation/converter.py:_checkpoint_metric": "one value of a configuration",
+    "tasks/disambiguation/converter.py:_nothing": "one key of a configuration",
+    "tasks/disambiguation/predict.py:Predictor._find": "calls the `find` of a table",
+    "tasks/spelling/candidates.py:_is_spelled": "calls the `match` of a lexicon",
+    "tasks/spelling/corrections.py:correction_counts": "see `count_corrections`",
+    "tasks/spelling/corrections.py:count_corrections": "a published measure, which is quadratic",
+    "tasks/spelling/evaluate.py:baselines": "see `Dictionary`",
+    "tasks/spelling/lexicon.py:Lexicon.read": "a file of this program",
+    "tasks/spelling/noise.py:_read_codespell": "a file of a package",
+}
+
+
+def splitting_functions(modules: Iterable[Module]) -> Iterator[str]:
+    """Yields the functions that call what takes a string apart, except those of `OTHER_MODULES`.
+
+    Each is FILE:NAME.
+    """
+    for module in modules:
+        if module.file.startswith(tuple(OTHER_MODULES)):
+            continue
+        for node in module.nodes:
+            if isinstance(node, ast.FunctionDef) and _takes_apart(node):
+                yield f"{module.file}:{_qualified_name(module, node)}"
+
+
+def _takes_apart(function: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _TAKES_APART
+        for node in ast.walk(function)
+    )
+
+
+def _qualified_name(module: Module, node: ast.FunctionDef) -> str:
+    names = [node.name]
+    parent = module.parents.get(node)
+    while parent is not None:
+        if isinstance(parent, ast.FunctionDef):
+            names += ["<locals>", parent.name]
+        elif isinstance(parent, ast.ClassDef):
+            names.append(parent.name)
+        parent = module.parents.get(parent)
+    return ".".join(reversed(names))
+
+
+def called_functions(run: Callable[[], object]) -> set[str]:
+    """The functions of the package that are called, as FILE:NAME."""
+    called: set[str] = set()
+    folder = f"{PACKAGE}/"
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder):
+            called.add(f"{code.co_filename.removeprefix(folder)}:{code.co_qualname}")
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def splitters() -> dict[str, Splitter]:
+    assert {*SHAPES} | {*LENGTHS} <= {*RUNS}
+    return {
+        name: Splitter(run, SHAPES.get(name, ()), LENGTHS.get(name, ()))
+        for name, run in RUNS.items()
+    }

@@ -1,0 +1,150 @@
+"""Time grows with the length of a text, never with its square: all patterns, all splitters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bsmeta.core.token_forms import TOKEN_FORMS
+from tests.growth import LIMIT, SHORT, measure_growth
+from tests.hostile_texts import GENERAL, Shape, shapes_of
+from tests.patterns import Use, find_uses, read_modules
+from tests.splitters import (
+    EXAMPLE,
+    OTHERS,
+    called_functions,
+    splitters,
+    splitting_functions,
+)
+
+LENGTHS_OF_PATTERNS = (*SHORT, 1 << 10, 1 << 12)
+LENGTHS = (1 << 7, 1 << 10, 1 << 13)
+LENGTHS_OF_OWN_SHAPES = (*LENGTHS, 1 << 15)
+
+MODULES = read_modules()
+
+# By file, examples of the parameters on which its patterns depend.
+VALUES: dict[str, dict[str, list[Any]]] = {
+    "core/enclosed.py": {"opening": ["<", "<!--"]},
+    "core/secrets.py": {"secret": ["a-secret-of-some-length", "short"]},
+    "core/token_forms.py": {"pattern": [form.pattern.pattern for form in TOKEN_FORMS]},
+    "data/table/csv_file.py": {
+        "form": [SimpleNamespace(separator=separator) for separator in ",\t|-"],
+        "separator": [",", "\t", "|", "-"],
+        "name": ["text", "a b"],
+    },
+    "data/text/tokens.py": {"self": [SimpleNamespace(_numbers={"<|endoftext|>": 0, "<pad>": 1})]},
+    "tasks/disambiguation/array_folder.py": {"name": ["ids"]},
+}
+
+USES = find_uses(MODULES, VALUES)
+SPLITTERS = splitters()
+
+
+def distinct(uses: list[Use]) -> Iterator[Use]:
+    """Yields one use of each pattern and way to read a text: `sub` and others as `finditer`."""
+    seen = set()
+    for use in uses:
+        method = use.method if use.method in ("search", "match", "fullmatch") else "finditer"
+        key = use.pattern, method, use.most
+        if key not in seen:
+            seen.add(key)
+            yield Use(use.place, use.pattern, method, use.most)
+
+
+def slow_shape(use: Use) -> tuple[Shape, float] | None:
+    """A text for which the time of a pattern grows faster than its length, and the growth."""
+
+    def run(text: str) -> None:
+        content = text if isinstance(use.pattern.pattern, str) else text.encode()
+        if use.most is not None:
+            content = content[: use.most]
+        result = getattr(use.pattern, use.method)(content)
+        if use.method == "finditer":
+            list(result)
+
+    lengths = LENGTHS_OF_PATTERNS
+    if use.most is not None:
+        lengths = (*(length for length in SHORT if length < use.most), use.most, 4 * use.most)
+    for shape in shapes_of(use.pattern):
+        growth = measure_growth(run, shape.make, lengths)
+        if growth > LIMIT:
+            return shape, growth
+    return None
+
+
+def test_every_pattern_is_found() -> None:
+    assert USES.problems == []
+    assert len({use.place for use in USES.uses}) > 80
+
+
+@pytest.mark.parametrize("use", distinct(USES.uses), ids=lambda use: f"{use.place}-{use.method}")
+def test_patterns_take_linear_time(use: Use) -> None:
+    assert slow_shape(use) is None, use.pattern.pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"<[^>]*>", "finditer"),
+        (r"[\w.]+$", "search"),
+        (r"\s*\([^()]*\)", "finditer"),
+        (r"[-=+|: \t]*[-=]{3}[-=+|: \t]*[\r\n]*", "fullmatch"),
+        (r"\[https?://\S+ ?([^\]]*)\]", "finditer"),
+        (r"(?:a|b|ab)*c", "fullmatch"),
+        (r"(\w+\s?)+:", "match"),
+        (r'"(?:\\.|[^"\\])*"', "findall"),
+        (r"(?<!a)(?:a+)+b", "search"),
+    ],
+)
+def test_slow_patterns_are_noticed(pattern: str, method: str) -> None:
+    assert slow_shape(Use("", re.compile(pattern), method)) is not None
+
+
+@pytest.mark.parametrize("method", ["search", "finditer"])
+def test_a_pattern_that_must_match_at_once_is_not_slow(method: str) -> None:
+    assert slow_shape(Use("", re.compile(r"(?<!\s)\s++(?:\(|$)"), method)) is None
+    assert slow_shape(Use("", re.compile(r"<[^>]*>"), "match")) is None
+
+
+@pytest.mark.parametrize("name", SPLITTERS)
+def test_splitters_take_linear_time(name: str, tmp_path: Path) -> None:
+    splitter = SPLITTERS[name]
+    general = [(Shape("", unit, ""), splitter.lengths or LENGTHS) for unit in GENERAL]
+    special = [(shape, splitter.lengths or LENGTHS_OF_OWN_SHAPES) for shape in splitter.shapes]
+    slow = {}
+    for shape, lengths in [*general, *special]:
+        growth = measure_growth(lambda text: splitter.run(text, tmp_path), shape.make, lengths)
+        if growth > LIMIT:
+            slow[shape] = growth
+    assert slow == {}
+
+
+def test_every_function_that_takes_texts_apart_is_called(tmp_path: Path) -> None:
+    called: set[str] = set()
+    for number, splitter in enumerate(SPLITTERS.values()):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        texts = [EXAMPLE, *(shape.make(200) for shape in splitter.shapes)]
+        for text in texts:
+            called |= called_functions(partial(splitter.run, text, folder))
+    functions = set(splitting_functions(MODULES))
+    assert functions - called == {*OTHERS}
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        lambda text: [text[number:].strip() for number in range(len(text))],
+        lambda text: [word for word in text.split(" ") if text.split(" ").count(word) > 1],
+    ],
+)
+def test_slow_splitters_are_noticed(slow: Any) -> None:
+    growths = [measure_growth(slow, Shape("", unit, "").make, LENGTHS) for unit in (" ", "a ")]
+    assert max(growths) > LIMIT
