@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
 
 from bsmeta.core.token_forms import TOKEN_FORMS
 from tests.growth import LIMIT, SHORT, measure_growth
@@ -29,6 +31,9 @@ LENGTHS_OF_OWN_SHAPES = (*LENGTHS, 1 << 15)
 
 MODULES = read_modules()
 
+SPECIAL_TOKENS = Tokenizer(WordLevel({"a": 0}))
+SPECIAL_TOKENS.add_special_tokens(["<|endoftext|>", "<pad>", AddedToken("<mask>", lstrip=True)])
+
 # By file, examples of the parameters on which its patterns depend.
 VALUES: dict[str, dict[str, list[Any]]] = {
     "core/enclosed.py": {"opening": ["<", "<!--"]},
@@ -39,6 +44,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "separator": [",", "\t", "|", "-"],
         "name": ["text", "a b"],
     },
+    "data/text/word_cache.py": {"tokenizer": [SPECIAL_TOKENS]},
     "data/text/tokens.py": {"self": [SimpleNamespace(_numbers={"<|endoftext|>": 0, "<pad>": 1})]},
     "tasks/disambiguation/array_folder.py": {"name": ["ids"]},
 }
