@@ -17,7 +17,7 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-slurm lint lock audit format docs release clean
+.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-fuzz test-slurm lint lock audit format docs release clean
 
 env: $(STAMP)
 
@@ -48,13 +48,17 @@ known-answers: env
 # The tests start hundreds of interpreters; where bytecode is not written, each compiles the package.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: env
-	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm"
+	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm and not fuzz"
 
 test-slow: env
 	python -m pytest -m slow
 
 test-faults: env
 	python -m pytest -m faults
+
+# Ten minutes of the processor; BSMETA_FUZZ_CPU_S=60 makes it one.
+test-fuzz: env
+	python -m pytest -m fuzz -s
 
 test-slurm: env
 	python -m pytest -m slurm
