@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
+from bsmeta.config.cards import CARDS
 from bsmeta.core.keys import key
 
 ADAMW = "adamw"
@@ -323,6 +324,9 @@ class RunConfig:
     estimate_steps: int = key(10, at_least=0)
     """estimate: steps that are made to measure the speed, and forgotten (the first half warms up);
     0: none"""
+    estimate_card: str | None = key(None, choices=tuple(CARDS))
+    """estimate: count for this GPU instead of the device here, without measuring unless it is
+    one; A100: with 80 GB"""
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,9 @@
 """`estimate=true`: the resources that a run will need, before it is started.
 
-Counted on the meta device (without loading weights): parameters, and memory by engine.
-Measured over a few real steps on this device: tokens per second, MFU, memory, time to finish. The
-run folder is not touched, and nothing from these steps is kept.
+Counted on the meta device (without loading weights): parameters, and memory by engine, which is
+compared with the memory of the device. Measured over a few real steps on this device: tokens per
+second, MFU, memory, time to finish. The run folder is not touched, and nothing from these steps is
+kept. `estimate_card` counts for a GPU that is not here; nothing is measured then.
 
 Weights, gradients and optimizer states follow from the number of parameters P, the ZeRO stage and
 the number of processes N (Rajbhandari et al. 2020, section 3). What autograd keeps for the backward
@@ -21,7 +22,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,12 +43,14 @@ from bsmeta.config.steps import BatchPlan, Schedule, print_summary
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import StopRequest
 from bsmeta.core.terminal import Console
+from bsmeta.training.cuda_rules import follow_cuda_rules
+from bsmeta.training.device_fit import Device, Need, describe_fit, find_device
 from bsmeta.training.device_memory import DeviceMemory, amount, memory_notes, memory_rows
 from bsmeta.training.distributed import start
 from bsmeta.training.optimization import matrices_in_layers
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.task import Shape, Task
+from bsmeta.training.task import Shape, Task, flops_per_token
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
@@ -55,6 +58,18 @@ logger = logging.getLogger(__name__)
 
 Stage = int | Literal["FSDP2"] | None
 """An engine by what it partitions: the ZeRO stage, FSDP2, or None: nothing (data parallel)."""
+
+LAUNCH_FILES: dict[Stage, str] = {
+    None: "ddp.yaml",
+    1: "zero1.yaml",
+    2: "zero2.yaml",
+    3: "zero3.yaml",
+    "FSDP2": "fsdp2.yaml",
+}
+"""The engines that `experiments/accelerate/` has a launch file for on GPUs."""
+
+ASSUMED_MFU = (0.2, 0.4, 0.5)
+"""Model FLOPs utilizations for which the time of a step on a card that is not here is printed."""
 
 MASTER = 4
 """Bytes per parameter: float32 weights to update, where the model's have a lower precision."""
@@ -72,15 +87,20 @@ class Counts:
 
 @dataclass(frozen=True)
 class State:
-    """Bytes on one device, without activations."""
+    """Bytes on one device, without activations.
+
+    Attributes:
+        buckets: Those of data parallel training, in which gradients are summed: a copy of all.
+    """
 
     weights: float
     gradients: float
     optimizer: float
+    buckets: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer
+        return self.weights + self.gradients + self.optimizer + self.buckets
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,9 @@ class Activations:
     layers: float
     layers_recomputed: float  # with gradient_checkpointing
     loss: float
+
+    def total(self, recomputing: bool) -> float:
+        return (self.layers_recomputed if recomputing else self.layers) + self.loss
 
 
 def count(model: nn.Module) -> Counts:
@@ -133,15 +156,18 @@ def state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bo
         weights=size * counts.total / (processes if partitioned >= 3 else 1),
         gradients=size * counts.trainable / (processes if partitioned >= 2 else 1),
         optimizer=(optimizer + master * counts.trainable) / (processes if partitioned >= 1 else 1),
+        buckets=size * counts.trainable if stage is None and processes > 1 else 0.0,
     )
 
 
-def activations(planned: Shape, *, half: bool, copies: bool) -> Activations:
+def activations(planned: Shape, *, half: bool, copies: bool, casts: bool = True) -> Activations:
     """Computes what a micro-batch keeps for the backward pass.
 
     Args:
         half: Whether matrix products are computed in half precision.
         copies: Whether autocast makes their weights so, of float32 ones, and keeps the copies.
+        casts: Whether autocast chooses the precision of each operation; otherwise, as under
+            DeepSpeed, all compute in that of the weights.
 
     Raises:
         Exception: Of any kind, if the model cannot be called with ids alone and without values.
@@ -181,7 +207,7 @@ def activations(planned: Shape, *, half: bool, copies: bool) -> Activations:
         for layer in planned.layers:
             stack.callback(layer.register_forward_pre_hook(enter_layer).remove)
             stack.callback(layer.register_forward_hook(leave_layer).remove)
-        stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=half))
+        stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=half and casts))
         stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         hidden = functional_call(body, state, (), {"input_ids": ids}).last_hidden_state
         size = 2 if half else 4
@@ -241,9 +267,11 @@ class Forecast:
     def __init__(self, config: RunConfig, shape: Shape, checked: CheckedRun) -> None:
         self._config = config
         self._shape = shape
+        self._flops_per_token = flops_per_token(shape.model)
         self._processes = processes = checked.launch.num_processes
         plan = replace(BatchPlan.of(config, processes), micro_batch=shape.rows)
         self.step_tokens = plan.global_batch * shape.length  # positions in its global batch
+        self.device = find_device(config.estimate_card)
         self._counts, half = count(shape.model), config.mixed_precision != "no"
         zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
         # The engine of this launch.
@@ -253,14 +281,14 @@ class Forecast:
         able: dict[Stage, bool] = {None: True, "FSDP2": entry.takes_shards}
         stages = [stage for stage in STAGES if able.get(stage, entry.by_element)]
         self.states = {stage: state(self._counts, size, stage, processes, half) for stage in stages}
+        self._half = half
         self._activations: dict[Stage, Activations] = {}
+        self._row = 0.0, 0.0  # bytes of one row more in this launch: plain, recomputing
         self._uncounted = ""  # why they cannot be counted
         try:
-            # Without an engine of its own, a run keeps float32 weights and computes in autocast.
-            plain = activations(shape, half=half, copies=True)
-            narrow = activations(shape, half=half, copies=False) if half else plain
-            self._activations = {stage: plain if stage is None else narrow for stage in stages}
+            self._count_activations(stages)
         except Exception as error:  # whatever a model raises that needs more than ids, or values
+            self._activations.clear()
             self._uncounted = f"{type(error).__name__}: {error}".splitlines()[0]
 
     @property
@@ -275,7 +303,88 @@ class Forecast:
         if live is None:
             return None
         recomputes = getattr(self._config, "gradient_checkpointing", False)  # a key of some tasks
-        return self.held + live.loss + (live.layers_recomputed if recomputes else live.layers)
+        return self.held + live.total(recomputes)
+
+    def _count_activations(self, stages: list[Stage]) -> None:
+        """Counts them as the planned device computes: this process's own, or `estimate_card`."""
+        follows_card = self.device is not None and not torch.cuda.is_available()
+        with follow_cuda_rules() if follows_card else nullcontext():
+            counted: dict[tuple[bool, bool], Activations] = {}
+            for stage in stages:
+                precision = self._precision(stage)
+                if precision not in counted:
+                    copies, casts = precision
+                    counted[precision] = activations(
+                        self._shape, half=self._half, copies=copies, casts=casts
+                    )
+                self._activations[stage] = counted[precision]
+
+            copies, casts = self._precision(self.stage)
+            larger = replace(self._shape, rows=self._shape.rows + 1)
+            more = activations(larger, half=self._half, copies=copies, casts=casts)
+        here = self._activations[self.stage]
+        self._row = (
+            more.total(recomputing=False) - here.total(recomputing=False),
+            more.total(recomputing=True) - here.total(recomputing=True),
+        )
+
+    def _precision(self, stage: Stage) -> tuple[bool, bool]:
+        """How an engine computes in half precision: with copies of weights, in autocast.
+
+        Without an engine of its own, a run keeps float32 weights and computes in autocast, FSDP2
+        gathers weights in half precision and computes in autocast, and DeepSpeed converts the
+        model.
+        """
+        if not self._half:
+            return True, True  # no difference
+        return stage is None, not isinstance(stage, int)
+
+    def describe_fit(self) -> list[str]:
+        """Says whether this launch fits on the planned device, and what else would."""
+        if self.device is None or not self._activations:
+            return []
+        here = self._activations[self.stage]
+        held = self.states[self.stage].total
+        plain, recomputing = (
+            Need(self._shape.rows, held + here.total(recomputes), self._row[recomputes])
+            for recomputes in (False, True)
+        )
+        engines = {
+            file: (
+                self.states[stage].total + self._activations[stage].total(recomputing=False),
+                self.states[stage].total + self._activations[stage].total(recomputing=True),
+            )
+            for stage, file in LAUNCH_FILES.items()
+            if stage in self.states and stage != self.stage
+        }
+        return describe_fit(
+            self.device,
+            plain,
+            recomputing,
+            engines,
+            recomputes=bool(getattr(self._config, "gradient_checkpointing", False)),
+            rows_key=self._config.micro_batch_key,
+        )
+
+    def describe_speed(self) -> list[str]:
+        """The time of a step on a card that is not here, for some utilizations."""
+        if self.device is None or self.device.is_here or self.device.peak_flops is None:
+            return []
+        flops = self._flops_per_token * self.step_tokens
+        peak = self.device.peak_flops * self._processes
+        times = [f"{flops / peak / share:.3f} s at {share:g}" for share in ASSUMED_MFU]
+        return [f"a step by an assumed MFU (nothing was measured): {', '.join(times)}"]
+
+    def describe_staging(self) -> list[str]:
+        """The main memory that asynchronous saves take."""
+        if not self._config.async_save or isinstance(self.stage, int):
+            return []
+        held = self.states[self.stage]
+        ranks = "each rank" if self.stage == "FSDP2" else "rank 0"
+        return [
+            f"async_save keeps a copy of weights and optimizer in main memory: "
+            f"{amount(held.weights + held.optimizer)} on {ranks}"
+        ]
 
     def show(self, console: Console) -> None:
         """Prints it, with the formulas."""
@@ -286,6 +395,8 @@ class Forecast:
         )
         console.print(Text.assemble("\n", ("parameters", "bold"), numbers))
         console.print(self._memory_table())
+        for line in (*self.describe_fit(), *self.describe_staging(), *self.describe_speed()):
+            console.print(f"  {line}")
         for line in self._notes():
             console.print(f"  {line}", style="dim")
 
@@ -301,12 +412,13 @@ class Forecast:
         names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
         for stage, held in self.states.items():
             here = stage == self.stage
-            cells = [amount(held.weights), amount(held.gradients), amount(held.optimizer)]
+            gradients = held.gradients + held.buckets
+            cells = [amount(held.weights), amount(gradients), amount(held.optimizer)]
             live = self._activations.get(stage)
             if live is None:
                 cells += ["–", f"{amount(held.total)} + activations", "–"]
             else:
-                plain, recomputed = live.layers + live.loss, live.layers_recomputed + live.loss
+                plain, recomputed = live.total(recomputing=False), live.total(recomputing=True)
                 sums = (plain, held.total + plain, held.total + recomputed)
                 cells += map(amount, sums)
             name = f"{'*' if here else ' '} {names.get(stage, f'ZeRO-{stage}')}"
@@ -317,11 +429,12 @@ class Forecast:
         size = 4 if self._config.mixed_precision == "no" else 2
         weights = "" if size == 4 else " and, under DeepSpeed, of float32 weights"
         notes = [
-            f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: "
+            f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each; gradients of "
+            "several data parallel processes twice, once in the buckets of DDP); optimizer: "
             f"4 bytes for each value of the state of {self._config.optimizer_type}{weights}; "
             "ZeRO-1 to 3 divide optimizer, gradients, weights in turn, FSDP2 all of them",
-            "not counted: buckets of communication, float32 gradients during a step, "
-            "layers that ZeRO-3 and FSDP2 gather, offload, fragmentation, the CUDA context",
+            "not counted: buckets of DeepSpeed, float32 gradients during a step, layers that "
+            "ZeRO-3 and FSDP2 gather, masks of packed documents, offload",
         ]
         if not self._activations:
             return [*notes, f"activations: not counted, because of {self._uncounted}"]
@@ -332,11 +445,14 @@ class Forecast:
         return [
             *notes,
             f"activations: what a forward pass of {shape.rows} x {shape.length} tokens keeps for "
-            f"the backward pass, with the kernels of this device{copies}; of these, logits "
+            f"the backward pass, with the kernels of {self._kernels()}{copies}; of these, logits "
             f"{amount(live.loss)} (loss_chunk_logits)",
             "recomputing (gradient_checkpointing=true): the input of each layer, and one layer "
             "whole",
         ]
+
+    def _kernels(self) -> str:
+        return "this device" if self.device is None or self.device.is_here else "CUDA"
 
 
 @dataclass(frozen=True)
@@ -426,12 +542,25 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
     console = Console(soft_wrap=False, highlight=False)
     if is_main:
         counted.show(console)
-        memory = DeviceMemory.of_launch(checked.launch)
-        print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
-    if config.estimate_steps:
-        measured = probe(config, task, checked)
+        if counted.device is None:  # whose memory is not in the lines above
+            memory = DeviceMemory.of_launch(checked.launch)
+            print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
+    if config.estimate_steps and (config.estimate_card is None or _is_here(counted.device)):
+        try:
+            measured = probe(config, task, checked)
+        except torch.OutOfMemoryError as error:
+            raise ConfigurationError(
+                f"estimate_steps={config.estimate_steps}: out of memory on this device "
+                f"({str(error).splitlines()[0]}); expected a micro-batch that fits. Fix: fewer "
+                "rows, gradient_checkpointing=true, or another engine (the lines above); "
+                "estimate_steps=0 counts without measuring"
+            ) from error
         if is_main:
             measured.show(console, counted)
+
+
+def _is_here(device: Device | None) -> bool:
+    return device is not None and device.is_here
 
 
 def duration(seconds: float) -> str:

@@ -32,6 +32,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Column
 
+from bsmeta.config.cards import CARDS, card_of
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import HYDRA, Problem, refuse
@@ -46,18 +47,6 @@ from bsmeta.training.run_folder import METRICS, Log, RunFolder
 from bsmeta.training.step import DataStats, StepResult, StepStats
 
 RUNS = "trackers.json"
-# Dense bf16 peak of one device in FLOP/s, from the vendors' data sheets (without sparsity). The
-# first name that is part of the device's counts.
-PEAK_FLOPS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
 _METRICS_SHOWN = 4
 _BAR = 6  # columns of the narrowest progress bar
 
@@ -224,8 +213,8 @@ def peak_flops(device: torch.device) -> float | None:
     """The dense bf16 peak of a GPU in FLOP/s; None if unknown."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    card = card_of(torch.cuda.get_device_name(device))
+    return None if card is None else CARDS[card].peak_flops
 
 
 class External(Protocol):

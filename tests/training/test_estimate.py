@@ -19,8 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.activations import NewGELUActivation
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import CheckedRun
@@ -31,6 +33,8 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import StepData
 from bsmeta.models.layers import layers_of, recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from bsmeta.training.cuda_rules import follow_cuda_rules
+from bsmeta.training.device_fit import Device, Need, describe_fit
 from bsmeta.training.estimate import (
     Counts,
     Stage,
@@ -45,7 +49,7 @@ from bsmeta.training.estimate import (
     state,
 )
 from bsmeta.training.optimization import build_optimizer
-from bsmeta.training.task import Shape
+from bsmeta.training.task import Loss, Shape
 from tests.conftest import REPOSITORY, run_warm
 from tests.training.toy_task import ToyStream, ToyTask
 
@@ -146,6 +150,51 @@ def test_activations_are_those_of_a_real_forward_pass(make: Any, half: bool, cop
     assert counted.layers == left_for_backward(model, half) + output
 
 
+def gpt2_xl(fused: bool) -> GPT2LMHeadModel:
+    """GPT-2 XL without weights; `fused` computes the same activation by one kernel."""
+    shape = GPT2Config(n_embd=1600, n_layer=48, n_head=25)
+    shape.attn_pdrop = shape.embd_pdrop = shape.resid_pdrop = 0.0
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(shape)
+    for layer in layers_of(model):
+        layer.mlp.act = torch.nn.GELU(approximate="tanh") if fused else NewGELUActivation()
+    return model
+
+
+def xl_gib(model: GPT2LMHeadModel) -> float:
+    """Activations of 8 x 1,024 tokens in bf16 with float32 weights, without the loss."""
+    shape = Shape(model, model.base_model, layers_of(model), rows=8, length=1024, outputs=50257)
+    return round(activations(shape, half=True, copies=True).layers / 2**30, 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts by the rules of CUDA in any case")
+def test_autocast_of_cuda_keeps_more_than_that_of_a_cpu() -> None:
+    assert xl_gib(gpt2_xl(fused=False)) == 40.4
+    with follow_cuda_rules():
+        assert xl_gib(gpt2_xl(fused=False)) == 54.4
+        assert xl_gib(gpt2_xl(fused=True)) == 26.3
+    assert xl_gib(gpt2_xl(fused=False)) == 40.4
+
+
+def test_deepspeed_computes_all_operations_in_half_precision() -> None:
+    counted = activations(planned(gpt2()), half=True, copies=False, casts=False)
+    output = 4 * 128 * 64 * 2
+    model = gpt2().base_model.bfloat16()
+    ids = torch.ones(4, 128, dtype=torch.long)
+    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = model(input_ids=ids, use_cache=False)
+    assert result is not None
+    assert counted.layers == sum(kept.values()) + output
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_activations_with_recomputation_are_those_of_a_real_forward_pass(every: int) -> None:
     model = llama().train()
@@ -164,6 +213,17 @@ def eight_devices() -> Iterator[DeviceMesh]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield init_device_mesh("cpu", (8,))
     torch.distributed.destroy_process_group()
+
+
+def test_the_buckets_of_ddp_hold_all_gradients_again(eight_devices: DeviceMesh) -> None:
+    model = DistributedDataParallel(gpt2())
+    counts = count(model.module)
+    expected = state(counts, 0, None, 8, half=True).buckets
+    sizes = model._get_ddp_logging_data()["bucket_sizes"]
+    assert sum(map(int, sizes.split(","))) == expected == 4 * counts.trainable
+    others = [state(counts, 0, stage, 8, half=True) for stage in (0, 1, 2, 3, "FSDP2")]
+    alone = state(counts, 0, None, 1, half=True)
+    assert {each.buckets for each in (*others, alone)} == {0.0}
 
 
 def published(layers: int) -> LlamaForCausalLM:
@@ -284,6 +344,81 @@ def test_a_probe_measures_and_leaves_nothing(
     assert counted in said
     assert re.search(r"time to finish 600 steps x [\d.]+ s = ", said)
     assert re.search(r"tokens/s [\d,]+ on all devices", said)
+
+
+XL = {
+    "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25,
+    "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+}  # fmt: skip
+
+
+def estimate_xl(folder: Path, *keys: str) -> str:
+    """What an estimate of GPT-2 XL on another machine prints, in one line."""
+    file = folder / "xl.json"
+    file.write_text(json.dumps(XL))
+    command = [sys.executable, str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo"]
+    command += [f"model_config_file={file}", "mixed_precision=bf16", "out_dir=run", "trackers=[]"]
+    command += ["gradient_accumulation_steps=1", "data_config.metadata_config.max_seq_len=1024"]
+    ended = run_warm([*command, "estimate=true", *keys], folder)
+    assert ended.returncode == 0, ended.stderr
+    assert [path.name for path in folder.iterdir()] == ["xl.json"]
+    return " ".join(ended.stdout.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the card may be here")
+def test_an_estimate_for_a_card_that_is_not_here(tmp_path: Path) -> None:
+    keys = ("estimate_card=A100-40GB", "async_save=true")
+    printed = estimate_xl(tmp_path, "data_config.per_device_train_batch_size=8", *keys)
+    assert "A100-40GB: 39.4 GiB, of which 2.0 GiB are left to CUDA" in printed
+    assert "with 8 rows: it DOES NOT FIT" in printed
+    assert re.search(r"batch_size that fit: up to [12345]; with gradient_checkp", printed)
+    assert "other engines that fit with 8 rows, on as many devices: none from" in printed
+    assert "weights and optimizer in main memory: 17.41 GiB on rank 0" in printed
+    # 6 x 1.556e9 parameters (without positions) x 8,192 tokens / (312e12 x MFU)
+    assert "(nothing was measured): 1.226 s at 0.2, 0.613 s at 0.4, 0.490 s at 0.5" in printed
+    assert "with the kernels of CUDA" in printed
+    assert "tokens/s" not in printed  # a CPU measures nothing for a GPU
+
+
+def test_rows_that_fit() -> None:
+    need = Need(rows=8, size=80.0, per_row=5.0)
+    usable = (39.9, 44.9, 45.0, 79.9, 80.0, 84.9, 85.0)
+    assert [need.most_rows(size) for size in usable] == [0, 0, 1, 7, 8, 8, 9]
+
+
+def test_a_launch_that_fits_has_no_advice() -> None:
+    card = Device("H200", 139.7 * 2**30, 989e12, is_here=False)
+    plain, recomputing = Need(8, 78 * 2**30, 6 * 2**30), Need(8, 28 * 2**30, 2**30)
+    engines = {"zero2.yaml": (59 * 2**30, 26 * 2**30), "fsdp2.yaml": (140 * 2**30, 30 * 2**30)}
+    lines = describe_fit(card, plain, recomputing, engines, recomputes=False, rows_key="rows")
+    assert lines == [
+        "H200: 139.7 GiB, of which 2.0 GiB are left to CUDA and to fragmentation (assumed); this "
+        "launch takes 78.0 GiB with 8 rows: it fits",
+        "rows that fit: up to 17; with gradient_checkpointing=true up to 117",
+        "other engines that fit with 8 rows, on as many devices: zero2.yaml (59.0 GiB)",
+    ]
+
+
+class GreedyTask(ToyTask):
+    """Its model needs more memory than the device has."""
+
+    def shape(self) -> Shape:
+        with torch.device("meta"):
+            return planned(gpt2())
+
+    def loss(self, *_: Any) -> Loss:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.\nGPU 0 has")
+
+
+def test_a_probe_out_of_memory_is_an_error_with_advice() -> None:
+    config = CausalLMConfig(max_train_steps=8, num_warmup_steps=1, estimate_steps=4)
+    message = (
+        r"estimate_steps=4: out of memory on this device \(CUDA out of memory. Tried to allocate "
+        r"1.50 GiB.\); expected a micro-batch that fits. Fix: fewer rows"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        estimate(config, GreedyTask(config), CHECKED, is_main=False)
+    AcceleratorState._reset_state(reset_partial_state=True)  # other tests begin with their own
 
 
 class BreakingTask(ToyTask):

@@ -1,0 +1,44 @@
+"""The GPUs whose peak and memory are known: for MFU, and for estimates made on another machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU.
+
+    Attributes:
+        peak_flops: Dense bf16 peak in FLOP/s, from the vendor's data sheet (without sparsity).
+        memory: Bytes that a process can address (`total_memory` in torch's device properties, as
+            logs of such machines show it): less than the data sheet's, by error correction and by
+            what the driver keeps.
+    """
+
+    peak_flops: float
+    memory: float
+
+
+# The first name all of whose parts ("H100" and "PCIe") are in the name of a device is its card.
+CARDS = {
+    "H200": Card(989e12, 139.7 * GIB),
+    "H100-PCIe": Card(756e12, 79.1 * GIB),
+    "H100-NVL": Card(835e12, 93.0 * GIB),
+    "H100": Card(989e12, 79.1 * GIB),
+    "A100-40GB": Card(312e12, 39.4 * GIB),
+    "A100": Card(312e12, 79.1 * GIB),
+    "L40S": Card(362e12, 44.4 * GIB),
+    "RTX-4090": Card(165e12, 23.5 * GIB),
+    "RTX-3090": Card(71e12, 23.5 * GIB),
+}
+
+
+def card_of(device_name: str) -> str | None:
+    """Returns the name in `CARDS` of a device that torch calls `device_name`; None if unknown."""
+    for name in CARDS:
+        if all(part in device_name for part in name.split("-")):
+            return name
+    return None

@@ -1,0 +1,113 @@
+"""What operations on CUDA keep for the backward pass, followed on a machine without CUDA.
+
+The estimate runs a forward pass on tensors without values. Those of the device "cuda" need a build
+of torch with CUDA; those of the CPU follow the CPU's rules, which keep less under autocast: on CUDA
+powers, norms, softmax and others compute in float32 (Micikevicius et al. 2018; the lists are
+macros of torch's ATen/autocast_mode.h), and GPT-2's activation `gelu_new`, which has a power, then
+keeps most of its values in float32, too. Here such operations of the CPU get CUDA's rule for as
+long as the estimate counts. Two kernels differ as well: dropout keeps a mask of one byte a value,
+and attention with dropout or a mask does not keep the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.library import Library
+
+FLOAT32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal",
+    "rsqrt", "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
+    "layer_norm", "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim",
+    "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp",
+    "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d",
+    "_upsample_nearest_exact2d", "upsample_nearest3d", "_upsample_nearest_exact3d",
+    "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_trilinear3d",
+    "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+"""The operations (of ATen) that autocast computes in float32 on CUDA, but not on a CPU."""
+
+FLOAT32_RESULT = (
+    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
+)  # fmt: skip
+"""Those whose input stays in half precision, and whose result is in float32."""
+
+
+@contextmanager
+def follow_cuda_rules() -> Iterator[None]:
+    """Lets operations on the CPU keep for the backward pass what they would keep on CUDA.
+
+    For the whole process, and for tensors without values: results are not those of CUDA.
+    """
+    library = Library("aten", "IMPL")
+    try:
+        for name in FLOAT32:
+            library.impl(name, _in_float32(_operation(name)), "AutocastCPU")
+        for name in FLOAT32_RESULT:
+            library.impl(name, _to_float32(_operation(name)), "AutocastCPU")
+        library.impl("dropout", _drop_out, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", _attend, "AutogradCPU")
+        yield
+    finally:
+        library._destroy()
+
+
+def _operation(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _in_float32(operation: Any) -> Callable[..., Any]:
+    """The operation on float32 copies of its floating-point arguments."""
+
+    def compute(*arguments: Any, **named: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            wide = {name: _widen(value) for name, value in named.items()}
+            return operation(*map(_widen, arguments), **wide)
+
+    return compute
+
+
+def _widen(value: Any) -> Any:
+    is_narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_narrow else value
+
+
+def _to_float32(operation: Any) -> Callable[..., Any]:
+    """The operation with a float32 result, unless its caller names another type."""
+    names = [argument.name for argument in operation._schema.arguments]
+
+    def compute(*arguments: Any, **named: Any) -> Any:
+        given = dict(zip(names, arguments, strict=False)) | named
+        if given.get("dtype") is None:
+            given["dtype"] = torch.float32
+        with torch.autocast("cpu", enabled=False):
+            return operation(given.pop(names[0]), **given)
+
+    return compute
+
+
+def _drop_out(values: torch.Tensor, share: float, train: bool) -> torch.Tensor:
+    if not share or not train:
+        return values
+    return torch.native_dropout(values, share, train)[0]
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **named: Any,
+) -> torch.Tensor:
+    """Attention by a fused kernel, which on CUDA takes dropout, and a mask in the query's type."""
+    if attn_mask is not None:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    return attention.decompose(query, key, value, attn_mask, 0.0, is_causal, **named)

@@ -1,0 +1,128 @@
+"""The device that an estimate is for: its memory, what fits, and what to change if it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from bsmeta.config.cards import CARDS, GIB, card_of
+from bsmeta.training.metrics import peak_flops
+
+RESERVED = 2.0 * GIB
+"""Bytes that a run cannot use for tensors: the CUDA context, the workspaces of cuBLAS and NCCL, and
+fragmentation. Assumed, not measured."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU.
+
+    Attributes:
+        memory: In bytes.
+        peak_flops: Its dense bf16 peak in FLOP/s; None if unknown.
+        is_here: Whether it is the device of this process, on which steps can be measured.
+    """
+
+    name: str
+    memory: float
+    peak_flops: float | None
+    is_here: bool
+
+    @property
+    def usable(self) -> float:
+        """Bytes for tensors."""
+        return self.memory - RESERVED
+
+
+def find_device(card: str | None) -> Device | None:
+    """Describes the GPU `card`, a name in `CARDS`; None: that of this process, if it has one."""
+    if torch.cuda.is_available():
+        here = torch.device("cuda", torch.cuda.current_device())
+        name = torch.cuda.get_device_name(here)
+        if card is None or card == card_of(name):
+            memory = float(torch.cuda.get_device_properties(here).total_memory)
+            return Device(name, memory, peak_flops(here), is_here=True)
+    if card is None:
+        return None
+    return Device(card, CARDS[card].memory, CARDS[card].peak_flops, is_here=False)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a launch takes on each device, by the rows of its micro-batch.
+
+    Attributes:
+        rows: The rows of the configuration.
+        size: The bytes with these.
+        per_row: Further bytes for each further row.
+    """
+
+    rows: int
+    size: float
+    per_row: float
+
+    def most_rows(self, usable: float) -> float:
+        """The largest number of rows that fit; 0: not even one, infinite: any."""
+        if self.per_row <= 0:
+            return math.inf if self.size <= usable else 0
+        return max(0, self.rows + math.floor((usable - self.size) / self.per_row))
+
+
+def describe_fit(
+    device: Device,
+    plain: Need,
+    recomputing: Need,
+    engines: Mapping[str, tuple[float, float]],
+    *,
+    recomputes: bool,
+    rows_key: str | None,
+) -> list[str]:
+    """Says whether a launch fits on a device, and what else would.
+
+    Args:
+        plain: The need of the launch without recomputation.
+        recomputing: The same with gradient_checkpointing.
+        engines: The bytes, without and with recomputation, that the same rows take under the other
+            engines, by launch file.
+        recomputes: Whether the configuration has gradient_checkpointing.
+        rows_key: The key that sets the rows; None: they vary.
+    """
+    need = recomputing if recomputes else plain
+    fits = need.size <= device.usable
+    lines = [
+        f"{device.name}: {_gib(device.memory)}, of which {_gib(RESERVED)} are left to CUDA and to "
+        f"fragmentation (assumed); this launch takes {_gib(need.size)} with {need.rows} rows: it "
+        f"{'fits' if fits else 'DOES NOT FIT'}"
+    ]
+    rows = f"{rows_key or 'rows of a micro-batch'} that fit: {_rows(plain, device)}"
+    lines.append(f"{rows}; with gradient_checkpointing=true {_rows(recomputing, device)}")
+    fitting = [
+        f"{name} ({_gib(sizes[recomputes])})"
+        for name, sizes in engines.items()
+        if sizes[recomputes] <= device.usable
+    ]
+    lines.append(
+        f"other engines that fit with {need.rows} rows, on as many devices: "
+        f"{', '.join(fitting) or 'none'}"
+    )
+    if not fits:
+        lines.append(
+            "from cheap to expensive: fewer rows and more gradient_accumulation_steps (the same "
+            "batch), gradient_checkpointing=true (a third more computation; "
+            "gradient_checkpointing_every=2: half of it), another engine, more devices"
+        )
+    return lines
+
+
+def _rows(need: Need, device: Device) -> str:
+    most = need.most_rows(device.usable)
+    if most == math.inf:
+        return "any"
+    return f"up to {most:,}" if most else "none"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
