@@ -17,7 +17,7 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-fuzz test-slurm lint lock audit format docs release clean
+.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-fuzz test-slurm test-gpu lint lock audit format docs release clean
 
 env: $(STAMP)
 
@@ -48,7 +48,7 @@ known-answers: env
 # The tests start hundreds of interpreters; where bytecode is not written, each compiles the package.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: env
-	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm and not fuzz"
+	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm and not fuzz and not gpu"
 
 test-slow: env
 	python -m pytest -m slow
@@ -62,6 +62,10 @@ test-fuzz: env
 
 test-slurm: env
 	python -m pytest -m slurm
+
+# About eight minutes on one GPU; where there is none, all are skipped.
+test-gpu: env
+	python -m pytest -m gpu
 
 lint: env
 	ruff check .

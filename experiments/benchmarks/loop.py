@@ -5,11 +5,13 @@ r"""Compares the training loop's speed with a bare loop and transformers' Traine
         data_config.train_file='shards/*.jsonl.gz'
 
 accepts every training key (which overrides the preset) and prints one JSON object. Each loop runs
-in its own process, all on one device (whose memory must hold the states of the three models at
-once). They alternate round by round; `rounds` rounds of `steps` steps are measured after a warm-up
-round. Its own keys:
+in its own process, all on one device (whose memory must hold the states of all models at once, and
+the activations of one). They alternate round by round; `rounds` rounds of `steps` steps are
+measured after a warm-up round. Nothing is saved. Its own keys:
 
-    preset=cpu-tiny|gpt2|gpt2-xl|llama-1b   model and batch
+    preset=cpu-tiny|gpt2|gpt2-xl|llama-1b   model and batch, which fit a GPU of 80 GB with the
+                                            preset's loops
+    arms=bare,ours,trainer                  the loops; default: set by the preset
     rounds=5  steps=N                       default of steps: set by the preset
     engines=torch,zero2                     zero2: all loops under DeepSpeed; omits those that fail
     feed=memory|stream                      memory: batches built beforehand; stream: on the fly
@@ -28,6 +30,8 @@ import multiprocessing
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -35,52 +39,51 @@ from typing import Any
 import torch
 from common import own_arguments
 from loop_arms import ARMS, work
+from shapes import GPT2, GPT2_XL, LLAMA_1B
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 
 OWN_KEYS = {
     "preset": "cpu-tiny",
+    "arms": "",
     "rounds": "5",
     "steps": "",
     "engines": "torch,zero2",
     "feed": "memory",
 }
-ORDER = tuple(ARMS)
 
 
-def gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
-    """A model configuration of GPT-2 (Radford et al. 2019), without dropout."""
-    shape = {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads}
-    return {**shape, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+@dataclass(frozen=True)
+class Preset:
+    """What is trained by default.
+
+    Attributes:
+        shape: The model; None: the demo's.
+        length: Tokens per sequence.
+        rows: Sequences per micro-batch.
+        steps: Steps per round.
+    """
+
+    shape: dict[str, Any] | None
+    length: int
+    rows: int
+    steps: int = 20
+    arms: tuple[str, ...] = tuple(ARMS)
 
 
-LLAMA_1B = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 131072,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-}
-
-# Model (None: the demo's), tokens per sequence, sequences per micro-batch, steps per round.
-PRESETS: dict[str, tuple[dict[str, Any] | None, int, int, int]] = {
-    "cpu-tiny": (None, 256, 4, 20),
-    "gpt2": (gpt2(768, 12, 12), 1024, 32, 20),
-    "gpt2-xl": (gpt2(1600, 48, 25), 1024, 8, 20),
-    "llama-1b": (LLAMA_1B, 1024, 8, 20),
+PRESETS = {
+    "cpu-tiny": Preset(None, 256, 4),
+    "gpt2": Preset(GPT2, 1024, 32),
+    # The states of a third loop would leave no room for the activations of any.
+    "gpt2-xl": Preset(GPT2_XL, 1024, 4, arms=("bare", "ours")),
+    "llama-1b": Preset(LLAMA_1B, 1024, 4),
 }
 
 
 def overrides(preset: str, folder: Path) -> list[str]:
     """The keys of a preset, which are inserted before the user's keys."""
-    model, length, rows, _ = PRESETS[preset]
+    chosen = PRESETS[preset]
     keys = [
         "trackers=[]",
         "eval_steps=0",
@@ -91,34 +94,41 @@ def overrides(preset: str, folder: Path) -> list[str]:
         "max_train_steps=1000000",
         "gradient_accumulation_steps=1",
         "data_config.validation_file=null",
-        f"data_config.metadata_config.max_seq_len={length}",
-        f"data_config.per_device_train_batch_size={rows}",
+        f"data_config.metadata_config.max_seq_len={chosen.length}",
+        f"data_config.per_device_train_batch_size={chosen.rows}",
     ]
-    if model is not None:
+    if chosen.shape is not None:
         file = folder / "model.json"
-        file.write_text(json.dumps(model))
+        file.write_text(json.dumps(chosen.shape))
         keys += [f"model_config_file={file}", "mixed_precision=bf16"]
     return keys
 
 
 def compare(
-    engine: str, rounds: int, steps: int, feed: str, config: CausalLMConfig
+    engine: str,
+    arms: Sequence[str],
+    rounds: int,
+    steps: int,
+    feed: str,
+    config: CausalLMConfig,
+    folder: Path,
 ) -> dict[str, Any]:
     """Run the loops of one engine in alternating rounds; returns their metrics."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     processes = []
-    for arm in ORDER:
+    for arm in arms:
         pipes[arm], theirs = context.Pipe()
-        process = context.Process(target=work, args=(arm, engine, feed, steps, config, theirs))
+        own = replace(config, out_dir=str(folder / f"{engine}-{arm}"))
+        process = context.Process(target=work, args=(arm, engine, feed, steps, own, theirs))
         process.start()
         theirs.close()
         processes.append(process)
-    measured: dict[str, list[dict[str, float]]] = {arm: [] for arm in ORDER}
+    measured: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
     failed: dict[str, str] = {}
     for number in range(rounds + 1):
-        shift = number % len(ORDER)
-        for arm in [*ORDER[shift:], *ORDER[:shift]]:
+        shift = number % len(arms)
+        for arm in [*arms[shift:], *arms[:shift]]:
             if arm not in failed:
                 try:
                     pipes[arm].send(True)
@@ -128,7 +138,7 @@ def compare(
                     continue
                 if number:
                     measured[arm].append(result)
-    for arm in ORDER:
+    for arm in arms:
         if arm not in failed:
             pipes[arm].send(False)
     for process in processes:
@@ -171,9 +181,10 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
 def ratios(measured: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     """Speed of our loop relative to each other loop, per wall-clock and per CPU second."""
     found = {}
+    ours = measured.get("ours", [])
     for other in ("bare", "trainer"):
-        pairs = list(zip(measured["ours"], measured[other], strict=False))
-        if pairs and len(measured["ours"]) == len(measured[other]):
+        pairs = list(zip(ours, measured.get(other, []), strict=False))
+        if pairs and len(ours) == len(measured[other]):
             for clock in ("wall", "cpu"):
                 each = [
                     (a["tokens"] / a[f"{clock}_s"]) / (b["tokens"] / b[f"{clock}_s"])
@@ -183,19 +194,29 @@ def ratios(measured: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     return found
 
 
+def chosen_arms() -> tuple[str, ...]:
+    """The loops to compare: those of the command line, or else of the preset."""
+    return tuple(OWN["arms"].split(",")) if OWN["arms"] else PRESETS[OWN["preset"]].arms
+
+
 def main(config: CausalLMConfig) -> None:
     """Run the benchmark and print the result."""
-    rounds, steps = int(OWN["rounds"]), int(OWN["steps"] or PRESETS[OWN["preset"]][3])
+    if config.check_only:
+        return
+    rounds, steps = int(OWN["rounds"]), int(OWN["steps"] or PRESETS[OWN["preset"]].steps)
+    arms = chosen_arms()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result = {
         "preset": OWN["preset"],
         "device": gpu or f"CPU, {torch.get_num_threads()} threads",
         "feed": OWN["feed"],
+        "arms": list(arms),
         "rounds": rounds,
         "steps": steps,
     }
     for engine in OWN["engines"].split(","):
-        result[engine] = compare(engine, rounds, steps, OWN["feed"], config)
+        with tempfile.TemporaryDirectory() as folder:
+            result[engine] = compare(engine, arms, rounds, steps, OWN["feed"], config, Path(folder))
     print(json.dumps(result, indent=1))
 
 
@@ -204,6 +225,8 @@ if __name__ == "__main__":
     OWN = own_arguments(OWN_KEYS)
     if OWN["preset"] not in PRESETS or OWN["feed"] not in ("memory", "stream"):
         sys.exit(f"preset: expected one of {', '.join(PRESETS)}; feed: memory or stream")
+    if not set(chosen_arms()) <= ARMS.keys():
+        sys.exit(f"arms={OWN['arms']}: expected some of {','.join(ARMS)}")
     with tempfile.TemporaryDirectory() as scratch:
         sys.argv[1:1] = overrides(OWN["preset"], Path(scratch))
         run_entry_point(main, CausalLMConfig, "demo")

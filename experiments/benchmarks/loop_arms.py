@@ -12,7 +12,6 @@ import itertools
 import os
 import resource
 import socket
-import tempfile
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -30,10 +29,6 @@ from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
 POOL = 16
 """Number of steps whose batches are built beforehand and reused, with feed=memory."""
-
-
-class Finished(Exception):
-    """There are no more rounds."""
 
 
 class Rounds:
@@ -65,7 +60,9 @@ class Rounds:
             self._parent.send((yield from self._measured()))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # the other loops need the memory now
-        raise Finished
+        # Whatever the loop would still do, such as save: it is not measured, and takes minutes for
+        # a large model. (Gloo's threads may also abort an interpreter that shuts down.)
+        os._exit(0)
 
     def _measured(self) -> Generator[StepData, None, dict[str, float]]:
         wait_for_device()
@@ -103,7 +100,7 @@ def peak_memory_gb() -> float:
 def work(
     arm: str, engine: str, feed: str, steps: int, config: CausalLMConfig, pipe: Connection
 ) -> None:
-    """Main function of one loop's process: sets up, and runs until there are no more rounds."""
+    """Main function of one loop's process, which ends when there are no more rounds."""
     torch.manual_seed(config.seed)
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as free:
@@ -121,13 +118,7 @@ def work(
             stream = itertools.cycle(list(itertools.islice(stream, POOL)))
         return Rounds(stream, steps, pipe)
 
-    with tempfile.TemporaryDirectory() as folder:
-        own = replace(config, out_dir=f"{folder}/run")
-        try:
-            ARMS[arm](own, task, rounds, zero_config(own) if engine == "zero2" else None)
-        except Finished:
-            pipe.close()
-    os._exit(0)  # gloo's threads may abort an interpreter that shuts down
+    ARMS[arm](config, task, rounds, zero_config(config) if engine == "zero2" else None)
 
 
 def zero_config(config: CausalLMConfig) -> dict[str, Any]:
@@ -225,7 +216,6 @@ def trainer(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero
         max_steps=config.max_train_steps,
         warmup_steps=config.num_warmup_steps,
         bf16=config.mixed_precision == "bf16",
-        activation_checkpointing=config.gradient_checkpointing,
         deepspeed=zero,
         logging_steps=1,
         save_strategy="no",

@@ -1,0 +1,71 @@
+"""The rules of CUDA that an estimate follows on a CPU, against what a GPU keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.conftest import REPOSITORY
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+SHAPE = {"n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 512}
+ROWS, LENGTH = 4, 512
+
+# In a process that sees no GPU
+COUNT = f"""
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from bsmeta.models.layers import layers_of
+from bsmeta.training.cuda_rules import follow_cuda_rules
+from bsmeta.training.estimate import activations
+from bsmeta.training.task import Shape
+
+for dropout in (0.0, 0.1):
+    names = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config(**{SHAPE}, **names))
+    layers = layers_of(model)
+    shape = Shape(model, model.base_model, layers, rows={ROWS}, length={LENGTH}, outputs=2)
+    with follow_cuda_rules():
+        print(activations(shape, half=True, copies=True).layers)
+"""
+
+
+def kept_on_gpu(dropout: float) -> int:
+    """Bytes that a forward pass on the GPU keeps for the backward pass, besides the weights."""
+    names = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)
+    model = GPT2LMHeadModel(GPT2Config(**SHAPE, **names)).cuda().train().base_model
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    ids = torch.ones(ROWS, LENGTH, dtype=torch.long, device="cuda")
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cuda", torch.bfloat16):
+        result = model(input_ids=ids, use_cache=False)
+    assert result is not None
+    return sum(kept.values())
+
+
+def test_a_cpu_counts_what_the_gpu_keeps() -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", COUNT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    counted = [json.loads(line) for line in done.stdout.splitlines()]
+    output = ROWS * LENGTH * SHAPE["n_embd"] * 2
+    measured = [kept_on_gpu(dropout) + output for dropout in (0.0, 0.1)]
+    assert counted == pytest.approx(measured, rel=0.02)
