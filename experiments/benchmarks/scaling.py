@@ -29,6 +29,9 @@ MASTER = 12.0
 PLAIN = 16.0
 """Bytes per parameter in plain data-parallel training: all in float32, gradient included."""
 
+UTILIZATIONS = (0.2, 0.4, 0.5)
+"""Model FLOPs utilizations that are compared; the last is the goal, and none was measured."""
+
 SIZES = (0.124, 1.558, 7, 13)
 """Model sizes in the table of states, in billions of parameters."""
 
@@ -122,6 +125,23 @@ def table(setting: Setting) -> str:
     return "\n".join(lines)
 
 
+def utilization_table(setting: Setting) -> str:
+    """A Markdown table of M tokens/s for several utilizations of one GPU."""
+    names = [f"{share:g}" for share in UTILIZATIONS[:-1]] + [f"{UTILIZATIONS[-1]:g} (goal)"]
+    heads = [f"A={count}: MFU {name}" for count in ACCUMULATIONS for name in names]
+    lines = [f"| GPUs | ZeRO | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
+    for gpus in GPUS:
+        for stage in STAGES:
+            cells = [f"{gpus} | {stage}"]
+            for accumulation in ACCUMULATIONS:
+                tokens = setting.micro_batch_tokens * accumulation * gpus / 1e6
+                for share in UTILIZATIONS:
+                    best, worst = step_s(replace(setting, mfu=share), stage, gpus, accumulation)
+                    cells.append(f"{tokens / worst:.2f}–{tokens / best:.2f}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def states_table(setting: Setting) -> str:
     """A Markdown table with the memory of the states of several model sizes on 8 GPUs."""
     lines = ["| parameters | data parallel | ZeRO-1 | ZeRO-2 | ZeRO-3 |", "|---|---|---|---|---|"]
@@ -154,6 +174,9 @@ def main() -> None:
     setting = given(Setting, __doc__)
     print(f"one micro-batch on one GPU: {setting.compute_s:.3f} s\n")
     print(table(setting))
+    if not setting.micro_batch_s:
+        print("\nM tokens/s by the MFU of one GPU:\n")
+        print(utilization_table(setting))
     print("\nGB of weights, gradients and optimizer on each of 8 GPUs:\n")
     print(states_table(setting))
 

@@ -7,7 +7,17 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from bsmeta.config.cards import CARDS
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.schema import OPTIMIZERS
+from bsmeta.models.layers import layers_of
+from bsmeta.training.cuda_rules import follow_cuda_rules
+from bsmeta.training.device_fit import RESERVED
+from bsmeta.training.estimate import activations, count, optimizer_bytes, state
+from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY
 
 BENCHMARK = REPOSITORY / "experiments/benchmarks/loop.py"
@@ -21,6 +31,7 @@ def test_each_loop_is_measured(launch: Launch) -> None:
         "data_config.metadata_config.max_seq_len=64",
     )
     done = launch(BENCHMARK, "preset=cpu-tiny", "rounds=1", "steps=2", *small)
+    assert "  save  " not in done.stdout + done.stderr
     result = json.loads(done.stdout[done.stdout.index("{\n") :])
     assert (result["preset"], result["rounds"], result["steps"]) == ("cpu-tiny", 1, 2)
     for engine in ("torch", "zero2"):
@@ -32,6 +43,53 @@ def test_each_loop_is_measured(launch: Launch) -> None:
             assert 0 < one[loop]["data_wait_share"] < 1
         ours, bare = one["ours"]["tokens_per_s"], one["bare"]["tokens_per_s"]
         assert one["ratios"]["ours / bare (wall)"] == pytest.approx(ours / bare, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_some_loops_alone_with_recomputation(launch: Launch) -> None:
+    keys = ("arms=trainer,bare", "engines=torch", "rounds=1", "steps=2")
+    small = (
+        "data_config.per_device_train_batch_size=1",
+        "data_config.metadata_config.max_seq_len=64",
+        "gradient_checkpointing=true",
+    )
+    done = launch(BENCHMARK, "preset=cpu-tiny", *keys, *small)
+    result = json.loads(done.stdout[done.stdout.index("{\n") :])
+    assert result["arms"] == ["trainer", "bare"]
+    assert list(result["torch"]) == ["trainer", "bare", "ratios"]
+    assert result["torch"]["ratios"] == {}  # of ours to the others
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama-1b"])
+def test_a_preset_fits_a_gpu_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of all loops, and gradients and activations of the one that runs."""
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    import loop
+
+    preset = loop.PRESETS[name]
+    shape = AutoConfig.for_model(**preset.shape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape)
+    model.tie_weights()
+    sizes = {"rows": preset.rows, "length": preset.length, "outputs": shape.vocab_size}
+    chunk = CausalLMConfig().loss_chunk_logits
+
+    def needed(chunk: int) -> float:
+        planned = Shape(model, model.base_model, layers_of(model), **sizes, loss_chunk=chunk)
+        with follow_cuda_rules():
+            return activations(planned, half=True, copies=True).total(recomputing=False)
+
+    held = state(count(model), optimizer_bytes(model, OPTIMIZERS["adamw"]), None, 1, half=True)
+    kept = len(preset.arms) * (held.weights + held.optimizer) + held.gradients
+    # Transformers' Trainer computes all logits at once.
+    largest = max(needed(0 if arm == "trainer" else chunk) for arm in preset.arms)
+    assert kept + largest <= CARDS["H100"].memory - len(preset.arms) * RESERVED
+
+
+def test_a_loop_that_is_none_is_refused(launch: Launch) -> None:
+    done = launch(BENCHMARK, "arms=ours,lightning", check=False)
+    assert done.returncode == 1
+    assert "arms=ours,lightning: expected some of bare,ours,trainer" in done.stderr
 
 
 def test_a_preset_that_is_none_is_refused(launch: Launch) -> None:
