@@ -39,7 +39,12 @@ MODULES: dict[str, set[str]] = {
     "dill": set(),
     "cloudpickle": set(),
     "joblib": set(),
-    "runpy": {"bsmeta/annotate.py", "bsmeta/cli.py"},  # the programs of the package
+    "runpy": {  # the programs of the package
+        "bsmeta/annotate.py",
+        "bsmeta/cli.py",
+        "experiments/benchmarks/gpu_day.py",
+        "experiments/benchmarks/gpu_run.py",
+    },
 }
 
 # YAML of the user's own files; those of runs and models go through `bsmeta.config.saved`.

@@ -434,7 +434,8 @@ class Forecast:
             f"4 bytes for each value of the state of {self._config.optimizer_type}{weights}; "
             "ZeRO-1 to 3 divide optimizer, gradients, weights in turn, FSDP2 all of them",
             "not counted: buckets of DeepSpeed, float32 gradients during a step, layers that "
-            "ZeRO-3 and FSDP2 gather, masks of packed documents, offload",
+            "ZeRO-3 and FSDP2 gather, the mask of packed documents in sdpa (with the heads that it "
+            "makes it repeat), offload",
         ]
         if not self._activations:
             return [*notes, f"activations: not counted, because of {self._uncounted}"]

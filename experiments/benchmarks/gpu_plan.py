@@ -352,8 +352,10 @@ class Plan:
         ]
 
     def _interrupted(self) -> Item:
-        keys = ("max_train_steps=1500", "num_warmup_steps=2", "eval_steps=0", "save_steps=100")
-        keys = (*keys, "trackers=[]", "resume_from_checkpoint_dir=latest")
+        keys = (
+            *("max_train_steps=1500", "num_warmup_steps=2", "eval_steps=0", "save_steps=100"),
+            *("trackers=[]", "resume_from_checkpoint_dir=latest"),
+        )
         return Item(
             name="R9",
             prediction="SIGTERM: exit 75 with a checkpoint; after SIGKILL, too, the run resumes",

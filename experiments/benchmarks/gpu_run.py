@@ -39,7 +39,7 @@ def count_waits() -> collections.Counter[str]:
         ]
         waits[" < ".join(calls[:4]) or f"{filename}:{lineno}"] += 1
 
-    warnings.showwarning = count
+    warnings.showwarning = count  # type: ignore[assignment]
     warnings.simplefilter("always")
     torch.cuda.init()
     torch.cuda.set_sync_debug_mode("warn")
