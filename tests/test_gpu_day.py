@@ -97,6 +97,10 @@ def test_items_of_the_plan_run_on_a_cpu_with_a_tiny_model(
     tiny = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
     for name in ("GPT2", "GPT2_XL", "LLAMA_1B"):
         monkeypatch.setattr(gpu_plan, name, tiny)
+    for name in ("SMALL", "LARGE"):
+        short = ("data_config.metadata_config.max_seq_len=64",)
+        keys = [key for key in getattr(gpu_plan, name) if "max_seq_len" not in key]
+        monkeypatch.setattr(gpu_plan, name, (*keys, *short))
     items = {item.name: item for item in gpu_plan.Plan(tmp_path, {}, None).items()}
 
     def values(name: str) -> Any:

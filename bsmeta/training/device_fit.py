@@ -74,8 +74,8 @@ class Need:
 def describe_fit(
     device: Device,
     plain: Need,
-    recomputing: Need,
-    engines: Mapping[str, tuple[float, float]],
+    recomputing: Need | None,
+    engines: Mapping[str, float],
     *,
     recomputes: bool,
     rows_key: str | None,
@@ -84,37 +84,41 @@ def describe_fit(
 
     Args:
         plain: The need of the launch without recomputation.
-        recomputing: The same with gradient_checkpointing.
-        engines: The bytes, without and with recomputation, that the same rows take under the other
-            engines, by launch file.
+        recomputing: The same with gradient_checkpointing; None: the task does not have it.
+        engines: The bytes that the same micro-batch takes under the other engines, by launch file.
         recomputes: Whether the configuration has gradient_checkpointing.
         rows_key: The key that sets the rows; None: they vary.
     """
-    need = recomputing if recomputes else plain
+    need = recomputing if recomputing is not None and recomputes else plain
     fits = need.size <= device.usable
+    rows = f"{rows_key or 'rows of a micro-batch'} that fit: {_rows(plain, device)}"
+    if recomputing is not None:
+        rows = f"{rows}; with gradient_checkpointing=true {_rows(recomputing, device)}"
+    fitting = [f"{name} ({_gib(size)})" for name, size in engines.items() if size <= device.usable]
     lines = [
         f"{device.name}: {_gib(device.memory)}, of which {_gib(RESERVED)} are left to CUDA and to "
         f"fragmentation (assumed); this launch takes {_gib(need.size)} with {need.rows} rows: it "
-        f"{'fits' if fits else 'DOES NOT FIT'}"
-    ]
-    rows = f"{rows_key or 'rows of a micro-batch'} that fit: {_rows(plain, device)}"
-    lines.append(f"{rows}; with gradient_checkpointing=true {_rows(recomputing, device)}")
-    fitting = [
-        f"{name} ({_gib(sizes[recomputes])})"
-        for name, sizes in engines.items()
-        if sizes[recomputes] <= device.usable
-    ]
-    lines.append(
+        f"{'fits' if fits else 'DOES NOT FIT'}",
+        rows,
         f"other engines that fit with {need.rows} rows, on as many devices: "
-        f"{', '.join(fitting) or 'none'}"
-    )
+        f"{', '.join(fitting) or 'none'}",
+    ]
     if not fits:
-        lines.append(
-            "from cheap to expensive: fewer rows and more gradient_accumulation_steps (the same "
-            "batch), gradient_checkpointing=true (a third more computation; "
-            "gradient_checkpointing_every=2: half of it), another engine, more devices"
-        )
+        lines.append(f"from cheap to expensive: {', '.join(_remedies(recomputing is not None))}")
     return lines
+
+
+def _remedies(can_recompute: bool) -> list[str]:
+    recomputing = (
+        "gradient_checkpointing=true (a third more computation; gradient_checkpointing_every=2: "
+        "half of it)"
+    )
+    return [
+        "fewer rows and more gradient_accumulation_steps (the same batch)",
+        *([recomputing] if can_recompute else []),
+        "another engine",
+        "more devices",
+    ]
 
 
 def _rows(need: Need, device: Device) -> str:

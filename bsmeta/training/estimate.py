@@ -343,26 +343,24 @@ class Forecast:
         """Says whether this launch fits on the planned device, and what else would."""
         if self.device is None or not self._activations:
             return []
-        here = self._activations[self.stage]
-        held = self.states[self.stage].total
+        here, held = self._activations[self.stage], self.states[self.stage].total
         plain, recomputing = (
             Need(self._shape.rows, held + here.total(recomputes), self._row[recomputes])
             for recomputes in (False, True)
         )
+        can_recompute = hasattr(self._config, "gradient_checkpointing")
+        recomputes = can_recompute and self._config.gradient_checkpointing
         engines = {
-            file: (
-                self.states[stage].total + self._activations[stage].total(recomputing=False),
-                self.states[stage].total + self._activations[stage].total(recomputing=True),
-            )
+            file: self.states[stage].total + self._activations[stage].total(recomputes)
             for stage, file in LAUNCH_FILES.items()
             if stage in self.states and stage != self.stage
         }
         return describe_fit(
             self.device,
             plain,
-            recomputing,
+            recomputing if can_recompute else None,
             engines,
-            recomputes=bool(getattr(self._config, "gradient_checkpointing", False)),
+            recomputes=recomputes,
             rows_key=self._config.micro_batch_key,
         )
 
