@@ -123,6 +123,56 @@ def test_items_of_the_plan_run_on_a_cpu_with_a_tiny_model(
     }  # fmt: skip
 
 
+def finished(output: str, out_dir: Path | None = None) -> Any:
+    import gpu_values  # the fixtures have put its folder into the path
+
+    return gpu_values.Finished(0, 1.0, 0.0, output, out_dir)
+
+
+def test_the_values_of_an_estimate(gpu_plan: ModuleType) -> None:
+    output = """
+  H100: 79.1 GiB, of which 2.0 GiB are left to CUDA and to fragmentation
+(assumed); this launch takes 52.5 GiB with 4 rows: it fits
+probe          12 steps, after 12 to warm up
+a step         0.214 s, 4,096 positions, of which padding 1.2%
+tokens/s       18,912 on all devices, without padding
+MFU            17.9%
+memory         53.41 GiB at most on this device; weights 5.80 GiB (counted 5.80
+               GiB), optimizer 11.61 GiB (counted 11.61 GiB)
+"""
+    assert gpu_plan.values.read_estimate([finished(output)]) == {
+        "out_of_memory": False,
+        "step_s": 0.214,
+        "tokens_per_s": 18912.0,
+        "mfu_percent": 17.9,
+        "measured_gib": 53.41,
+        "counted_gib": 52.5,
+    }
+    failed = gpu_plan.values.read_estimate([finished("torch.OutOfMemoryError: CUDA out of memory")])
+    assert failed["out_of_memory"]
+    assert failed["tokens_per_s"] is None
+
+
+def test_the_fastest_arms_are_profiled(gpu_plan: ModuleType, tmp_path: Path) -> None:
+    speeds = {"R5-4-rows": 1.0, "xl-compile": 3.0, "xl-zero1": 2.0}
+    done = {name: {"tokens_per_s": speed} for name, speed in speeds.items()}
+    done["R5-8-rows"] = {"tokens_per_s": None}
+    items = {item.name: item for item in gpu_plan.Plan(tmp_path, done, None).items()}
+    [first], [second] = items["profile-1"].commands, items["profile-2"].commands
+    assert "torch_compile=true" in first.arguments
+    assert second.launch_file == "zero1.yaml"
+    assert not {"estimate=true", "estimate_steps=24"} & {*first.arguments, *second.arguments}
+
+
+def test_waits_that_grow_with_the_steps(gpu_plan: ModuleType) -> None:
+    short = finished('step 12/12\n{"waits": {"a.py:1": 2, "b.py:2": 12}}\n')
+    long = finished('{"waits": {"a.py:1": 2, "b.py:2": 24, "c.py:3": 1}}\n')
+    assert gpu_plan.values.compare_waits([short, long]) == {
+        "waits": {"a.py:1": 2, "b.py:2": 12},
+        "growing": {"b.py:2": 24, "c.py:3": 1},
+    }
+
+
 def test_an_unknown_item_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, str(GPU_DAY), f"out={tmp_path}", "only=R1,R99"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

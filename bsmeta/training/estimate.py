@@ -545,15 +545,7 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
             memory = DeviceMemory.of_launch(checked.launch)
             print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
     if config.estimate_steps and (config.estimate_card is None or _is_here(counted.device)):
-        try:
-            measured = probe(config, task, checked)
-        except torch.OutOfMemoryError as error:
-            raise ConfigurationError(
-                f"estimate_steps={config.estimate_steps}: out of memory on this device "
-                f"({str(error).splitlines()[0]}); expected a micro-batch that fits. Fix: fewer "
-                "rows, gradient_checkpointing=true, or another engine (the lines above); "
-                "estimate_steps=0 counts without measuring"
-            ) from error
+        measured = probe(config, task, checked)
         if is_main:
             measured.show(console, counted)
 

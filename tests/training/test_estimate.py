@@ -49,7 +49,7 @@ from bsmeta.training.estimate import (
     state,
 )
 from bsmeta.training.optimization import build_optimizer
-from bsmeta.training.task import Loss, Shape
+from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY, run_warm
 from tests.training.toy_task import ToyStream, ToyTask
 
@@ -411,28 +411,6 @@ def test_a_task_without_recomputation_gets_no_such_advice() -> None:
         "from cheap to expensive: fewer rows and more gradient_accumulation_steps (the same "
         "batch), another engine, more devices",
     ]
-
-
-class GreedyTask(ToyTask):
-    """Its model needs more memory than the device has."""
-
-    def shape(self) -> Shape:
-        with torch.device("meta"):
-            return planned(gpt2())
-
-    def loss(self, *_: Any) -> Loss:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.\nGPU 0 has")
-
-
-def test_a_probe_out_of_memory_is_an_error_with_advice() -> None:
-    config = CausalLMConfig(max_train_steps=8, num_warmup_steps=1, estimate_steps=4)
-    message = (
-        r"estimate_steps=4: out of memory on this device \(CUDA out of memory. Tried to allocate "
-        r"1.50 GiB.\); expected a micro-batch that fits. Fix: fewer rows"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        estimate(config, GreedyTask(config), CHECKED, is_main=False)
-    AcceleratorState._reset_state(reset_partial_state=True)  # other tests begin with their own
 
 
 class BreakingTask(ToyTask):
