@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ KEYS = {"out": "runs/gpu_day", "minutes": "28", "only": "", "before": "", "dry_r
 TAIL = 3000
 """Characters of an output that a result repeats if its item failed."""
 POLL_S = 0.02
+MACHINE = """
+import json, accelerate, torch, transformers
+device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+versions = {each.__name__: each.__version__ for each in (torch, transformers, accelerate)}
+print(json.dumps({"device": device, **versions}))
+"""
 CHECKPOINT = "resume_from_checkpoint_dir=/"
 """The key of a command that resumes from a checkpoint of the command before it."""
 
@@ -139,19 +146,15 @@ def run_item(item: Item, outputs: Path) -> dict[str, Any]:
     return {**result, "seconds": seconds, "commands": commands, "machine": describe_machine()}
 
 
+@cache
 def describe_machine() -> dict[str, Any]:
-    """The device, and the versions that decide what runs on it."""
-    import accelerate
-    import torch
-    import transformers
+    """The device, and the versions that decide what runs on it.
 
-    has_gpu = torch.cuda.is_available()
-    return {
-        "device": torch.cuda.get_device_name() if has_gpu else "CPU",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
-    }
+    By a process of its own: this one would keep memory of the device for as long as it runs.
+    """
+    command = [sys.executable, "-P", "-c", MACHINE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def choose_items(plan: Plan, done: Sequence[str], only: Sequence[str]) -> list[Item]:
