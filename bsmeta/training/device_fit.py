@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ class Device:
 def find_device(card: str | None) -> Device | None:
     """Describes the GPU `card`, a name in `CARDS`; None: that of this process, if it has one."""
     if torch.cuda.is_available():
-        here = torch.device("cuda", torch.cuda.current_device())
+        # Processes choose their devices later, when the engine starts.
+        here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         name = torch.cuda.get_device_name(here)
         if card is None or card == card_of(name):
             memory = float(torch.cuda.get_device_properties(here).total_memory)

@@ -264,14 +264,16 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 class Forecast:
     """The counted part of an estimate."""
 
-    def __init__(self, config: RunConfig, shape: Shape, checked: CheckedRun) -> None:
+    def __init__(
+        self, config: RunConfig, shape: Shape, checked: CheckedRun, device: Device | None
+    ) -> None:
         self._config = config
         self._shape = shape
         self._flops_per_token = flops_per_token(shape.model)
         self._processes = processes = checked.launch.num_processes
         plan = replace(BatchPlan.of(config, processes), micro_batch=shape.rows)
         self.step_tokens = plan.global_batch * shape.length  # positions in its global batch
-        self.device = find_device(config.estimate_card)
+        self._device = device
         self._counts, half = count(shape.model), config.mixed_precision != "no"
         zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
         # The engine of this launch.
@@ -307,7 +309,7 @@ class Forecast:
 
     def _count_activations(self, stages: list[Stage]) -> None:
         """Counts them as the planned device computes: this process's own, or `estimate_card`."""
-        follows_card = self.device is not None and not torch.cuda.is_available()
+        follows_card = self._device is not None and not torch.cuda.is_available()
         with follow_cuda_rules() if follows_card else nullcontext():
             counted: dict[tuple[bool, bool], Activations] = {}
             for stage in stages:
@@ -341,7 +343,7 @@ class Forecast:
 
     def describe_fit(self) -> list[str]:
         """Says whether this launch fits on the planned device, and what else would."""
-        if self.device is None or not self._activations:
+        if self._device is None or not self._activations:
             return []
         here, held = self._activations[self.stage], self.states[self.stage].total
         plain, recomputing = (
@@ -356,7 +358,7 @@ class Forecast:
             if stage in self.states and stage != self.stage
         }
         return describe_fit(
-            self.device,
+            self._device,
             plain,
             recomputing if can_recompute else None,
             engines,
@@ -366,10 +368,10 @@ class Forecast:
 
     def describe_speed(self) -> list[str]:
         """The time of a step on a card that is not here, for some utilizations."""
-        if self.device is None or self.device.is_here or self.device.peak_flops is None:
+        if self._device is None or self._device.is_here or self._device.peak_flops is None:
             return []
         flops = self._flops_per_token * self.step_tokens
-        peak = self.device.peak_flops * self._processes
+        peak = self._device.peak_flops * self._processes
         times = [f"{flops / peak / share:.3f} s at {share:g}" for share in ASSUMED_MFU]
         return [f"a step by an assumed MFU (nothing was measured): {', '.join(times)}"]
 
@@ -451,7 +453,7 @@ class Forecast:
         ]
 
     def _kernels(self) -> str:
-        return "this device" if self.device is None or self.device.is_here else "CUDA"
+        return "this device" if self._device is None or self._device.is_here else "CUDA"
 
 
 @dataclass(frozen=True)
@@ -516,7 +518,7 @@ def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
     """
     try:
         shape = task.shape()
-        counted = None if shape is None else Forecast(config, shape, checked)
+        counted = None if shape is None else Forecast(config, shape, checked, find_device(None))
     except Exception as error:  # whatever a model raises; the run itself reports what it lacks
         logger.info("the memory of the run cannot be counted: %s", error)
         return
@@ -537,21 +539,20 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
             f"estimate=true: task={config.task} does not describe its model before loading it "
             "(Task.shape); expected a task that does, or a short run, which logs its memory"
         )
-    counted = Forecast(config, shape, checked)
+    device = find_device(config.estimate_card)
     console = Console(soft_wrap=False, highlight=False)
-    if is_main:
+    counted = Forecast(config, shape, checked, device) if is_main else None
+    if counted is not None:
         counted.show(console)
-        if counted.device is None:  # whose memory is not in the lines above
+        if device is None:  # otherwise its memory is in the lines above
             memory = DeviceMemory.of_launch(checked.launch)
             print_summary(memory_rows(counted, memory), [*memory_notes(counted, memory, config)])
-    if config.estimate_steps and (config.estimate_card is None or _is_here(counted.device)):
+
+    is_here = config.estimate_card is None or (device is not None and device.is_here)
+    if config.estimate_steps and is_here:
         measured = probe(config, task, checked)
-        if is_main:
+        if counted is not None:
             measured.show(console, counted)
-
-
-def _is_here(device: Device | None) -> bool:
-    return device is not None and device.is_here
 
 
 def duration(seconds: float) -> str:

@@ -353,16 +353,17 @@ class Plan:
 
     def _interrupted(self) -> Item:
         keys = (
-            *("max_train_steps=1500", "num_warmup_steps=2", "eval_steps=0", "save_steps=100"),
+            *("max_train_steps=600", "num_warmup_steps=2", "eval_steps=0", "save_steps=50"),
             *("trackers=[]", "resume_from_checkpoint_dir=latest"),
+            *("gradient_accumulation_steps=1", "data_config.metadata_config.max_seq_len=128"),
         )
         return Item(
             name="R9",
             prediction="SIGTERM: exit 75 with a checkpoint; after SIGKILL, too, the run resumes",
             seconds=100,
             commands=[
-                self.train("interrupted", *keys, signal_at=(150, signal.SIGTERM)),
-                self.train("interrupted", *keys, signal_at=(500, signal.SIGKILL)),
+                self.train("interrupted", *keys, signal_at=(60, signal.SIGTERM)),
+                self.train("interrupted", *keys, signal_at=(200, signal.SIGKILL)),
                 self.train("interrupted", *keys),
             ],
             read=values.read_interrupted,
