@@ -347,22 +347,22 @@ class Forecast:
             return []
         here, held = self._activations[self.stage], self.states[self.stage].total
         plain, recomputing = (
-            Need(self._shape.rows, held + here.total(recomputes), self._row[recomputes])
-            for recomputes in (False, True)
+            Need(self._shape.rows, held + here.total(is_recomputed), self._row[is_recomputed])
+            for is_recomputed in (False, True)
         )
-        can_recompute = hasattr(self._config, "gradient_checkpointing")
-        recomputes = can_recompute and self._config.gradient_checkpointing
+        # None: the task does not have it
+        recomputes: bool | None = getattr(self._config, "gradient_checkpointing", None)
         engines = {
-            file: self.states[stage].total + self._activations[stage].total(recomputes)
+            file: self.states[stage].total + self._activations[stage].total(bool(recomputes))
             for stage, file in LAUNCH_FILES.items()
             if stage in self.states and stage != self.stage
         }
         return describe_fit(
             self._device,
             plain,
-            recomputing if can_recompute else None,
+            None if recomputes is None else recomputing,
             engines,
-            recomputes=recomputes,
+            recomputes=bool(recomputes),
             rows_key=self._config.micro_batch_key,
         )
 

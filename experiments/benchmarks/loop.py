@@ -63,6 +63,7 @@ class Preset:
         length: Tokens per sequence.
         rows: Sequences per micro-batch.
         steps: Steps per round.
+        arms: The loops, whose states must fit a GPU together.
     """
 
     shape: dict[str, Any] | None
