@@ -26,7 +26,7 @@ from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.evaluate import locations_of
 from bsmeta.tasks.checkpoints import task_of
-from bsmeta.training.processes import Processes
+from bsmeta.training.processes import Processes, close_device_groups
 
 FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}
 
@@ -61,10 +61,7 @@ def _process_group() -> Iterator[Processes]:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
     yield Processes.of_group(device)
-    # Skipped after an error, when the other ranks would not join. Destroying a Gloo group may
-    # deadlock (pytorch issue 56297); it ends with the process.
-    if world_size > 1 and device.type == "cuda":
-        dist.destroy_process_group()
+    close_device_groups()  # skipped after an error, when the other ranks would not join
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +16,14 @@ import torch.distributed as dist
 
 from bsmeta.core.progress import GROUP_TIMEOUT
 
+CLOSE_S = 20.0
+"""How long a process that has done its work waits for the others to disconnect."""
+
 Result = TypeVar("Result")
 
 _CPU = torch.device("cpu")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,42 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+def close_device_groups() -> None:
+    """Disconnects the devices of the ranks, at most for `CLOSE_S`; all ranks call it at the end.
+
+    All work is done: a rank that cannot disconnect logs a warning and ends anyway, because `leave`
+    does not wait for threads.
+
+    Gloo's groups end with the process, and are not even removed from torch's list: their destructor
+    waits for their threads while holding the GIL, which one of them may be waiting for (pytorch
+    issue 56297; seen on a busy machine with torch 2.13: a run that had done all its work never
+    ended). So this is not `dist.destroy_process_group`, which removes all groups.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    groups = [*dist.distributed_c10d._world.pg_map]
+    on_devices = [group for group in groups if dist.get_backend(group) != dist.Backend.GLOO]
+    if not on_devices:
+        return
+
+    def close() -> None:
+        # The newest first, as torch does: every rank must close them in the same order.
+        for group in reversed(on_devices):
+            try:
+                group.shutdown()
+            except RuntimeError as error:
+                logger.warning("a group of processes was not closed (%s)", error)
+
+    closing = threading.Thread(target=close, name="close groups", daemon=True)
+    closing.start()
+    closing.join(CLOSE_S)
+    if closing.is_alive():
+        logger.warning(
+            "the devices of the processes have not disconnected within %g s; all work is done, "
+            "and this process ends without waiting any longer", CLOSE_S,
+        )  # fmt: skip
 
 
 ALONE = Processes()

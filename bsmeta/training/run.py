@@ -17,7 +17,7 @@ from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, S
 from bsmeta.core.secrets import hide, redact
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, start
-from bsmeta.training.processes import Processes
+from bsmeta.training.processes import Processes, close_device_groups
 from bsmeta.training.resuming import resume_point, resumes
 from bsmeta.training.run_folder import (
     METRICS,
@@ -92,6 +92,7 @@ def run(
                 if ending is error:
                     raise
                 raise ending from error
+    close_device_groups()  # no longer watched: a rank that hangs must not change the status
     if config.push_to_hub and code == 0 and processes.is_main:
         push(folder.path, config.push_to_hub, watchdog.step, private=config.hub_private)
     return code
@@ -124,11 +125,6 @@ def _train(
     if not is_done and processes.is_main:
         print(f"to continue: {resuming_command(sys.argv, processes.size)}")
     report("done" if is_done else "preempted", trainer.progress.step, code)
-    if processes.device.type != "cpu":
-        # Gloo's group ends with the process: its destructor waits for its threads while holding the
-        # GIL, which one of them may be waiting for (pytorch issue 56297; seen on a busy machine
-        # with torch 2.13: a run that had done all its work never ended).
-        accelerator.end_training()
     return code
 
 

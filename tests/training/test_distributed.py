@@ -1,10 +1,12 @@
-"""Processes that do not come together."""
+"""Processes that do not come together, and that do not part."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,23 @@ def test_connecting_has_a_limit() -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("connecting the processes took more than 0.1 s (distributed_")
     assert 'File "<string>", line 7 in <module>' in ended.stderr
+
+
+def test_a_run_that_is_done_stays_done_if_its_groups_cannot_be_closed(
+    launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """It is done before they are closed, and afterwards."""
+    run, closed = tmp_path / "run", tmp_path / "closed"
+    closed.mkdir()
+    script = Path(__file__).with_name("closing_groups.py")
+    keys = ["trackers=[]", "max_train_steps=1", "num_warmup_steps=0", "distributed_timeout_s=60"]
+    folders = {"RUN": str(run), "CLOSED": str(closed)}
+    ended = launch(script, *keys, f"out_dir={run}", processes=2, **folders)
+    assert sorted(path.name for path in closed.iterdir()) == ["0", "1"]
+    assert json.loads((closed / "0").read_text())["state"] == "done"
+    assert "have not disconnected within 0.5 s; all work is done" in ended.stderr
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("done", 0)
 
 
 @NO_GPU
