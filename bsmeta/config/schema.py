@@ -233,6 +233,9 @@ class RunConfig:
         "no", deepspeed="bf16.enabled, fp16.enabled", choices=("no", "bf16", "fp16")
     )
     """precision of the forward and backward pass; no: float32"""
+    deterministic: bool = key(False)
+    """use only kernels that repeat a run bit for bit on GPUs, too, where they are slower (not with
+    liger_kernel)"""
 
     seed: int = key(42, at_least=0, at_most=LARGEST_SEED, heading="Run folder and resuming")
     """seed of the weights, the dropout and every choice about the data"""

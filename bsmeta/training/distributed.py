@@ -54,6 +54,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.core.process import listen_on_loopback, meet
 from bsmeta.core.progress import GROUP_TIMEOUT
+from bsmeta.training.determinism import use_deterministic_kernels
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
@@ -172,6 +173,8 @@ def start(
     # Output that is of no use to the user; warnings about the run stay.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if config.deterministic:
+        use_deterministic_kernels()
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
     fsdp = None if reshards is None else _fsdp_plugin(config, reshards)

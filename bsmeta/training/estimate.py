@@ -44,6 +44,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import StopRequest
 from bsmeta.core.terminal import Console
 from bsmeta.training.cuda_rules import follow_cuda_rules
+from bsmeta.training.device_errors import explaining_device_errors
 from bsmeta.training.device_fit import Device, Need, describe_fit, find_device
 from bsmeta.training.device_memory import DeviceMemory, amount, memory_notes, memory_rows
 from bsmeta.training.distributed import start
@@ -550,7 +551,8 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
 
     is_here = config.estimate_card is None or (device is not None and device.is_here)
     if config.estimate_steps and is_here:
-        measured = probe(config, task, checked)
+        with explaining_device_errors(config):
+            measured = probe(config, task, checked)
         if counted is not None:
             measured.show(console, counted)
 

@@ -15,6 +15,7 @@ from bsmeta.config.steps import Schedule
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest
 from bsmeta.core.secrets import hide, redact
+from bsmeta.training.device_errors import explaining_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, start
 from bsmeta.training.processes import Processes, close_device_groups
@@ -84,7 +85,8 @@ def run(
         stop.leave = lambda name: _leave_start(folder, watchdog, name)
         with ProcessLog(processes.rank, processes.size) as folder.log:
             try:
-                code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
+                with explaining_device_errors(config):
+                    code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
             except Exception as error:
                 ending = watchdog.explain(explain_full_disk(error, folder.path))
                 if watchdog.is_reporter():

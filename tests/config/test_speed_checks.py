@@ -47,6 +47,15 @@ def test_what_only_gpus_run(installed: None) -> None:
     assert problems(0, liger_kernel=True) == {"liger_kernel": "liger_kernel=false"}
 
 
+def test_what_is_not_deterministic(installed: None) -> None:
+    assert problems(liger_kernel=True, deterministic=True) == {
+        "liger_kernel": "liger_kernel=false, or deterministic=false"
+    }
+    assert problems(deterministic=True, attn_implementation="flex_attention") == {}
+    flash = {"attn_implementation": "flash_attention_2", "mixed_precision": "bf16"}
+    assert problems(deterministic=True, **flash) == {}
+
+
 def test_what_flash_attention_cannot_do(installed: None) -> None:
     flash = {"attn_implementation": "flash_attention_2"}
     assert "mixed_precision=bf16" in problems(**flash)["attn_implementation"]

@@ -116,6 +116,12 @@ def speed_problems(
         if importlib.util.find_spec("liger_kernel") is None:
             fix = "pip install liger-kernel, or liger_kernel=false"
             yield Problem("liger_kernel", HYDRA, show(True), "an installed library", fix)
+        if config.deterministic:
+            # They do not ask torch, and add with atomic operations: in mixtures of experts, and in
+            # LayerNorm from pull request 815 to 945 of linkedin/Liger-Kernel.
+            expected = "false with deterministic=true: its kernels may add in any order"
+            fix = "liger_kernel=false, or deterministic=false"
+            yield Problem("liger_kernel", HYDRA, show(True), expected, fix)
     stage = None if document is None else look_up(document, "zero_optimization.stage")
     if config.torch_compile and stage == 3:
         expected = "false under ZeRO-3, which gathers weights between the compiled operations"
