@@ -318,6 +318,9 @@ class RunConfig:
 
     distributed_timeout_s: int = key(1800, at_least=1, heading="Processes and checks")
     """seconds after which a missing rank, or no progress on any rank, ends the run"""
+    ddp_bucket_mb: int | None = key(None, at_least=1)
+    """MiB of gradients that data parallel training sums in one all-reduce; null: 100 on GPUs, 25 on
+    CPUs"""
     accelerate_config_file: str | None = key(None, is_path=True)
     """with check_only: the launch file to check against, as if launched with it"""
     check_only: bool = key(False)

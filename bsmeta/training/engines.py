@@ -130,8 +130,15 @@ class PlainEngine(Engine):
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         self.scaled = accelerator.scaler is not None
+        self._keeps_gradients = False
         if isinstance(self.model, DistributedDataParallel):
+            # They are the same on all ranks, and no step changes them.
+            self.model.broadcast_buffers = False
             _fix_buckets(self.model)
+            # Otherwise the micro-batches before the last one of a step would accumulate their
+            # gradients outside of the buckets, in as much memory again.
+            self._keeps_gradients = accelerator.gradient_accumulation_steps > 1
+        self._clear_gradients()
 
     def clip(self, limit: float) -> torch.Tensor:
         return self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
@@ -140,8 +147,11 @@ class PlainEngine(Engine):
         # A scaler must see every step, and itself skips those that are not finite.
         if self.scaled or self._may_step(finite):
             self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._clear_gradients()
         return False
+
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
     def _may_step(self, finite: torch.Tensor) -> bool:
         """Whether to call the optimizer; it then changes nothing if the step is not finite."""
@@ -216,8 +226,6 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
     model.reducer.prepare_for_backward([])
     zero.backward()
     model.reducer._rebuild_buckets()
-    for parameter in parameters:
-        parameter.grad = None
 
 
 def write_state(state: dict[str, Any], folder: Path) -> None:
