@@ -113,22 +113,23 @@ def test_row_6_checkpoints_without_a_model_resume_the_same_run(
 
 
 @pytest.mark.parametrize(
-    ("stage", "processes"),
+    ("stage", "processes", "accumulation"),
     [
-        ("", 4),
+        ("", 4, 2),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("", 3), ("2", 4), ("fsdp2", 4))
+            for case in (("", 3, 2), ("", 3, 1), ("2", 4, 2), ("fsdp2", 4, 2))
         ),
     ],
-    ids=["ddp-4", "ddp-3", "zero2-4", "fsdp2-4"],
+    ids=["ddp-4", "ddp-3", "ddp-3-at-once", "zero2-4", "fsdp2-4"],
 )
 def test_row_6_the_first_step_after_a_resume_with_several_processes(
-    complete: Start, tmp_path: Path, stage: str, processes: int
+    complete: Start, tmp_path: Path, stage: str, processes: int, accumulation: int
 ) -> None:
     """The gradients of more than two ranks are added up in the same order as without a resume."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     keys = ("max_train_steps=4", "save_steps=2", "eval_steps=0")
+    keys += (f"gradient_accumulation_steps={accumulation}",)
     named = {"stage": stage, "processes": processes, "TOY_WIDTH": "4096"}
     complete(whole, *keys, **named)
     shutil.copytree(whole, resumed)
