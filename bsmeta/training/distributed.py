@@ -57,6 +57,7 @@ from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.core.process import listen_on_loopback, meet
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.training.determinism import use_deterministic_kernels
+from bsmeta.training.threads import use_cores_for_offload
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
@@ -185,6 +186,7 @@ def start(
     fsdp = None if reshards is None else _fsdp_plugin(config, reshards)
     deepspeed = None
     if deepspeed_config is not None:
+        use_cores_for_offload(deepspeed_config)
         deepspeed = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
