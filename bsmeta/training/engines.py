@@ -6,6 +6,7 @@ in `training.fsdp`.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from bsmeta.core.errors import CheckpointError, TrainingError
+from bsmeta.core.files import format_bytes
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import naming_file
 from bsmeta.training.engines_states import only_values
@@ -29,6 +33,8 @@ PLAIN, FSDP = "torch", "FSDP2"
 """Names of the engines other than DeepSpeed's."""
 TAG = "pytorch_model"  # of DeepSpeed's checkpoints
 _PLAIN_FILE = "torch.pt"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -184,11 +190,25 @@ class PlainEngine(Engine):
         """Keeps the memory of a copy for the next.
 
         To write to memory for the first time takes several times as long as to copy, because the
-        system has to find and clear each page.
+        system has to find and clear each page. For copies from a GPU it is page-locked (pinned),
+        without which the driver would copy each part twice.
         """
         from torch.distributed.checkpoint import staging  # slow; only needed if it copies
 
-        return staging.DefaultStager(staging.StagingOptions(False, False, False, False))
+        pinned = self.accelerator.device.type == "cuda"
+        size = format_bytes(storage_bytes(self.state()))
+        logger.info(
+            "async_save: the copy of a checkpoint takes %s of main memory%s, for the whole run",
+            size, " (page-locked)" if pinned else "",
+        )  # fmt: skip
+        return staging.DefaultStager(
+            staging.StagingOptions(
+                use_pinned_memory=pinned,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=pinned,
+            )
+        )
 
     def copy(self) -> dict[str, Any]:
         """The state in main memory, which each call overwrites; shared tensors stay shared."""
@@ -226,6 +246,14 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
     model.reducer.prepare_for_backward([])
     zero.backward()
     model.reducer._rebuild_buckets()
+
+
+def storage_bytes(state: Any) -> int:
+    """Bytes of the tensors in a nested state on this rank; shared memory counts once."""
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    local = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tensors]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in local}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def write_state(state: dict[str, Any], folder: Path) -> None:

@@ -111,7 +111,7 @@ class Saver:
             check_room(self._run.path, with_model=self._exports(step))
 
         self._processes.on_main(prepare)
-        generators = self._processes.gather(capture_rng())
+        generators = self._processes.gather(capture_rng(self._processes.device))
         write = partial(self._write, step, generators, state, data, began)
         if not self._config.async_save:
             now = Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
@@ -274,15 +274,20 @@ class Saver:
             follow_umask(folder)
 
 
-def capture_rng() -> dict[str, Any]:
-    """Captures Python's, numpy's and torch's generator states (CPU and GPUs), in plain types."""
+def capture_rng(device: torch.device) -> dict[str, Any]:
+    """Captures Python's, numpy's and torch's generator states, in plain types.
+
+    Args:
+        device: This rank's. The generators of other GPUs that it can see are those of other ranks,
+            which save them.
+    """
     python = random.getstate()
     kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
         "python": [python[0], list(python[1]), python[2]],
         "numpy": [kind, np.asarray(state).tolist(), position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
     }
 
 
@@ -295,12 +300,13 @@ def _rng_file(folder: Path, rank: int) -> Path:
     return folder / "rng" / f"rank{rank}.pt"
 
 
-def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
+def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int, device: torch.device) -> None:
     """Restores the generators from a checkpoint.
 
     Args:
         saved_ranks: Number of ranks that saved the checkpoint. A rank beyond them has no saved
             states and seeds its generators with `seed`: its dropout is new, its data is not.
+        device: This rank's, which need not have the index that it had when it saved.
 
     Raises:
         CheckpointError: If the file of a rank that saved the checkpoint is missing, or holds
@@ -319,8 +325,9 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
         kind, state, *rest = states["numpy"]
         np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
         torch.set_rng_state(states["torch"])
-        if states["cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
+        if states["cuda"] and device.type == "cuda":
+            (state_of_device,) = states["cuda"]
+            torch.cuda.set_rng_state(state_of_device, device)
 
 
 class Retention:

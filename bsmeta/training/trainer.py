@@ -403,7 +403,7 @@ class Trainer:
         self._last = saved
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank
-        restore_rng(saved.folder, rank, state["world_size"], own_seed)
+        restore_rng(saved.folder, rank, state["world_size"], own_seed, self.processes.device)
         return saved.data()
 
     def _roll_back(self, loss: float) -> bool:
