@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -22,15 +23,23 @@ class Card:
     memory: float
 
 
-# The first name all of whose parts ("H100" and "PCIe") are in the name of a device is its card.
+# The first name all of whose parts ("H100" and "PCIe") are words of the name of a device is its
+# card: "A10" is part of A100, and of A10G, which is slower.
 CARDS = {
+    "GB200": Card(2500e12, 184.0 * GIB),  # GB200 NVL72, per GPU
+    "B200": Card(2250e12, 178.0 * GIB),  # HGX B200, per GPU
+    "GH200": Card(989e12, 94.5 * GIB),
+    "H200-NVL": Card(835e12, 139.7 * GIB),
     "H200": Card(989e12, 139.7 * GIB),
     "H100-PCIe": Card(756e12, 79.1 * GIB),
     "H100-NVL": Card(835e12, 93.0 * GIB),
     "H100": Card(989e12, 79.1 * GIB),
+    "H20": Card(148e12, 95.0 * GIB),
     "A100-40GB": Card(312e12, 39.4 * GIB),
     "A100": Card(312e12, 79.1 * GIB),
+    "A10": Card(125e12, 22.0 * GIB),
     "L40S": Card(362e12, 44.4 * GIB),
+    "L40": Card(181e12, 44.4 * GIB),
     "RTX-4090": Card(165e12, 23.5 * GIB),
     "RTX-3090": Card(71e12, 23.5 * GIB),
 }
@@ -39,6 +48,6 @@ CARDS = {
 def card_of(device_name: str) -> str | None:
     """Returns the name in `CARDS` of a device that torch calls `device_name`; None if unknown."""
     for name in CARDS:
-        if all(part in device_name for part in name.split("-")):
+        if all(re.search(rf"\b{part}\b", device_name) for part in name.split("-")):
             return name
     return None

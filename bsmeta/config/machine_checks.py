@@ -12,6 +12,8 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import HYDRA, Problem
 from bsmeta.core.files import SHARED_MEMORY, format_bytes, free_bytes
 
+BF16_CAPABILITY = 8
+"""The first major compute capability with instructions for bf16 (Ampere, 2020)."""
 LEAST_SHARED = 16 << 20  # bytes: a few batches of each loader process
 
 
@@ -43,3 +45,23 @@ def machine_problems(config: RunConfig, shared_memory: Path = SHARED_MEMORY) -> 
         f"at least {format_bytes(LEAST_SHARED)} there: loader processes pass batches through it",
         "give the container shared memory (docker run --shm-size=1g), or data_config.num_workers=0",
     )
+
+
+def precision_problems(
+    config: RunConfig, gpu: str, capability: tuple[int, int]
+) -> Iterator[Problem]:
+    """Yields bf16 on a GPU of NVIDIA without instructions for it, which would emulate them.
+
+    Args:
+        gpu: Its name, for the message.
+        capability: Its compute capability, major and minor.
+    """
+    if config.mixed_precision == "bf16" and capability[0] < BF16_CAPABILITY:
+        version = ".".join(map(str, capability))
+        yield Problem(
+            "mixed_precision",
+            HYDRA,
+            f'"bf16", but {gpu} (compute capability {version}) can only emulate it',
+            f'"fp16" or "no" on GPUs below compute capability {BF16_CAPABILITY}.0',
+            "mixed_precision=fp16 (not under FSDP2), or mixed_precision=no",
+        )

@@ -42,6 +42,10 @@ class DataError(UserError):
     """Training or evaluation data is missing, unreadable or not what the configuration says."""
 
 
+class DeviceError(UserError):
+    """The device lacks what the configuration needs of it."""
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint is damaged, incomplete or from another run."""
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.config.steps import BatchPlan
+from bsmeta.core.errors import ConfigurationError, DeviceError
 from bsmeta.training.determinism import lacks_deterministic_kernel
+from bsmeta.training.nccl_errors import nccl_fault
+
+# The memory of a GPU also runs out in libraries, which have their own errors.
+_OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "'out of memory'")
 
 
 @contextmanager
 def explaining_device_errors(config: RunConfig) -> Iterator[None]:
-    """A context whose errors of the device are replaced by ones that name the keys to change.
+    """A context whose errors of the device are replaced by ones that say what to change.
 
     Raises:
         ConfigurationError: If an operation has no deterministic kernel, and `deterministic` asks
             for one.
+        DeviceError: If the memory of the device is used up.
+        NcclError: If NCCL has failed on this rank.
     """
     try:
         yield
@@ -34,4 +43,37 @@ def _explain(error: Exception, config: RunConfig) -> Exception | None:
             f"deterministic=true: found {operation}, which has no deterministic kernel on this "
             "device; expected deterministic=false, or a model or a task without it"
         )
-    return None
+    if _is_out_of_memory(error):
+        lines = str(error).splitlines()
+        reason = next((line for line in lines if _names_memory(line)), lines[0])
+        return DeviceError(
+            f"the GPU is out of memory ({reason.strip()}). Expected a step that fits: "
+            f"{'; '.join(_smaller_steps(config))}. estimate=true shows what takes the memory"
+        )
+    return nccl_fault(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _names_memory(str(error))
+
+
+def _names_memory(text: str) -> bool:
+    return any(words in text for words in _OUT_OF_MEMORY)
+
+
+def _smaller_steps(config: RunConfig) -> Iterator[str]:
+    """Yields what lowers the memory of a step, the cheapest first."""
+    # Its rows do not depend on the number of processes, unless a key sets those of a whole step.
+    plan = BatchPlan.of(config, processes=1)
+    twice = f"gradient_accumulation_steps={2 * plan.accumulation}"
+    if plan.is_total:
+        yield f"{twice}, which halves the rows of a micro-batch"
+    elif plan.key is not None and plan.micro_batch > 1:
+        rows = f"{plan.key}={plan.micro_batch // 2}"
+        yield f"{rows} with {twice} (now {plan.micro_batch} and {plan.accumulation})"
+    yield "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, which wastes less of it"
+    if getattr(config, "gradient_checkpointing", True) is False:
+        yield "gradient_checkpointing=true"
+    yield "a launch file that divides more among the processes (docs/scaling.md)"

@@ -52,11 +52,13 @@ from filelock import FileLock
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.cpp_extension import get_default_build_root
 
+from bsmeta.config.machine_checks import precision_problems
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.errors import ConfigurationError, TrainingError
+from bsmeta.core.errors import ConfigurationError, TrainingError, refuse
 from bsmeta.core.process import listen_on_loopback, meet
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.training.determinism import use_deterministic_kernels
+from bsmeta.training.nccl_errors import NcclError, nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
@@ -196,6 +198,9 @@ def start(
         with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING):
             accelerator = _accelerator(config, deepspeed, fsdp)
     except RuntimeError as error:
+        fault = nccl_fault(error)
+        if fault is not None:
+            raise fault from error
         if not is_connection_error(error):
             raise
         raise TrainingError(
@@ -204,6 +209,7 @@ def start(
             f"NCCL_SOCKET_IFNAME={os.environ.get('NCCL_SOCKET_IFNAME', '')} "
             f"({str(error).splitlines()[0]})"
         ) from error
+    _check_precision(config, accelerator.device)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     together = launched == 1 or accelerator.distributed_type != DistributedType.NO
     if accelerator.num_processes != launched or not together:
@@ -213,6 +219,16 @@ def start(
             "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
         )
     return accelerator
+
+
+def _check_precision(config: RunConfig, device: torch.device) -> None:
+    """Refuses bf16 on a GPU that has no instructions for it, and would emulate them slowly."""
+    if device.type == "cuda" and torch.version.hip is None:
+        name, capability = (
+            torch.cuda.get_device_name(device),
+            torch.cuda.get_device_capability(device),
+        )
+        refuse([*precision_problems(config, name, capability)])
 
 
 def _accelerator(
@@ -292,6 +308,8 @@ def time_limit(seconds: float, what: str) -> AbstractContextManager[None]:
 
 def is_connection_error(error: Exception) -> bool:
     """Whether the error only means that another rank could not be reached."""
+    if isinstance(error, NcclError) or nccl_fault(error) is not None:
+        return False
     known = isinstance(error, dist.DistError)
     return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in _CONNECTION))
 

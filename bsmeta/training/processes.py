@@ -63,7 +63,10 @@ class Processes:
     def barrier(self) -> None:
         """Returns when every process has reached this point."""
         if self.size > 1:
-            dist.barrier(self.group)
+            # NCCL would otherwise guess the device by the rank, which is wrong if each process sees
+            # one GPU only, and opens a context on another GPU if it is not.
+            devices = [self.device.index] if self.device.type == "cuda" else None
+            dist.barrier(self.group, device_ids=devices)
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the (picklable) values of all ranks, in rank order, on every rank."""

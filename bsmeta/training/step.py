@@ -133,6 +133,17 @@ class StepStats:
         return math.isfinite(self.loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
 
 
+def copy_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """Starts a copy from main memory for which the host does not wait.
+
+    From memory that is not page-locked, the driver may first wait for the device. A loader locks
+    its batches, but not what a task adds to them.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 class ReducedStats:
     """A step's statistics, summed over all ranks; on the device until they are read."""
 
@@ -157,7 +168,7 @@ class ReducedStats:
         host = [own.stop, own.save_failed, own.out_of_data]
         host += [data.targets, data.tokens, data.padding, *data.counts.values()]
         self._num_host = len(host)
-        values = torch.tensor(host, dtype=torch.float64).to(processes.device, non_blocking=True)
+        values = copy_to(processes.device, torch.tensor(host, dtype=torch.float64))
         if losses:
             values = torch.cat([values, torch.stack([_flat(loss) for loss in losses]).sum(0)])
         values = processes.sum(values)
@@ -406,7 +417,7 @@ class StepRunner:
         device, copied = self._processes.device, None
         with torch.cuda.stream(self._copies):  # of no effect on a CPU
             inputs = [
-                {name: value.to(device, non_blocking=True) for name, value in batch.tensors.items()}
+                {name: copy_to(device, value) for name, value in batch.tensors.items()}
                 for batch in data.micro_batches
             ]
             if self._copies is not None:

@@ -10,7 +10,15 @@ from bsmeta.config.cards import CARDS, card_of
 @pytest.mark.parametrize(
     ("device_name", "card"),
     [
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA H200 NVL", "H200-NVL"),
         ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40", "L40"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 PCIe", "H100-PCIe"),
         ("NVIDIA H100 NVL", "H100-NVL"),
@@ -28,7 +36,8 @@ def test_a_card_by_the_name_of_the_device(device_name: str, card: str | None) ->
 
 
 def test_memory_is_below_the_one_of_the_data_sheet() -> None:
-    sheets = {"H200": 141, "H100-PCIe": 80, "H100-NVL": 94, "H100": 80, "A100-40GB": 40,
+    sheets = {"GB200": 186, "B200": 180, "GH200": 96, "H200-NVL": 141, "H200": 141, "H100-PCIe": 80, "H100-NVL": 94, "H100": 80, "H20": 96,
+              "A10": 24, "L40": 48, "A100-40GB": 40,
               "A100": 80, "L40S": 48, "RTX-4090": 24, "RTX-3090": 24}  # fmt: skip
     assert sheets.keys() == CARDS.keys()
     for name, gigabytes in sheets.items():

@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.machine_checks import machine_problems
+from bsmeta.config.machine_checks import machine_problems, precision_problems
 from bsmeta.core.files import SHARED_MEMORY
 from tests.disks import small_disk
 
@@ -45,3 +45,29 @@ def test_shared_memory_of_other_tasks(tmp_path: Path) -> None:
     config.data_config.num_workers = 1
     (problem,) = machine_problems(config, tmp_path / "none")
     assert problem.key == "data_config.num_workers"
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "refused"),
+    [
+        ("bf16", (7, 0), True),
+        ("bf16", (7, 5), True),
+        ("bf16", (8, 0), False),
+        ("bf16", (12, 0), False),
+        ("fp16", (7, 0), False),
+        ("no", (6, 1), False),
+    ],
+)
+def test_bf16_that_a_gpu_would_emulate(
+    precision: str, capability: tuple[int, int], refused: bool
+) -> None:
+    config = CausalLMConfig(mixed_precision=precision)
+    found = [*map(str, precision_problems(config, "Tesla V100-SXM2-32GB", capability))]
+    version = f"{capability[0]}.{capability[1]}"
+    expected = (
+        'mixed_precision in Hydra configuration: found "bf16", but Tesla V100-SXM2-32GB (compute '
+        f'capability {version}) can only emulate it, expected "fp16" or "no" on GPUs below '
+        "compute capability 8.0.\n   Fix: mixed_precision=fp16 (not under FSDP2), or "
+        "mixed_precision=no"
+    )
+    assert found == [expected] * refused

@@ -14,7 +14,7 @@ from bsmeta.training import metrics as metrics_module
 from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection
 from bsmeta.training.metrics import Throughput
 from bsmeta.training.processes import ALONE, Processes
-from bsmeta.training.step import DataStats, ReducedStats, StepStats
+from bsmeta.training.step import DataStats, ReducedStats, StepStats, copy_to
 from bsmeta.training.task import Loss, flops_per_token
 
 CPU = torch.device("cpu")
@@ -86,6 +86,33 @@ def test_statistics_of_the_step_and_of_the_next_data_share_one_reduction(device:
     assert (stats.loss, stats.parts, stats.grad_norm) == (0.5, {"url": 1.75 / 8}, 0.5)
 
 
+def test_a_copy_to_a_gpu_begins_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none without a GPU, so the calls are recorded."""
+    calls: list[Any] = []
+
+    def record(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        calls.append((tensor.tolist(), *arguments, options))
+        return tensor
+
+    def lock(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append("lock")
+        return tensor + 1
+
+    monkeypatch.setattr(torch.Tensor, "to", record)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lock)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: bool(tensor[0] == 7))
+    gpu, cpu = torch.device("cuda", 1), torch.device("cpu")
+    for device, value in ((gpu, 1), (gpu, 7), (cpu, 1)):
+        copy_to(device, torch.tensor([value]))
+    in_the_background = {"non_blocking": True}
+    assert calls == [
+        "lock",
+        ([2], gpu, in_the_background),
+        ([7], gpu, in_the_background),
+        ([1], cpu, in_the_background),
+    ]
+
+
 def test_before_the_first_step_only_its_data_is_reduced() -> None:
     own = StepStats(DataStats(3.0, 5.0, 1.0), stop=0.0, save_failed=0.0)
     assert ReducedStats(ALONE, own, [], None).read() == own
@@ -129,6 +156,17 @@ def test_garbage_is_collected_when_it_is_time_to() -> None:
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
         ("Tesla V100-SXM2-32GB", None),  # it has no bf16
     ],
 )

@@ -1,0 +1,48 @@
+"""Errors of NCCL that the rank which reports them has met itself, and their usual causes.
+
+Others mean that another rank, or the network to it, is gone: the watchdog finds out which. The
+names are those of `ncclResult_t`, which torch prints:
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+"""
+
+from __future__ import annotations
+
+from bsmeta.core.errors import TrainingError
+
+_CAUSES = {
+    "ncclUnhandledCudaError": (
+        "a driver that is too old for this build of torch, a GPU that has failed, or one without "
+        "free memory; nvidia-smi and dmesg say more"
+    ),
+    "ncclInvalidUsage": (
+        "two processes on one GPU: compare CUDA_VISIBLE_DEVICES and the number of processes with "
+        "the GPUs of the machine"
+    ),
+    "ncclInvalidArgument": "versions of torch and NCCL that do not belong together",
+    "ncclInternalError": "an error of the driver or of a GPU; nvidia-smi and dmesg say more",
+}
+_SHARED_MEMORY = "/dev/shm"
+_NO_SHARED_MEMORY = "too little shared memory (docker run --shm-size=1g)"
+
+
+class NcclError(TrainingError):
+    """NCCL has failed on this rank, for another reason than a lost rank."""
+
+
+def nccl_fault(error: BaseException) -> NcclError | None:
+    """Returns the error to report for a failure of NCCL on this rank; None for any other."""
+    text = str(error)
+    if isinstance(error, NcclError) or "NCCL" not in text:
+        return None
+    name = next((name for name in _CAUSES if name in text), None)
+    if _SHARED_MEMORY in text:
+        name, cause = name or "ncclSystemError", _NO_SHARED_MEMORY
+    elif name is not None:
+        cause = _CAUSES[name]
+    else:
+        return None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return NcclError(
+        f"NCCL failed on this rank: {name} ({lines[-1]}). The usual cause is {cause}. "
+        "NCCL_DEBUG=INFO in the environment makes NCCL log what it does"
+    )

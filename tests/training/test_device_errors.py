@@ -1,0 +1,132 @@
+"""Errors of a device end a run with what its user can do about them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.core.errors import DeviceError
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.training.device_errors import explaining_device_errors
+from bsmeta.training.distributed import is_connection_error
+from bsmeta.training.nccl_errors import NcclError, nccl_fault
+
+SCRIPT = Path(__file__).with_name("failing_device.py")
+KEYS = ("trackers=[]", "max_train_steps=3", "num_warmup_steps=0")
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+NCCL = "NCCL error in: NCCLUtils.cpp:94, unhandled {}, NCCL version 2.29.3\n"
+REMOTE = NCCL.format("system error") + (
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+    "prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer"
+)
+SHARED_MEMORY = NCCL.format("system error") + (
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device "
+    "error.\nLast error:\nError while creating shared memory segment /dev/shm/nccl-a1b2 (size "
+    "9637888), error: No space left on device (28)"
+)
+DRIVER = NCCL.format("cuda error") + (
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+    "Cuda failure 35 'CUDA driver version is insufficient for CUDA runtime version'"
+)
+FULL = DRIVER.rpartition("\n")[0] + "\nCuda failure 2 'out of memory'"
+
+
+def status(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    return value
+
+
+def test_a_gpu_without_memory_ends_the_run_with_advice(launch: Launch, tmp_path: Path) -> None:
+    rows = "data_config.per_device_train_batch_size=6"
+    ended = launch(
+        SCRIPT, *KEYS, rows, f"out_dir={tmp_path}", check=False, FAILURE="memory",
+        RANK_OF_FAILURE="0",
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert status(tmp_path)["message"] == (
+        "the GPU is out of memory (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+        "total capacity of 79.11 GiB). Expected a step that fits: "
+        "data_config.per_device_train_batch_size=3 with gradient_accumulation_steps=2 (now 6 and "
+        "1); PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, which wastes less of "
+        "it; gradient_checkpointing=true; a launch file that divides more among the processes "
+        "(docs/scaling.md). estimate=true shows what takes the memory"
+    )
+
+
+def test_a_failure_of_nccl_is_reported_by_the_rank_that_had_it(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """The other rank only loses its connection, and is not blamed."""
+    ended = launch(
+        SCRIPT, *KEYS, f"out_dir={tmp_path}", processes=2, check=False, FAILURE="nccl",
+        RANK_OF_FAILURE="1",
+    )  # fmt: skip
+    assert ended.returncode == 1
+    message = (
+        "NCCL failed on this rank: ncclInvalidUsage (Duplicate GPU detected : rank 1 and rank 0 "
+        "both on CUDA device 1b000). The usual cause is two processes on one GPU: compare "
+        "CUDA_VISIBLE_DEVICES and the number of processes with the GPUs of the machine. "
+        "NCCL_DEBUG=INFO in the environment makes NCCL log what it does"
+    )
+    assert status(tmp_path)["message"] == f"rank 1: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (DRIVER, "a driver that is too old"),
+        (SHARED_MEMORY, "too little shared memory (docker run --shm-size=1g)"),
+        (REMOTE, None),
+    ],
+)
+def test_a_lost_rank_is_no_failure_of_this_one(text: str, cause: str | None) -> None:
+    error = distributed.DistBackendError(text)
+    fault = nccl_fault(error)
+    assert is_connection_error(error) == (cause is None)
+    assert (fault is None) == (cause is None)
+    if fault is not None:
+        assert f"The usual cause is {cause}" in str(fault)
+        assert text.splitlines()[-1] in str(fault)
+        assert not is_connection_error(fault)
+        assert nccl_fault(fault) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
+        distributed.DistBackendError(FULL),
+    ],
+)
+def test_memory_also_runs_out_in_libraries(error: Exception) -> None:
+    line = next(line for line in str(error).splitlines() if "memory" in line or "ALLOC" in line)
+    with pytest.raises(DeviceError) as caught, explaining_device_errors(CausalLMConfig()):
+        raise error
+    assert str(caught.value).startswith(f"the GPU is out of memory ({line}). Expected")
+
+
+def test_the_advice_fits_the_task() -> None:
+    """This one divides the rows of a whole step, and has no gradient_checkpointing."""
+    with pytest.raises(DeviceError) as caught, explaining_device_errors(DisambiguationConfig()):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    assert "gradient_accumulation_steps=2, which halves the rows of" in str(caught.value)
+    assert "gradient_checkpointing" not in str(caught.value)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    with pytest.raises(RuntimeError) as caught, explaining_device_errors(CausalLMConfig()):
+        raise error
+    assert caught.value is error
+    assert not isinstance(caught.value, NcclError)
