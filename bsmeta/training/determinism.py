@@ -35,7 +35,7 @@ def use_deterministic_kernels() -> None:
     torch.use_deterministic_algorithms(True)
     # Otherwise every new tensor would be filled with NaN first, which finds reads of memory that
     # nothing has written. It changes no result, and costs a pass over the memory.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def lacks_deterministic_kernel(error: BaseException) -> bool:

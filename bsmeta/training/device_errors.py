@@ -67,12 +67,15 @@ def _smaller_steps(config: RunConfig) -> Iterator[str]:
     """Yields what lowers the memory of a step, the cheapest first."""
     # Its rows do not depend on the number of processes, unless a key sets those of a whole step.
     plan = BatchPlan.of(config, processes=1)
-    twice = f"gradient_accumulation_steps={2 * plan.accumulation}"
+    rows, accumulation = plan.micro_batch, plan.accumulation
     if plan.is_total:
-        yield f"{twice}, which halves the rows of a micro-batch"
-    elif plan.key is not None and plan.micro_batch > 1:
-        rows = f"{plan.key}={plan.micro_batch // 2}"
-        yield f"{rows} with {twice} (now {plan.micro_batch} and {plan.accumulation})"
+        yield f"gradient_accumulation_steps={2 * accumulation}, which halves the rows at a time"
+    elif plan.key is not None and rows > 1:
+        parts = next(parts for parts in range(2, rows + 1) if rows % parts == 0)
+        yield (
+            f"{plan.key}={rows // parts} with gradient_accumulation_steps={parts * accumulation}, "
+            f"the same global batch as {rows} with {accumulation}"
+        )
     yield "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, which wastes less of it"
     if getattr(config, "gradient_checkpointing", True) is False:
         yield "gradient_checkpointing=true"

@@ -138,7 +138,8 @@ class PlainEngine(Engine):
         self.scaled = accelerator.scaler is not None
         self._keeps_gradients = False
         if isinstance(self.model, DistributedDataParallel):
-            # They are the same on all ranks, and no step changes them.
+            # They are the same on all ranks, and steps change none: no model here has layers with
+            # running statistics.
             self.model.broadcast_buffers = False
             _fix_buckets(self.model)
             # Otherwise the micro-batches before the last one of a step would accumulate their

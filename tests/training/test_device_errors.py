@@ -46,7 +46,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def test_a_gpu_without_memory_ends_the_run_with_advice(launch: Launch, tmp_path: Path) -> None:
-    rows = "data_config.per_device_train_batch_size=6"
+    rows = "data_config.per_device_train_batch_size=9"
     ended = launch(
         SCRIPT, *KEYS, rows, f"out_dir={tmp_path}", check=False, FAILURE="memory",
         RANK_OF_FAILURE="0",
@@ -56,10 +56,10 @@ def test_a_gpu_without_memory_ends_the_run_with_advice(launch: Launch, tmp_path:
     assert status(tmp_path)["message"] == (
         "the GPU is out of memory (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
         "total capacity of 79.11 GiB). Expected a step that fits: "
-        "data_config.per_device_train_batch_size=3 with gradient_accumulation_steps=2 (now 6 and "
-        "1); PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, which wastes less of "
-        "it; gradient_checkpointing=true; a launch file that divides more among the processes "
-        "(docs/scaling.md). estimate=true shows what takes the memory"
+        "data_config.per_device_train_batch_size=3 with gradient_accumulation_steps=3, the same "
+        "global batch as 9 with 1; PYTORCH_ALLOC_CONF=expandable_segments:True in the "
+        "environment, which wastes less of it; gradient_checkpointing=true; a launch file that "
+        "divides more among the processes (docs/scaling.md). estimate=true shows what takes the memory"
     )
 
 
@@ -120,7 +120,7 @@ def test_the_advice_fits_the_task() -> None:
     """This one divides the rows of a whole step, and has no gradient_checkpointing."""
     with pytest.raises(DeviceError) as caught, explaining_device_errors(DisambiguationConfig()):
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    assert "gradient_accumulation_steps=2, which halves the rows of" in str(caught.value)
+    assert "gradient_accumulation_steps=2, which halves the rows" in str(caught.value)
     assert "gradient_checkpointing" not in str(caught.value)
 
 
