@@ -59,7 +59,8 @@ def test_a_gpu_without_memory_ends_the_run_with_advice(launch: Launch, tmp_path:
         "data_config.per_device_train_batch_size=3 with gradient_accumulation_steps=3, the same "
         "global batch as 9 with 1; PYTORCH_ALLOC_CONF=expandable_segments:True in the "
         "environment, which wastes less of it; gradient_checkpointing=true; a launch file that "
-        "divides more among the processes (docs/scaling.md). estimate=true shows what takes the memory"
+        "divides more among the processes (docs/scaling.md). estimate=true shows what "
+        "takes the memory"
     )
 
 
