@@ -88,20 +88,15 @@ class Counts:
 
 @dataclass(frozen=True)
 class State:
-    """Bytes on one device, without activations.
-
-    Attributes:
-        buckets: Those of data parallel training, in which gradients are summed: a copy of all.
-    """
+    """Bytes on one device, without activations."""
 
     weights: float
     gradients: float
     optimizer: float
-    buckets: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.buckets
+        return self.weights + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,6 @@ def state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bo
         weights=size * counts.total / (processes if partitioned >= 3 else 1),
         gradients=size * counts.trainable / (processes if partitioned >= 2 else 1),
         optimizer=(optimizer + master * counts.trainable) / (processes if partitioned >= 1 else 1),
-        buckets=size * counts.trainable if stage is None and processes > 1 else 0.0,
     )
 
 
@@ -413,8 +407,7 @@ class Forecast:
         names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
         for stage, held in self.states.items():
             here = stage == self.stage
-            gradients = held.gradients + held.buckets
-            cells = [amount(held.weights), amount(gradients), amount(held.optimizer)]
+            cells = [amount(held.weights), amount(held.gradients), amount(held.optimizer)]
             live = self._activations.get(stage)
             if live is None:
                 cells += ["–", f"{amount(held.total)} + activations", "–"]
@@ -430,8 +423,7 @@ class Forecast:
         size = 4 if self._config.mixed_precision == "no" else 2
         weights = "" if size == 4 else " and, under DeepSpeed, of float32 weights"
         notes = [
-            f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each; gradients of "
-            "several data parallel processes twice, once in the buckets of DDP); optimizer: "
+            f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: "
             f"4 bytes for each value of the state of {self._config.optimizer_type}{weights}; "
             "ZeRO-1 to 3 divide optimizer, gradients, weights in turn, FSDP2 all of them",
             "not counted: buckets of DeepSpeed, float32 gradients during a step, layers that "

@@ -201,7 +201,7 @@ class Saver:
         folder = self._run.path / checkpoint.REHEARSAL
         try:
             self._processes.on_main(folder.mkdir)
-            generators = self._processes.gather(capture_rng())
+            generators = self._processes.gather(capture_rng(self._processes.device))
             source = Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
             saved = self._write_checkpoint(folder, 0, generators, state, data, source)
             faults = problems(saved, self._processes)

@@ -36,9 +36,24 @@ def test_a_card_by_the_name_of_the_device(device_name: str, card: str | None) ->
 
 
 def test_memory_is_below_the_one_of_the_data_sheet() -> None:
-    sheets = {"GB200": 186, "B200": 180, "GH200": 96, "H200-NVL": 141, "H200": 141, "H100-PCIe": 80, "H100-NVL": 94, "H100": 80, "H20": 96,
-              "A10": 24, "L40": 48, "A100-40GB": 40,
-              "A100": 80, "L40S": 48, "RTX-4090": 24, "RTX-3090": 24}  # fmt: skip
+    sheets = {
+        "GB200": 186,
+        "B200": 180,
+        "GH200": 96,
+        "H200-NVL": 141,
+        "H200": 141,
+        "H100-PCIe": 80,
+        "H100-NVL": 94,
+        "H100": 80,
+        "H20": 96,
+        "A10": 24,
+        "L40": 48,
+        "A100-40GB": 40,
+        "A100": 80,
+        "L40S": 48,
+        "RTX-4090": 24,
+        "RTX-3090": 24,
+    }
     assert sheets.keys() == CARDS.keys()
     for name, gigabytes in sheets.items():
         assert 0.9 * gigabytes < CARDS[name].memory / 2**30 < gigabytes

@@ -17,10 +17,8 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.activations import NewGELUActivation
 
@@ -205,25 +203,6 @@ def test_activations_with_recomputation_are_those_of_a_real_forward_pass(every: 
     hidden = 4 * 128 * 64 * 4
     layer = (plain - left) / (4 // every) + hidden
     assert counted.layers_recomputed == pytest.approx(left + hidden + layer, rel=0.02)
-
-
-@pytest.fixture
-def eight_devices() -> Iterator[DeviceMesh]:
-    """Of processes that only this one sees: their collectives do nothing."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield init_device_mesh("cpu", (8,))
-    torch.distributed.destroy_process_group()
-
-
-def test_the_buckets_of_ddp_hold_all_gradients_again(eight_devices: DeviceMesh) -> None:
-    model = DistributedDataParallel(gpt2())
-    counts = count(model.module)
-    expected = state(counts, 0, None, 8, half=True).buckets
-    sizes = model._get_ddp_logging_data()["bucket_sizes"]
-    assert sum(map(int, sizes.split(","))) == expected == 4 * counts.trainable
-    others = [state(counts, 0, stage, 8, half=True) for stage in (0, 1, 2, 3, "FSDP2")]
-    alone = state(counts, 0, None, 1, half=True)
-    assert {each.buckets for each in (*others, alone)} == {0.0}
 
 
 def published(layers: int) -> LlamaForCausalLM:
