@@ -17,8 +17,9 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.activations import NewGELUActivation
 
@@ -203,6 +204,14 @@ def test_activations_with_recomputation_are_those_of_a_real_forward_pass(every: 
     hidden = 4 * 128 * 64 * 4
     layer = (plain - left) / (4 // every) + hidden
     assert counted.layers_recomputed == pytest.approx(left + hidden + layer, rel=0.02)
+
+
+@pytest.fixture
+def eight_devices() -> Iterator[DeviceMesh]:
+    """Of processes that only this one sees: their collectives do nothing."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield init_device_mesh("cpu", (8,))
+    torch.distributed.destroy_process_group()
 
 
 def published(layers: int) -> LlamaForCausalLM:
