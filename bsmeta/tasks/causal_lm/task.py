@@ -38,6 +38,7 @@ from bsmeta.data.stream.windows import WITH_METADATA
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.rendering import chances
 from bsmeta.models import layers
+from bsmeta.models.activations import fuse_activations
 from bsmeta.models.layers import (
     IGNORED,
     ChunkedLoss,
@@ -127,6 +128,7 @@ class CausalLanguageModel(Task):
                 "the metadata, has %d tokens", rows, tokens, tokens,
             )  # fmt: skip
         self._prepare(model, f"{key}={source}")
+        fuse_activations(model)
         self.attention = str(text_shape(model.config)._attn_implementation)
         self._vocabulary = vocabulary_of(model)
         if RouterLoss.is_added(model):
@@ -214,6 +216,7 @@ class CausalLanguageModel(Task):
                 AutoModelForCausalLM, shape, dtype=torch.float32, attn_implementation=attention
             )
             self._prepare(model, f"{key}={source}")
+            fuse_activations(model)
         return Shape(
             model,
             model.base_model,
