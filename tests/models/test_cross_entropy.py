@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.layers import IGNORED, ChunkedLoss, chunked_cross_entropy
+from bsmeta.models.layers import IGNORED, ChunkedLoss, chunk_rows, chunked_cross_entropy
 
 SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA = {**SMALL, "intermediate_size": 32, "num_key_value_heads": 2}
@@ -113,17 +113,19 @@ class LargestLogits(TorchDispatchMode):
         self.most = max(self.most, sum(self._alive.values()))
 
 
-def most_logits(loss: Any, hidden: torch.Tensor, weight: torch.Tensor) -> int:
-    shapes = {tuple(weight.shape), tuple(weight.t().shape)}
-    with LargestLogits(weight.shape[0], shapes) as largest:
+def most_logits(loss: Any, hidden: torch.Tensor, weight: torch.Tensor, width: int) -> int:
+    """The most logits of `width` classes at one time; the weight and its gradient are none."""
+    size = weight.shape[1]
+    with LargestLogits(width, {(width, size), (size, width)}) as largest:
         loss(hidden, weight).backward()
     return largest.most
 
 
-def test_the_logits_of_the_whole_batch_are_never_kept() -> None:
+@pytest.mark.parametrize(("classes", "padded"), [(1024, 1024), (1000, 1024)])
+def test_the_logits_of_the_whole_batch_are_never_kept(classes: int, padded: int) -> None:
     hidden = torch.randn(512, 16, requires_grad=True)
-    weight = torch.randn(1000, 16, requires_grad=True)
-    targets = torch.randint(0, 1000, (512,))
+    weight = torch.randn(classes, 16, requires_grad=True)
+    targets = torch.randint(0, classes, (512,))
 
     def chunked(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return chunked_cross_entropy(h, w, None, targets, 32)[-1]
@@ -131,8 +133,9 @@ def test_the_logits_of_the_whole_batch_are_never_kept() -> None:
     def whole(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(h @ w.t(), targets, reduction="sum")
 
-    assert most_logits(whole, hidden, weight) >= 512 * 1000
-    assert most_logits(chunked, hidden, weight) <= 4 * 32 * 1000
+    assert most_logits(whole, hidden, weight, classes) >= 512 * classes
+    most = most_logits(chunked, hidden, weight, padded)
+    assert 32 * padded <= most <= 4 * 32 * padded
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -166,6 +169,65 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused() -> None:
     ids = torch.randint(0, 96, (1, 8))
     with pytest.raises(ConfigurationError, match="Gemma2ForCausalLM scales or cuts its logits"):
         ChunkedLoss(model, 96)(model, ids, input_ids=ids, use_cache=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_products_have_aligned_classes_and_the_results_of_the_true_ones(
+    problem: dict[str, torch.Tensor], dtype: torch.dtype, with_bias: bool
+) -> None:
+    """Hidden states and weight are integers, whose products and sums are exact in every dtype."""
+    hidden = problem["hidden"].detach().round().to(dtype).requires_grad_()
+    weight = problem["weight"].detach().round().to(dtype).requires_grad_()
+    bias = problem["bias"].detach().round().to(dtype).requires_grad_() if with_bias else None
+    leaves = [hidden, weight, *([bias] if bias is not None else [])]
+    logits = functional.linear(
+        hidden.float(), weight.float(), None if bias is None else bias.float()
+    )
+    expected = functional.cross_entropy(logits, problem["targets"], reduction="none")
+    wanted = torch.autograd.grad(expected.sum(), leaves)
+
+    with ProductWidths() as products:
+        losses = chunked_cross_entropy(hidden, weight, bias, problem["targets"], 7)
+
+    assert products.widths == {64}
+    torch.testing.assert_close(losses[:-1], expected, rtol=1e-6, atol=1e-6)
+    tolerance = 1e-6 if dtype == torch.float64 else 2e-2  # of gradients in that dtype
+    for gradient, reference in zip(torch.autograd.grad(losses[-1], leaves), wanted, strict=True):
+        assert gradient.shape == reference.shape
+        torch.testing.assert_close(gradient, reference, rtol=tolerance, atol=tolerance)
+
+
+class ProductWidths(TorchDispatchMode):
+    """The numbers of classes in matmuls: of each, the dimension that is neither 8 nor rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function._overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_):
+            sizes = {size for tensor in args if tensor.ndim == 2 for size in tensor.shape}
+            self.widths |= {size for size in sizes if size > 23}
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("logits", "classes", "rows"),
+    [
+        (2**26, 50_257, 1280),  # 1,335 of 50,257 classes; 1,334 of the padded 50,304
+        (2**26, 4096, 16_384),
+        (2**19, 4096, 128),
+        (2**19 - 1, 4096, 127),
+        (10, 4096, 1),
+    ],
+)
+def test_the_rows_of_a_chunk_fill_tiles_and_keep_the_limit(
+    logits: int, classes: int, rows: int
+) -> None:
+    assert chunk_rows(logits, classes) == rows
 
 
 def test_an_output_layer_of_another_kind_is_left_alone() -> None:
