@@ -18,7 +18,8 @@ Batches depend on lengths alone, never on the number of processes: a document is
 the same batch, so the metrics do not change with the world size. A batch is padded on the right and
 needs no attention mask: under causal attention a token never sees the padding after it. Vocabulary
 logits are computed only where a token is scored (a hook on the output embedding selects those rows)
-and, if the model permits it, a few rows at a time.
+and, if the model permits it, a few rows at a time. On a GPU, rows and columns of padding limit the
+number of distinct shapes, and attention uses no kernel that is planned for each of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,6 +43,8 @@ from bsmeta.core.progress import report_progress
 from bsmeta.data.text.characters import coverage, utf8_lengths
 from bsmeta.data.text.chunks import cut
 from bsmeta.data.text.encoding import EncodedDocument
+from bsmeta.models.kernel_plans import without_planned_attention
+from bsmeta.models.shapes import positions_of
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits that are computed, or held in float32, at one time (on a CPU few enough for its cache)."""
@@ -59,6 +63,11 @@ DOCUMENT, CONTEXT = range(2)
 """The two ways to bin segments: by byte offset in the document, or by bytes of preceding text in
 the window (both count the same segments, so the bins of either add up to the total)."""
 
+
+SIZE_DIGITS = {"cpu": 64, "cuda": 3}
+"""Significant binary digits of the rows and the width of a batch, which are padded up to them: a
+GPU plans and allocates anew for each new shape (on a CPU, sizes are left as they are). With 3, 574
+batches of 40 blocks of documents had 89 shapes instead of 484, and 5.5% more tokens."""
 
 FORWARD_OVERHEAD = 96
 """Cost of one model call in tokens: less padding than this costs less than another call."""
@@ -332,6 +341,12 @@ def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
+def padded_size(size: int, digits: int) -> int:
+    """The smallest number with this many significant binary digits that is not below `size`."""
+    step = 1 << max(size.bit_length() - digits, 0)
+    return -(-size // step) * step
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model without any wrappers (DDP, DeepSpeed)."""
     while isinstance(module := getattr(model, "module", None), nn.Module):
@@ -361,12 +376,13 @@ def scoring(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
     """Yield a scorer for a model (wrapped or not), which is in evaluation mode in the context."""
     was_training = model.training
     model.eval()
-    scorer = Scorer(model, device)
-    try:
-        yield scorer
-    finally:
-        scorer.hook.remove()
-        model.train(was_training)
+    with without_planned_attention():
+        scorer = Scorer(model, device)
+        try:
+            yield scorer
+        finally:
+            scorer.hook.remove()
+            model.train(was_training)
 
 
 class Scorer:
@@ -376,6 +392,10 @@ class Scorer:
         self._model = model
         self._device = device
         self._head = output_embedding_of(model)
+        digits = SIZE_DIGITS.get(device.type, SIZE_DIGITS["cuda"])
+        self._pad_size = partial(padded_size, digits=digits)
+        shape = getattr(unwrapped(model), "config", None)
+        self._positions = None if shape is None else positions_of(shape)
         self._picked = threading.local()  # .rows: the hidden states to pass to the head
         # a wrapped model may be sharded over ranks: then all ranks must make the same calls
         self._is_bare = unwrapped(model) is model and not isinstance(model, FSDPModule)
@@ -418,7 +438,11 @@ class Scorer:
     @torch.no_grad()
     def _score_batch(self, windows: Sequence[Window]) -> list[np.ndarray]:
         lengths = [len(window.ids) for window in windows]
-        ids = np.zeros((len(windows), max(lengths)), dtype=np.int64)
+        longest = max(lengths)
+        width = self._pad_size(longest)
+        if self._positions is not None:
+            width = max(min(width, self._positions), longest)
+        ids = np.zeros((self._pad_size(len(windows)), width), dtype=np.int64)
         kept: list[np.ndarray] = []
         targets: list[np.ndarray] = []
         for row, window in enumerate(windows):

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -53,6 +55,57 @@ def test_batches_agree_with_one_window_at_a_time(
     monkeypatch.setattr(scoring, "ROWS_PER_CHUNK", 7)
     monkeypatch.setitem(scoring.LOGITS_PER_CHUNK, "cpu", 61 * 7)  # several chunks
     check(model, model, [[window(length, length) for length in (60, 3, 31, 2, 17)]])
+
+
+def test_padded_rows_and_columns_change_no_score(
+    model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; no batch is wider than the 64 positions of the model."""
+    monkeypatch.setitem(scoring.SIZE_DIGITS, "cpu", 3)
+    shapes: list[tuple[int, ...]] = []
+
+    def record(_: nn.Module, __: Any, inputs: dict[str, Any]) -> None:
+        shapes.append(tuple(inputs["input_ids"].shape))
+
+    lengths = [[60, 3, 31], [63], [17] * 9, [9] * 11, [12]]
+    batches = [[window(n, seed) for seed, n in enumerate(batch)] for batch in lengths]
+    check(model, model, batches)
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        with scoring.scoring(model, CPU) as scorer:
+            scorer.score(batches)
+    finally:
+        handle.remove()
+    assert sorted(shapes) == [(1, 2), (1, 12), (1, 64), (3, 64), (10, 20), (12, 10)]
+
+
+def test_sizes_have_three_binary_digits() -> None:
+    assert [scoring.padded_size(n, 3) for n in (1, 7, 8, 9, 10, 11, 57, 64, 65, 1000, 1024)] == [
+        1, 7, 8, 10, 10, 12, 64, 64, 80, 1024, 1024,
+    ]  # fmt: skip
+    assert [scoring.padded_size(n, 64) for n in (0, 1, 9, 1000)] == [0, 1, 9, 1000]
+
+
+@given(st.integers(1, 10**6))
+def test_a_padded_size_is_at_most_a_quarter_larger(size: int) -> None:
+    padded = scoring.padded_size(size, 3)
+    assert size <= padded <= 1.25 * size
+    assert scoring.padded_size(padded, 3) == padded
+
+
+def test_no_attention_is_planned_for_each_shape(model: GPT2LMHeadModel) -> None:
+    seen: list[bool] = []
+    handle = model.register_forward_pre_hook(
+        lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+    )
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        with scoring.scoring(model, CPU) as scorer:
+            scorer.score([[window(9, 1)], [window(8, 1)]])
+    finally:
+        handle.remove()
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert seen == [False] * 3  # the first call compares the head with the logits
 
 
 def test_threads_share_the_batches(model: GPT2LMHeadModel) -> None:
