@@ -1,9 +1,7 @@
 """Changes to a model that make it faster or smaller in memory, and not what it computes.
 
-Documents packed into one sequence restart their positions. From these, transformers builds the mask
-for eager attention and sdpa; flash attention must be given the documents' borders, because with
-more than one sequence in a batch it ignores positions (`_is_packed_sequence` in transformers 5.23):
-documents would silently attend to each other. `check_isolation` tests for that.
+Documents packed into one sequence must not attend to each other, however attention is computed
+(`models.attention`); `check_isolation` tests for that.
 
 The logits of a whole batch need never exist: with a vocabulary of 50,257, those of 8,192 tokens
 take 1.6 GB in float32, and their gradient as much again. `ChunkedCrossEntropy` computes the
@@ -25,111 +23,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.attention.flex_attention import create_block_mask
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import opaque_work
+from bsmeta.models.attention import EAGER, SDPA
 from bsmeta.models.shapes import layers_in
 
-FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
-BORDERS = "document_borders"
-"""Name of the tensor with the documents' borders in a micro-batch, under flash attention."""
 IGNORED = -100
 """A target that is excluded from the loss."""
 CLASS_STEP = 64
 """The classes of the loss in chunks are padded to a multiple of it: 128 bytes of bf16."""
 ROW_STEP = 128
 """Rows of a chunk are a multiple of it: the tile of a matmul on tensor cores."""
-# The attributes of a transformers model class that declare which attention it supports.
-_SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def choose_attention(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None:
-    """Chooses the attention implementation; None: transformers' default (sdpa if available).
-
-    Args:
-        half: Whether the model computes in bf16 or fp16, which flash attention requires.
-        compiled: Whether its layers are compiled for a fixed shape, which the documents' borders
-            do not have.
-
-    Raises:
-        ConfigurationError: If transformers' class of the model does not support `wanted`.
-    """
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
-    can = {name: bool(getattr(kind, flag, False)) for name, flag in _SUPPORT.items()}
-    if wanted == "auto":
-        usable = torch.cuda.is_available() and is_flash_attn_2_available()
-        return FLASH if usable and can[FLASH] and half and not compiled else None
-    if not can.get(wanted, True):
-        others = ", ".join(["auto", "eager", *(name for name in can if can[name])])
-        raise ConfigurationError(
-            f"attn_implementation={wanted}: transformers cannot run it for a model of type "
-            f"{shape.model_type}; expected one of {others}"
-        )
-    return wanted
-
-
-def borders_of(position_ids: torch.Tensor) -> torch.Tensor:
-    """Computes where each document of a batch begins, followed by the end of the last.
-
-    Args:
-        position_ids: int [b, L], restarting at 0 with each document and each row.
-
-    Returns:
-        int32 [documents + 1], indices into the flattened batch: `cu_seqlens` of flash attention.
-    """
-    flat = position_ids.flatten()
-    starts = (flat == 0).nonzero().flatten()
-    return torch.cat([starts, starts.new_tensor([len(flat)])]).to(torch.int32)
-
-
-def attention_arguments(
-    implementation: str, position_ids: torch.Tensor, document_borders: torch.Tensor | None
-) -> dict[str, Any]:
-    """Builds the arguments of the model besides ids and positions, without waiting for the device.
-
-    Args:
-        position_ids: int [b, L], on the device.
-        document_borders: `borders_of(position_ids)`, on the device, for flash attention.
-    """
-    if implementation == FLASH:
-        assert document_borders is not None
-        longest = position_ids.shape[1]  # an upper bound is enough
-        return {
-            "cu_seq_lens_q": document_borders,
-            "cu_seq_lens_k": document_borders,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
-    documents = (position_ids == 0).cumsum(1)
-    if implementation == FLEX:
-
-        def sees(b: Any, h: Any, q: Any, k: Any) -> Any:
-            return (q >= k) & (documents[b, q] == documents[b, k])
-
-        rows, length = position_ids.shape
-        device = str(position_ids.device)
-        return {"attention_mask": create_block_mask(sees, rows, None, length, length, device)}
-    if implementation == SDPA and position_ids.device.type == "cuda":
-        # Otherwise transformers would wait for the device to learn whether documents are packed.
-        return {"attention_mask": packed_mask(documents)}
-    return {}
-
-
-def packed_mask(documents: torch.Tensor) -> torch.Tensor:
-    """Builds the mask, bool [b, 1, L, L]: causal attention within each token's own document.
-
-    Args:
-        documents: int [b, L], the number of each token's document in its row.
-    """
-    length = documents.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    return ((documents.unsqueeze(2) == documents.unsqueeze(1)) & causal).unsqueeze(1)
 
 
 @torch.no_grad()
@@ -153,7 +62,7 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
     first, second = (losses(row.to(like.device), positions.to(like.device)) for row in ids)
     # As tight as for causality: BLOOM's random weights change losses of 8.3 by less than 0.001.
     if not torch.allclose(first[:, half:], second[:, half:], rtol=0, atol=1e-4):
-        others = "" if name in (SDPA, "eager") else "attn_implementation=sdpa, or "
+        others = "" if name in (SDPA, EAGER) else "attn_implementation=sdpa, or "
         raise ConfigurationError(
             f"attn_implementation: under {name} the documents packed into a sequence see each "
             "other with this model, which does not start its attention again where position_ids "

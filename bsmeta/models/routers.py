@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from bsmeta.models.shapes import text_shape
 
@@ -35,10 +35,10 @@ class RouterLoss:
         model.register_forward_hook(self._keep)
 
     @staticmethod
-    def is_added(model: PreTrainedModel) -> bool:
+    def is_added(shape: PretrainedConfig) -> bool:
         """Whether the model's class adds the loss, as its config says."""
-        shapes = (model.config, text_shape(model.config))
-        return any(getattr(shape, "output_router_logits", False) for shape in shapes)
+        shapes = (shape, text_shape(shape))
+        return any(getattr(part, "output_router_logits", False) for part in shapes)
 
     def _keep(self, _: nn.Module, __: Any, outputs: Any) -> None:
         self._auxiliary = getattr(outputs, "aux_loss", None)

@@ -22,7 +22,6 @@ from transformers import (
     OPTConfig,
     PreTrainedConfig,
 )
-from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models import layers
@@ -41,7 +40,6 @@ OPT = OPTConfig(
     vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=32,
     word_embed_proj_dim=32,
 )  # fmt: skip
-POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 0, 0, 1, 2, 3, 4]])
 
 
 def run(model: nn.Module, ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -52,102 +50,6 @@ def run(model: nn.Module, ids: torch.Tensor, positions: torch.Tensor, **more: An
 def built(shape: Any, implementation: str) -> nn.Module:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(shape, attn_implementation=implementation).eval()
-
-
-def packed_as_alone(model: nn.Module, implementation: str) -> None:
-    """Two rows, each of two documents, against each document on its own."""
-    parts = [torch.randint(0, 96, (2, n)) for n in (70, 58)]
-    positions = torch.cat([torch.arange(70), torch.arange(58)]).expand(2, -1)
-    arguments = layers.attention_arguments(implementation, positions, layers.borders_of(positions))
-    packed = run(model, torch.cat(parts, 1), positions, **arguments)
-    alone = [run(model, one, torch.arange(one.shape[1]).expand(2, -1)) for one in parts]
-    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("shape", "implementation"),
-    [
-        (LLAMA, "eager"),
-        (GPT2, "eager"),
-        (LLAMA, "sdpa"),
-        (GPT2, "sdpa"),
-        pytest.param(LLAMA, "flex_attention", marks=pytest.mark.slow),  # compiles
-    ],
-)
-def test_packed_documents_do_not_see_each_other(shape: Any, implementation: str) -> None:
-    packed_as_alone(built(shape, implementation), implementation)
-
-
-@pytest.mark.skipif(
-    not (torch.cuda.is_available() and is_flash_attn_2_available()),
-    reason="flash attention needs a GPU and the package flash-attn",
-)
-@pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_packed_documents_do_not_see_each_other_in_flash_attention(shape: Any) -> None:
-    model = built(shape, layers.FLASH).to("cuda", torch.bfloat16)
-    ids, positions = torch.randint(0, 96, (2, 128)).cuda(), torch.arange(64).repeat(2, 2).cuda()
-    arguments = layers.attention_arguments(layers.FLASH, positions, layers.borders_of(positions))
-    packed = run(model, ids, positions, **arguments)
-    second = run(model, ids[:, 64:].contiguous(), positions[:, :64])
-    torch.testing.assert_close(packed[:, 64:], second, rtol=2e-2, atol=2e-2)
-
-
-def test_borders_of_documents() -> None:
-    borders = layers.borders_of(POSITIONS)
-    assert borders.dtype == torch.int32
-    assert borders.tolist() == [0, 5, 8, 10, 11, 16]
-
-
-def varlen_by_hand(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlens_q: torch.Tensor, **_: Any
-) -> torch.Tensor:
-    """What flash-attn's function of this name computes, one document after the other."""
-    out = []
-    for begin, end in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), strict=True):
-        one = (x[begin:end].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-        done = functional.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)
-        out.append(done.squeeze(0).transpose(0, 1))
-    return torch.cat(out)
-
-
-def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through transformers' own code, with flash-attn's function computed by hand."""
-    from transformers import modeling_flash_attention_utils as flash
-
-    seen: list[dict[str, Any]] = []
-
-    def varlen(*tensors: torch.Tensor, **named: Any) -> torch.Tensor:
-        seen.append(named)
-        return varlen_by_hand(*tensors, **named)
-
-    def taken(*_: Any, **__: Any) -> Any:
-        return (None, varlen, None, None, None), (process, process)
-
-    def process(**named: Any) -> dict[str, Any]:
-        return {"max_seqlen_q": named["max_seqlen_q"], "max_seqlen_k": named["max_seqlen_k"]}
-
-    monkeypatch.setattr(flash, "lazy_import_flash_attention", taken)
-    model = built(LLAMA, "sdpa")
-    ids = torch.randint(0, 96, (2, 8))
-    expected = run(model, ids, POSITIONS)
-    model.config._attn_implementation = layers.FLASH
-    arguments = layers.attention_arguments(layers.FLASH, POSITIONS, layers.borders_of(POSITIONS))
-    found = run(model, ids, POSITIONS, **arguments)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert [one["max_seqlen_q"] for one in seen] == [8, 8]  # a layer each; a bound
-
-
-def test_the_mask_of_packed_documents() -> None:
-    mask = layers.packed_mask(torch.tensor([[1, 1, 2]]))
-    assert mask.tolist() == [[[[True, False, False], [True, True, False], [False, False, True]]]]
-
-
-def test_sdpa_computes_the_same_with_our_mask_as_with_that_of_transformers() -> None:
-    """On a GPU the mask is made without asking the device anything."""
-    model, ids = built(GPT2, "sdpa"), torch.randint(0, 96, (2, 8))
-    mask = layers.packed_mask((POSITIONS == 0).cumsum(1))
-    found = run(model, ids, POSITIONS, attention_mask=mask)
-    torch.testing.assert_close(found, run(model, ids, POSITIONS), rtol=1e-5, atol=1e-6)
 
 
 def losses_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -195,18 +97,6 @@ def test_no_other_implementation_is_advised_where_it_would_not_help() -> None:
     with pytest.raises(ConfigurationError, match=r"Fix: data_config\.packing=pad, or") as caught:
         layers.check_isolation(losses_of(built(OPT, "sdpa")), like, 96, "sdpa")
     assert "attn_implementation=sdpa" not in str(caught.value)
-
-
-def test_auto_takes_flash_attention_only_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "is_flash_attn_2_available", lambda: True)
-    assert layers.choose_attention("auto", LLAMA, half=True, compiled=False) is None  # no GPU
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert layers.choose_attention("auto", LLAMA, half=True, compiled=False) == "flash_attention_2"
-    assert layers.choose_attention("auto", LLAMA, half=False, compiled=False) is None
-    assert layers.choose_attention("auto", LLAMA, half=True, compiled=True) is None
-    assert layers.choose_attention("eager", LLAMA, half=True, compiled=False) == "eager"
-    with pytest.raises(ConfigurationError, match="expected one of auto, eager, flash_attention_2"):
-        layers.choose_attention("flex_attention", GPT2, half=True, compiled=False)
 
 
 FOUR_LAYERS = LlamaConfig(

@@ -288,7 +288,7 @@ def stacked(
 ) -> Block:
     """A block of sequences, padded to one length; the padding is a separate chunk.
 
-    Attention follows the positions: it restarts where they do (`models.layers`). They restart
+    Attention follows the positions: it restarts where they do (`models.attention`). They restart
     with each chunk, or only with each sequence if `joined`.
     """
     shape = (len(sequences), length)

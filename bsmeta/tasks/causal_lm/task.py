@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.data import BY_TEXT, DataConfig, row_length
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, refuse
@@ -37,8 +37,9 @@ from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.stream.windows import WITH_METADATA
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.rendering import chances
-from bsmeta.models import layers
+from bsmeta.models import attention, layers
 from bsmeta.models.activations import fuse_activations
+from bsmeta.models.kernel_plans import leave_out_planned_attention
 from bsmeta.models.layers import (
     IGNORED,
     ChunkedLoss,
@@ -83,7 +84,7 @@ LOWER_IS_BETTER = {
 class CausalLanguageModel(Task):
     """Predicts the next token of text that has metadata before, in and after it.
 
-    Documents that are packed into one sequence do not attend to each other (`models.layers`),
+    Documents that are packed into one sequence do not attend to each other (`models.attention`),
     unless `data_config.cross_document_attention` is set.
     """
 
@@ -94,6 +95,7 @@ class CausalLanguageModel(Task):
         self._sources = [source.name for source in config.data_config.sources]
         self._subset: SubsetEvaluation | None = None
         self.attention = ""
+        self._whole_rows = False
         self._vocabulary = 0
         self._chunked: ChunkedLoss | None = None
         self._router: RouterLoss | None = None
@@ -108,13 +110,15 @@ class CausalLanguageModel(Task):
     def build_model(self) -> nn.Module:
         config = self._config
         shape, key, source = self._architecture()
-        attention = layers.choose_attention(
+        self._whole_rows = rows_are_whole(config.data_config, shape)
+        choice = attention.choose_attention(
             config.attn_implementation,
             shape,
             half=config.mixed_precision != "no",
             compiled=config.torch_compile,
+            whole_rows=self._whole_rows,
         )
-        how = {"dtype": torch.float32, "attn_implementation": attention}
+        how = {"dtype": torch.float32, "attn_implementation": choice.name}
         if config.model_config_file is not None:
             with _named(key, source):
                 model = new_model(AutoModelForCausalLM, shape, **how)
@@ -130,8 +134,11 @@ class CausalLanguageModel(Task):
         self._prepare(model, f"{key}={source}")
         fuse_activations(model)
         self.attention = str(text_shape(model.config)._attn_implementation)
+        logger.info("attention: %s (%s)", self.attention, choice.reason)
+        if config.data_config.row_budget == BY_TEXT and not self._has_fixed_length:
+            leave_out_planned_attention()
         self._vocabulary = vocabulary_of(model)
-        if RouterLoss.is_added(model):
+        if RouterLoss.is_added(model.config):
             self._router = RouterLoss(model)
         if config.loss_chunk_logits and ChunkedLoss.fits(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
@@ -211,9 +218,12 @@ class CausalLanguageModel(Task):
         text.vocab_size = max(text.vocab_size, len(self.tokenizer))
         with torch.device("meta"), _named(key, source):
             # Attention keeps the same tensors in all implementations but this one.
-            attention = "eager" if config.attn_implementation == "eager" else None
+            implementation = EAGER if config.attn_implementation == EAGER else None
             model = new_model(
-                AutoModelForCausalLM, shape, dtype=torch.float32, attn_implementation=attention
+                AutoModelForCausalLM,
+                shape,
+                dtype=torch.float32,
+                attn_implementation=implementation,
             )
             self._prepare(model, f"{key}={source}")
             fuse_activations(model)
@@ -252,10 +262,16 @@ class CausalLanguageModel(Task):
             is_branch=config.decay_from is not None,
             state=state,
             survey=self._survey,
-            # Each shape would be compiled for itself.
-            fixed_length=config.torch_compile or self.attention == layers.FLEX,
+            fixed_length=self._has_fixed_length,
         )
-        return WithBorders(stream) if self.attention == layers.FLASH else stream
+        if self._whole_rows or self.attention not in attention.WITH_BORDERS:
+            return stream
+        return WithBorders(stream, fixed_number=config.torch_compile)
+
+    @property
+    def _has_fixed_length(self) -> bool:
+        """Whether all batches must have one shape, because each is compiled for itself."""
+        return self._config.torch_compile or self.attention == attention.FLEX
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of the targets: in all, by metadata type and by source.
@@ -316,7 +332,7 @@ class CausalLanguageModel(Task):
 
         The latter are float32 [micro-batch, sequence length - 1], 0 for tokens that are no target.
         """
-        inputs, borders = batch["input_ids"], batch.get(layers.BORDERS)
+        inputs, borders = batch["input_ids"], batch.get(attention.BORDERS)
         targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
         return self._token_losses(model, inputs, batch["position_ids"], targets, borders)
 
@@ -350,13 +366,13 @@ class CausalLanguageModel(Task):
         # A class that adds a router's loss would take a mask of pairs of tokens for one of padding.
         # Without a mask, transformers derives it from the positions, and waits for the device.
         more: dict[str, Any] = {}
-        if self._router is None or self.attention == layers.FLASH:
-            more = layers.attention_arguments(self.attention, position_ids, borders)
+        if self._router is None or self.attention in attention.WITH_BORDERS:
+            more = attention.attention_arguments(self.attention, position_ids, borders)
         return {"input_ids": inputs, "position_ids": position_ids, "use_cache": False, **more}
 
     def _check_sight(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            borders = layers.borders_of(positions)
+            borders = attention.borders_of(positions)
             return self._token_losses(model, ids, positions, ids[:, 1:], borders)[1]
 
         was_training = model.training
@@ -376,7 +392,7 @@ class CausalLanguageModel(Task):
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self._vocabulary, (2, TOKENS), generator=generator).to(device)
         positions = torch.arange(TOKENS, device=device).expand_as(ids)
-        borders = layers.borders_of(positions)
+        borders = attention.borders_of(positions)
         total, losses = self._token_losses(model, ids, positions, ids[:, 1:], borders)
         _, key, source = self._architecture()
         inputs = self._arguments(ids, positions, borders)
@@ -461,14 +477,31 @@ def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str
     }
 
 
+def rows_are_whole(config: DataConfig, shape: PretrainedConfig) -> bool:
+    """Whether each row is attended to as a whole, from its first token to its last.
+
+    With one document a row, the padding after it may attend to it, because no target sees it. Only
+    the loss of a router is a mean over all tokens, padding included, so there it may not.
+
+    Args:
+        shape: The transformers config of the model.
+    """
+    is_routed = RouterLoss.is_added(shape)
+    return config.cross_document_attention or (config.packing == "pad" and not is_routed)
+
+
 class WithBorders:
     """A stream whose micro-batches contain the borders of their documents, for flash attention.
 
     They are computed on the host, to avoid a device synchronization for their number.
+
+    Args:
+        fixed_number: Whether batches of one size have the same number of borders.
     """
 
-    def __init__(self, stream: TrainStream) -> None:
+    def __init__(self, stream: TrainStream, *, fixed_number: bool = False) -> None:
         self._stream = stream
+        self._fixed_number = fixed_number
         self.fingerprint = stream.fingerprint
         self.state = stream.state
         self.merge = stream.merge
@@ -477,8 +510,13 @@ class WithBorders:
         for step in self._stream:
             batches = []
             for batch in step.micro_batches:
-                borders = layers.borders_of(batch.tensors["position_ids"])
-                batches.append(replace(batch, tensors={**batch.tensors, layers.BORDERS: borders}))
+                positions = batch.tensors["position_ids"]
+                borders = attention.borders_of(positions)
+                if self._fixed_number:
+                    borders = attention.pad_borders(borders, positions.numel())
+                batches.append(
+                    replace(batch, tensors={**batch.tensors, attention.BORDERS: borders})
+                )
             yield replace(step, micro_batches=batches)
 
 

@@ -139,11 +139,12 @@ def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
     assert batch.tokens + batch.padding == batch.tensors["input_ids"].numel()
 
 
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "varlen"])
 def test_flash_attention_is_given_the_borders_of_the_documents(
-    config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
+    name: str, config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = CausalLanguageModel(config)
-    monkeypatch.setattr(task, "attention", "flash_attention_2")
+    monkeypatch.setattr(task, "attention", name)
     stream = task.train_stream(0, 1, None)
     step = next(iter(stream))
     batch = step.micro_batches[0]
@@ -152,6 +153,91 @@ def test_flash_attention_is_given_the_borders_of_the_documents(
     assert borders == [*starts.nonzero().flatten().tolist(), 128]
     assert stream.merge([step.state]) == step.state
     assert "shards" in stream.fingerprint
+
+
+def test_compiled_layers_are_given_the_same_number_of_borders(
+    config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = CausalLanguageModel(replace(config, torch_compile=True))
+    monkeypatch.setattr(task, "attention", "varlen")
+    for step, _ in zip(task.train_stream(0, 1, None), range(20), strict=False):
+        for batch in step.micro_batches:
+            borders = batch.tensors["document_borders"].tolist()
+            starts = (batch.tensors["position_ids"].flatten() == 0).nonzero().flatten().tolist()
+            assert len(borders) == 128 // 16 + 1
+            assert borders == starts + [128] * (9 - len(starts))
+
+
+def losses_under(
+    config: CausalLMConfig, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[float], list[str], set[str]]:
+    """Losses of two batches, what the model was given with them, and the tensors of the batches."""
+    torch.manual_seed(0)
+    task = CausalLanguageModel(replace(config, attn_implementation=implementation))
+    model = task.build_model().eval()
+    step = next(iter(task.train_stream(0, 1, None)))
+    task.loss(model, step.micro_batches[0].tensors)  # with the checks of the first step
+    given: list[str] = []
+    forward = model.forward
+
+    def record(**inputs: Any) -> Any:
+        given.extend(inputs)
+        return forward(**inputs)
+
+    monkeypatch.setattr(model, "forward", record)
+    losses = [task.loss(model, batch.tensors).sum.item() for batch in step.micro_batches[:2]]
+    return losses, given, set(step.micro_batches[0].tensors)
+
+
+@pytest.mark.parametrize(
+    ("rows", "have_borders"),
+    [({}, True), ({"packing": "pad"}, False), ({"cross_document_attention": True}, False)],
+    ids=["packed", "padded", "joined"],
+)
+def test_a_run_with_varlen_attention_has_the_losses_of_sdpa(
+    rows: dict[str, Any],
+    have_borders: bool,
+    config: CausalLMConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = replace(config, data_config=replace(config.data_config, **rows))
+    expected, _, _ = losses_under(config, "sdpa", monkeypatch)
+    losses, given, tensors = losses_under(config, "varlen", monkeypatch)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert ("document_borders" in tensors) == have_borders
+    assert ("cu_seq_lens_q" in given) == have_borders
+    assert "attention_mask" not in given
+
+
+def test_a_run_logs_its_attention_and_why(
+    config: CausalLMConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        CausalLanguageModel(replace(config, attn_implementation="varlen")).build_model()
+        CausalLanguageModel(config).build_model()
+    assert "attention: varlen (as configured; in float32 by sdpa with a mask)" in caplog.text
+    assert "attention: sdpa (there is no GPU)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_enabled"),
+    [
+        (["data_config.row_budget=text"], False),
+        (["data_config.row_budget=text", "torch_compile=true"], True),
+        ([], True),
+    ],
+)
+def test_rows_of_varying_length_use_no_attention_that_is_planned_for_each(
+    changes: list[str], is_enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = ["data_config.metadata_config.metadata_list=[url,title]", *changes]
+    config = compose(CausalLMConfig, "demo", [*arm, "data_config.metadata_config.max_seq_len=64"])
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        CausalLanguageModel(config).build_model()
+        assert torch.backends.cuda.cudnn_sdp_enabled() is is_enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_a_model_that_lets_documents_see_each_other_does_not_train(config: CausalLMConfig) -> None:
