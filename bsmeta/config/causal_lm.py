@@ -57,14 +57,11 @@ class CausalLMConfig(PretrainedConfig):
     """where documents come from"""
     attn_implementation: str = key(
         "auto",
-        choices=(
-            "auto", "eager", "sdpa", "varlen", "flash_attention_2", "flash_attention_3",
-            "flex_attention",
-        ),
-    )  # fmt: skip
+        choices=("auto", "eager", "sdpa", "varlen", "flash_attention_2", "flex_attention"),
+    )
     """how attention is computed; varlen: torch's flash attention within documents; auto: on a GPU
-    in bf16 or fp16, flash_attention_3 or flash_attention_2 where installed, else varlen where the
-    model permits it, else sdpa; the log names the choice and its reason"""
+    in bf16 or fp16, FlashAttention 3 or 2 where installed, else varlen where the model permits it,
+    else sdpa; the log names the choice and its reason"""
     lora: LoraKeys = key(LoraKeys)
     """adapters in place of the weights"""
     gradient_checkpointing: bool = key(False)

@@ -52,7 +52,6 @@ _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 # The attributes of a transformers model class that declare which attention it supports.
 _SUPPORT = {
     FLASH: "_supports_flash_attn",
-    FLASH_3: "_supports_flash_attn",
     FLEX: "_supports_flex_attn",
     SDPA: "_supports_sdpa",
 }
@@ -357,9 +356,15 @@ def causal_attention(
                 assert not dropout
                 assert max_length_q is not None
                 assert all(more.get(name) is None for name in _UNKNOWN_TO_VARLEN)
-                flat = (heads.transpose(1, 2).flatten(0, 1) for heads in (query, key, value))
-                scale = size**-0.5 if scaling is None else scaling
-                output = TORCH_KERNEL(*flat, cu_seq_lens_q, max_length_q, scale, window)
+                output = TORCH_KERNEL(
+                    query.transpose(1, 2).flatten(0, 1),
+                    key.transpose(1, 2).flatten(0, 1),
+                    value.transpose(1, 2).flatten(0, 1),
+                    cu_seq_lens_q,
+                    max_length_q,
+                    size**-0.5 if scaling is None else scaling,
+                    window,
+                )
                 return output.unflatten(0, (rows, length)), None
             documents = document_numbers(cu_seq_lens_q, rows, length)
             attention_mask = packed_mask(documents, window)

@@ -37,7 +37,6 @@ def test_what_is_left_alone(installed: None) -> None:
     assert problems(0, 2, torch_compile=True, attn_implementation="sdpa") == {}
     assert problems(attn_implementation="flex_attention", liger_kernel=True) == {}
     assert problems(attn_implementation="flash_attention_2", mixed_precision="bf16") == {}
-    assert problems(attn_implementation="flash_attention_3", mixed_precision="bf16") == {}
     assert problems(0, 2, torch_compile=True, attn_implementation="varlen") == {}
     assert problems(profile=True, profile_steps=[3, 3]) == {}
 
@@ -69,8 +68,6 @@ def test_what_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     flash = problems(attn_implementation="flash_attention_2", mixed_precision="bf16")
     assert "pip install flash-attn, or" in flash["attn_implementation"]
-    flash_3 = problems(attn_implementation="flash_attention_3", mixed_precision="bf16")
-    assert "pip install flash-attn-3, or" in flash_3["attn_implementation"]
     assert "pip install liger-kernel" in problems(liger_kernel=True)["liger_kernel"]
 
 

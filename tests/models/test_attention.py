@@ -468,6 +468,6 @@ def test_an_implementation_can_be_named(gpu: Callable[..., None]) -> None:
     gpu()
     assert chosen("sdpa", LLAMA) == "sdpa"
     assert chosen("sdpa", LLAMA, whole_rows=True) == "causal_sdpa"
-    expected = "expected one of auto, eager, varlen, flash_attention_2, flash_attention_3, sdpa"
+    expected = "expected one of auto, eager, varlen, flash_attention_2, sdpa"
     with pytest.raises(ConfigurationError, match=expected):
         chosen("flex_attention", GPT2)

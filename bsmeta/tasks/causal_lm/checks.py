@@ -37,10 +37,7 @@ from bsmeta.data.stream.columns import column_problems, missing_types, type_prob
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 from bsmeta.tasks.causal_lm.data_rows import size_rows
 
-FLASH = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
-"""The module of the package that each of these attention implementations needs."""
-PACKAGES = {"flash_attn": "flash-attn", "flash_attn_interface": "flash-attn-3"}
-FLEX = "flex_attention"
+FLASH, FLEX = "flash_attention_2", "flex_attention"
 # Suffixes of common training data formats that are not supported.
 FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
 _METADATA = "data_config.metadata_config"
@@ -143,9 +140,9 @@ def speed_problems(
 
 def _attention(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
     key, found = "attn_implementation", config.attn_implementation
-    if found in FLASH or found == FLEX:
+    if found in (FLASH, FLEX):
         yield from _only_on_gpus(key, found, launch, f"{key}=sdpa")
-    if found not in FLASH:
+    if found != FLASH:
         return
     if config.mixed_precision == "no":
         expected = "another one in float32: flash attention computes in bf16 or fp16"
@@ -154,10 +151,9 @@ def _attention(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
         expected = "another one with torch_compile: documents' borders have no fixed shape"
         fix = f"torch_compile=false, or {key}=varlen"
         yield Problem(key, HYDRA, show(found), expected, fix)
-    module = FLASH[found]
-    if importlib.util.find_spec(module) is None:
-        fix = f"pip install {PACKAGES[module]}, or {key}=varlen"
-        yield Problem(key, HYDRA, show(found), f"an installed library ({module})", fix)
+    if importlib.util.find_spec("flash_attn") is None:
+        fix = f"pip install flash-attn, or {key}=varlen"
+        yield Problem(key, HYDRA, show(found), "an installed library (flash_attn)", fix)
 
 
 def _only_on_gpus(key: str, found: object, launch: Launch, fix: str) -> Iterator[Problem]:
