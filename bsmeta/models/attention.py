@@ -264,7 +264,7 @@ class VarlenKernel:
             and later versions with `window_size`, `scale` and `enable_gqa`.
     """
 
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters
         self._function = function
         self.takes_window = "window_size" in parameters
@@ -306,7 +306,10 @@ class VarlenKernel:
             options["enable_gqa"] = True
         elif groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        return self._function(query, key, value, borders, borders, longest, longest, **options)
+        output: torch.Tensor = self._function(
+            query, key, value, borders, borders, longest, longest, **options
+        )
+        return output
 
 
 TORCH_KERNEL = VarlenKernel(varlen_attn)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -337,6 +338,34 @@ def test_compiled_layers_see_one_shape_whatever_the_number_of_documents(shape: A
         torch.compiler.reset()
     assert graphs[0] > 0
     assert graphs == graphs[:1] * 3
+
+
+def test_the_kernel_is_one_operation_of_the_compiled_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Traced as on a GPU, by fake tensors; the graph is not run."""
+    targets: list[str] = []
+
+    def refuse(graph: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        raise NotImplementedError
+
+    monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, window: True)
+    query, key = torch.empty(2, 2, 16, 8), torch.empty(2, 1, 16, 8)
+    borders = torch.tensor([0, 9, 16, 32, 32], dtype=torch.int32)
+
+    def attend() -> torch.Tensor:
+        return attention.causal_attention(
+            nn.Identity(), query, key, key, None, cu_seq_lens_q=borders, max_length_q=16
+        )[0]
+
+    torch.compiler.reset()
+    try:
+        with pytest.raises(BackendCompilerFailed):
+            torch.compile(attend, backend=refuse, fullgraph=True, dynamic=False)()
+    finally:
+        torch.compiler.reset()
+    assert sum("varlen_attn" in target for target in targets) == 1
 
 
 @pytest.mark.parametrize("implementation", [attention.VARLEN, attention.CAUSAL])

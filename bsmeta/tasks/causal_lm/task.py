@@ -264,9 +264,16 @@ class CausalLanguageModel(Task):
             survey=self._survey,
             fixed_length=self._has_fixed_length,
         )
-        if self._whole_rows or self.attention not in attention.WITH_BORDERS:
+        if not self._takes_borders:
             return stream
         return WithBorders(stream, fixed_number=config.torch_compile)
+
+    @property
+    def _takes_borders(self) -> bool:
+        """Whether attention is given borders; flash-attn needs them for whole rows, too."""
+        if self.attention == attention.VARLEN:
+            return not self._whole_rows
+        return self.attention in attention.WITH_BORDERS
 
     @property
     def _has_fixed_length(self) -> bool:
@@ -367,7 +374,8 @@ class CausalLanguageModel(Task):
         # Without a mask, transformers derives it from the positions, and waits for the device.
         more: dict[str, Any] = {}
         if self._router is None or self.attention in attention.WITH_BORDERS:
-            more = attention.attention_arguments(self.attention, position_ids, borders)
+            given = borders if self._takes_borders else None
+            more = attention.attention_arguments(self.attention, position_ids, given)
         return {"input_ids": inputs, "position_ids": position_ids, "use_cache": False, **more}
 
     def _check_sight(self, model: nn.Module, like: torch.Tensor) -> None:

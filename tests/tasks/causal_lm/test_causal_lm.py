@@ -13,15 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MixtralConfig
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.models import layers
 from bsmeta.tasks.causal_lm.checkpoints import run_config
-from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel, rows_are_whole
 from bsmeta.tasks.checkpoints import locate
 from bsmeta.training.processes import ALONE
 from bsmeta.training.task import Metric
@@ -207,6 +208,34 @@ def test_a_run_with_varlen_attention_has_the_losses_of_sdpa(
     assert ("document_borders" in tensors) == have_borders
     assert ("cu_seq_lens_q" in given) == have_borders
     assert "attention_mask" not in given
+
+
+@pytest.mark.parametrize(
+    "rows", [{"packing": "pad"}, {"cross_document_attention": True}], ids=["padded", "joined"]
+)
+def test_flash_attention_is_given_the_borders_of_whole_rows(
+    rows: dict[str, Any], config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them, it would look for documents in the positions."""
+    task = CausalLanguageModel(replace(config, data_config=replace(config.data_config, **rows)))
+    task.build_model()
+    monkeypatch.setattr(task, "attention", "flash_attention_2")
+    batch = next(iter(task.train_stream(0, 1, None))).micro_batches[0].tensors
+    starts = (batch["position_ids"].flatten() == 0).nonzero().flatten().tolist()
+    assert batch["document_borders"].tolist() == [*starts, 128]
+
+
+def test_a_router_sees_padding_apart_from_its_document() -> None:
+    """Its loss is a mean over all tokens, padding included."""
+    padded = DataConfig(packing="pad")
+    joined = DataConfig(cross_document_attention=True)
+    routed, plain = (MixtralConfig(output_router_logits=added) for added in (True, False))
+    assert [rows_are_whole(data, plain) for data in (padded, joined, DataConfig())] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert [rows_are_whole(data, routed) for data in (padded, joined, DataConfig())] == [
+        False, True, False,
+    ]  # fmt: skip
 
 
 def test_a_run_logs_its_attention_and_why(
