@@ -88,6 +88,8 @@ def choose_attention(
     """
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
     can = {name: bool(getattr(kind, flag, False)) for name, flag in _SUPPORT.items()}
+    if getattr(kind, "_compatible_flash_implementations", None):
+        can[FLASH] = False  # transformers would load compiled code from the Hub in its place
     obstacle = obstacle_to_custom_attention(kind, shape)
     if wanted == "auto":
         return _choose_fastest(can, obstacle, shape, half, compiled, whole_rows)

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     BertConfig,
     BloomConfig,
@@ -31,6 +32,7 @@ from transformers.utils import is_flash_attn_2_available
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models import attention
 from bsmeta.models.layers import layers_of
+from tests.models.architectures import ARCHITECTURES, shape_of
 
 SMALL = {
     "vocab_size": 96,
@@ -182,6 +184,34 @@ def test_losses_and_gradients_with_borders_are_those_with_a_mask(shape: Any) -> 
     (expected, wanted), (loss, gradients) = results
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-6)
+
+
+# OPT's own mask does not separate packed documents.
+SEPARATING = [architecture for architecture in ARCHITECTURES if architecture.name != "opt"]
+
+
+@pytest.mark.parametrize("name", [architecture.name for architecture in SEPARATING])
+def test_every_architecture_without_an_obstacle_computes_the_same(name: str) -> None:
+    """Packed documents and whole rows, beside eager attention."""
+    shape = shape_of(name)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    if attention.obstacle_to_custom_attention(kind, shape) is not None:
+        with pytest.raises(ConfigurationError, match="attn_implementation=varlen: "):
+            chosen("varlen", shape)
+        return
+    eager, varlen, causal = (
+        built(shape_of(name), implementation)
+        for implementation in ("eager", attention.VARLEN, attention.CAUSAL)
+    )
+    ids = torch.randint(0, 4096, (2, 64))
+    packed = torch.cat([torch.arange(40), torch.arange(24)]).expand(2, -1)
+    whole = torch.arange(64).expand(2, -1)
+    borders = attention.borders_of(packed)
+    arguments = attention.attention_arguments(attention.VARLEN, packed, borders)
+    of_packed, of_whole = run(eager, ids, packed), run(eager, ids, whole)
+    torch.testing.assert_close(run(varlen, ids, packed, **arguments), of_packed,
+                               rtol=1e-5, atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(run(causal, ids, whole), of_whole, rtol=1e-5, atol=1e-6)
 
 
 def attend_by_hand(
@@ -488,6 +518,17 @@ def test_a_model_that_the_kernel_does_not_compute_keeps_sdpa(
 def test_dropout_is_left_to_flash_attention_2(gpu: Callable[..., None]) -> None:
     gpu("flash-attn", "flash-attn-3")
     assert chosen("auto", GPT2Config()) == "flash_attention_2"
+
+
+@pytest.mark.parametrize("packages", [(), ("flash-attn",), ("flash-attn", "flash-attn-3")])
+def test_no_kernel_of_the_hub_takes_the_place_of_flash_attention(
+    packages: tuple[str, ...], gpu: Callable[..., None]
+) -> None:
+    """transformers has a list of such kernels for GPT-OSS, and would load the first."""
+    gpu(*packages)
+    assert chosen("auto", GptOssConfig()) is None
+    with pytest.raises(ConfigurationError, match="cannot run it for a model of type gpt_oss"):
+        chosen("flash_attention_2", GptOssConfig())
 
 
 def test_an_implementation_can_be_named(gpu: Callable[..., None]) -> None:
