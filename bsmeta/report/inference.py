@@ -35,6 +35,8 @@ ALPHA = 0.05
 _LOG_P_RANGE = (-200.0, -1e-12)
 FEW_UNITS = 20
 """Resampled units below which reports call their intervals rough."""
+FEW_CLUSTERS = 10
+"""Clusters below which reports say that their intervals are wide."""
 DRAWS_AT_ONCE = 1 << 21
 """Number of document indices that are drawn at one time."""
 
@@ -90,12 +92,12 @@ class Source:
 
     Attributes:
         variance: The variance that it contributes to the estimate.
-        degrees: Degrees of freedom of that variance: the units it was estimated from, minus one.
-            With none, nothing is known about it.
+        degrees: Degrees of freedom of that variance: the units it was estimated from, minus one
+            (`cluster_degrees` for units of unequal size). With none, nothing is known about it.
     """
 
     variance: float
-    degrees: int
+    degrees: float
 
 
 def half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:
@@ -139,6 +141,89 @@ def holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty(len(p_values))
     corrected[order] = steps
     return [float(p_value) for p_value in corrected]
+
+
+def leave_one_out(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Changes of sum(values) / sum(weights) when each unit is left out.
+
+    Args:
+        values: float64 [units].
+        weights: float64 [units], 0 if a unit does not take part.
+
+    Returns:
+        float64 [units]; 0 for a unit that does not take part, or is the only one that does.
+    """
+    total = weights.sum()
+    rest = total - weights
+    counts = (weights > 0) & (rest > 0)
+    ratios = np.divide(values.sum() - values, rest, out=np.zeros(len(values)), where=counts)
+    return np.where(counts, ratios - values.sum() / (total or 1.0), 0.0)
+
+
+def jackknife_variance(changes: np.ndarray, units: int) -> float:
+    """Variance of an estimate over its units (Efron and Tibshirani 1993, chapter 11).
+
+    Units that are alike within groups, such as the documents of a host, are not independent: the
+    groups are then the units (`sum_by_cluster`).
+
+    Args:
+        changes: The changes that `leave_one_out` returns.
+        units: Number of units that take part.
+    """
+    return (units - 1) / max(units, 1) * float(np.square(changes).sum())
+
+
+def cluster_degrees(weights: np.ndarray) -> float:
+    """Degrees of freedom of a variance over clusters of unequal size; 0 for a single cluster.
+
+    Kish's (1965) effective number of clusters minus one, which is their number minus one if all
+    have the same weight. Where a few clusters hold most of the weight, the variance follows from
+    these few: with as many degrees as there are clusters, up to 12% of the 95% intervals of 50
+    hosts whose sizes fall as 1 / rank^1.5 exclude the true value.
+
+    Args:
+        weights: float64 [clusters], 0 if a cluster does not take part.
+    """
+    if np.count_nonzero(weights) < 2:
+        return 0.0
+    effective = float(weights.sum()) ** 2 / float(np.square(weights).sum())
+    return max(effective - 1, 1.0)
+
+
+def sum_by_cluster(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Sums of the documents of each cluster.
+
+    Args:
+        values: float64 [..., documents].
+        clusters: int64 [documents], the number of each document's cluster, from 0.
+
+    Returns:
+        float64 [..., clusters].
+    """
+    sums = np.zeros((*values.shape[:-1], int(clusters.max(initial=-1)) + 1))
+    np.add.at(np.moveaxis(sums, -1, 0), clusters, np.moveaxis(values, -1, 0))
+    return sums
+
+
+def clusters_of_hosts(hosts: Sequence[str]) -> np.ndarray:
+    """The cluster of each document, int64 [documents]: its host, or itself if that is unknown ("").
+
+    The documents of a host share their layout, their subject and what a prefix reveals about them,
+    so what metadata changes is alike for them.
+    """
+    names = [host or f"/{number}" for number, host in enumerate(hosts)]  # a host has no slash
+    _, clusters = np.unique(names, return_inverse=True)
+    return np.asarray(clusters, np.int64)
+
+
+def few_clusters(count: int, units: str) -> list[str]:
+    """A sentence for a report whose intervals are over few clusters; [] for enough."""
+    if count >= FEW_CLUSTERS:
+        return []
+    return [
+        f"{count:,} {units} are few: intervals over them are wide (expected: at least "
+        f"{FEW_CLUSTERS} {units})."
+    ]
 
 
 def simultaneous_half_widths(

@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import chdtri, ndtr, ndtri, stdtrit
 
-from bsmeta.report.inference import ALPHA, Interval, holm, simultaneous_half_widths
+from bsmeta.report.inference import (
+    ALPHA,
+    Interval,
+    few_clusters,
+    holm,
+    simultaneous_half_widths,
+)
 from bsmeta.report.page import Cell, Column, Table
-from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
+from bsmeta.studies.config import HOST, WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.statistics import NEAR, Estimate, Measured
 
 if TYPE_CHECKING:
@@ -134,6 +140,10 @@ def _effect(
         return effect, f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
     if len(study.seeds) < 2:
         return effect, "one seed, which shows no variation over seeds"
+    if measured.cluster == HOST and not measured.hosts:
+        return effect, "the host of no held-out document is known (cluster: host)"
+    if measured.cluster == HOST and effect.units < 2:
+        return effect, "documents of one host, which show no variation over hosts"
     return effect, ""
 
 
@@ -213,7 +223,10 @@ def claim_tables(results: Results) -> list[Table]:
     """All tables, in order; none if there are no claims."""
     if not results.claims:
         return []
-    return [claim_table(results), declared_table(results.study), precision_table(results)]
+    tables = [claim_table(results)]
+    if results.by_host:
+        tables.append(host_table(results))
+    return [*tables, declared_table(results.study), precision_table(results)]
 
 
 def declared_table(study: StudyConfig) -> Table:
@@ -242,7 +255,8 @@ def declared_table(study: StudyConfig) -> Table:
 def claim_table(results: Results) -> Table:
     """One row per claim, with its verdict."""
     note = (
-        "Difference: bits per byte, paired by seed and by document; below 0 as claimed. The first "
+        "Difference: bits per byte, paired by seed and by document; below 0 as claimed; error over "
+        f"seeds and {results.study.cluster}s. The first "
         "interval is for the claim alone; the second (Bonferroni) and the p-value (Holm) are "
         f"corrected for all {len(results.claims)} declared claims. Supported, refuted: p ≤ 0.05; "
         "undecided: p > 0.05; open: the claim cannot be decided."
@@ -262,16 +276,75 @@ def claim_table(results: Results) -> Table:
     return table
 
 
+def host_table(results: Results) -> Table:
+    """One row per claim: its verdict, and the interval and verdict with hosts as the units."""
+    note = (
+        "The verdicts are about other documents of the same hosts, as declared. Over hosts: the "
+        f"jackknife that leaves out each of the {results.hosts:,} hosts with all of its documents, "
+        "as for other hosts. Ratio: squared standard error over hosts / over documents, about 1 if "
+        "the documents of a host are independent."
+    )
+    columns = [
+        Column("claim"), Column("over documents", SIGNED), Column("over hosts", SIGNED),
+        Column("ratio", "{:.1f}".format), Column("p over hosts", p_words), Column("as declared"),
+        Column("with cluster: host"),
+    ]  # fmt: skip
+    table = Table("Are the documents of a host independent?", note, columns)
+    for claim, other in zip(results.claims, results.by_host, strict=True):
+        cells: list[Cell] = [None, None, None]
+        if claim.effect is not None and other.effect is not None:
+            cells = [
+                Interval(claim.effect.low, claim.effect.high),
+                Interval(other.effect.low, other.effect.high),
+                error_ratio(claim.effect, other.effect),
+            ]
+        p_value = None if other.reason else other.corrected
+        table.rows.append([claim.config.label, *cells, p_value, claim.verdict, other.verdict])
+    return table
+
+
+def error_ratio(effect: Estimate, by_host: Estimate) -> float | None:
+    """Squared standard error over hosts / over documents; None without an error over documents."""
+    if not effect.document_error:
+        return None
+    return (by_host.document_error / effect.document_error) ** 2
+
+
+def host_notes(results: Results) -> list[str]:
+    """Sentences about hosts as the units of the error over documents."""
+    if results.study.cluster == HOST:
+        notes = few_clusters(results.hosts, "hosts") if results.hosts else []
+        if results.hosts and results.documents_without_host:
+            notes.append(
+                f"{results.documents_without_host:,} of {results.documents:,} documents have no "
+                "host that is known: each of them counts as a host by itself."
+            )
+        return notes
+    changed = [
+        f"{claim.config.label} ({claim.verdict}; {other.verdict} over hosts)"
+        for claim, other in zip(results.claims, results.by_host, strict=False)
+        if claim.verdict != other.verdict
+    ]
+    if not changed:
+        return []
+    return [
+        "The declared verdicts are about other documents of the same hosts. For other hosts "
+        f"(cluster: host), {'this one would' if len(changed) == 1 else 'these would'} differ: "
+        f"{'; '.join(changed)}.",
+        *few_clusters(results.hosts, "hosts"),
+    ]
+
+
 def precision_table(results: Results) -> Table:
     """One row per claim: how precise the study is, and what a larger one would need."""
     note = (
-        "Standard deviation of the difference over seeds and its standard error over documents, as "
-        f"found here: for the power of a further study. Seeds: for a power of {POWER:.0%} with as "
-        "many claims, if the difference is the smallest of interest."
+        "Standard deviation of the difference over seeds and its standard error over "
+        f"{results.study.cluster}s, as found here: for the power of a further study. Seeds: for a "
+        f"power of {POWER:.0%} with as many claims, if the difference is the smallest of interest."
     )
     columns = [
-        Column("claim"), Column("deviation over seeds", BITS), Column("error over documents", BITS),
-        Column("seeds needed", str),
+        Column("claim"), Column("deviation over seeds", BITS),
+        Column(f"error over {results.study.cluster}s", BITS), Column("seeds needed", str),
     ]  # fmt: skip
     table = Table("Precision", note, columns)
     for claim in results.claims:

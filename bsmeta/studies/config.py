@@ -22,6 +22,8 @@ SCRIPTS = ("train.sh", "several_machines.sh")
 TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"
 AXES = (TEXT, TOKENS, FLOPS)
 WITHOUT, WITH = "without", "with"
+DOCUMENT, HOST = "document", "host"
+CLUSTERS = (DOCUMENT, HOST)
 OWN_KEYS = (
     "seed", "out_dir", "resume_from_checkpoint_dir", "overwrite_out_dir", "log_documents",
     "extra_steps_to_eval_save_at", "keep_last_checkpoints", "export_steps",
@@ -160,6 +162,12 @@ class StudyConfig:
     )
     claims: dict[str, ClaimConfig] = key(
         {}, "the claims that the study tests, declared before its first run"
+    )
+    cluster: str = key(
+        DOCUMENT,
+        "unit of the error over held-out text, declared with the claims: document (verdicts about "
+        "other documents of these hosts) or host (about other hosts)",
+        choices=CLUSTERS,
     )
     measure: MeasureConfig = key(MeasureConfig, "how checkpoints are measured")
     downstream: DownstreamConfig = key(DownstreamConfig, "tasks for the finished models")

@@ -18,13 +18,17 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_text
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact_values
-from bsmeta.studies.config import ArmConfig, ClaimConfig, StudyConfig
+from bsmeta.studies.config import DOCUMENT, ArmConfig, ClaimConfig, StudyConfig
 from bsmeta.studies.runs import NOT_STARTED, measure_settings, progress_of, runs_of
 
 DECLARATION = "study.json"
 
 _WORDS = ("label", "pilot_deviation", "pilot_document_error")
 """Keys of a claim that change nothing of its verdict."""
+
+
+_BEFORE = {"cluster": DOCUMENT}
+"""Keys of a declaration that is older than them, with what was done before."""
 
 
 def declaration_file(study: StudyConfig) -> Path:
@@ -47,6 +51,7 @@ def declare(study: StudyConfig) -> None:
         now["arms"] = {**earlier["arms"], **now["arms"]}
         if _is_started(study, earlier):
             _refuse_other_claims(earlier["claims"], now["claims"], declaration_file(study))
+            _refuse_other_cluster(earlier["cluster"], now["cluster"], declaration_file(study))
             now["seeds"] = earlier["seeds"]
     if now != earlier:  # many processes may start at once
         declaration_file(study).parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +81,11 @@ def as_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
         *_removed("seed", declared["seeds"], study.seeds),
         *_removed("arm", declared["arms"], study.arms),
         *_changed_claims(declared["claims"], study),
+        *_changed_cluster(declared["cluster"], study.cluster),
         *_added_seeds(declared["seeds"], study.seeds),
     ]
-    return replace(study, seeds=seeds, arms=arms, claims=claims), notes
+    study = replace(study, seeds=seeds, arms=arms, claims=claims, cluster=declared["cluster"])
+    return study, notes
 
 
 def _declaration_of(study: StudyConfig) -> dict[str, Any]:
@@ -93,11 +100,11 @@ def _declaration_of(study: StudyConfig) -> dict[str, Any]:
         }
     )
     claims = {name: _test_of(claim) for name, claim in study.claims.items()}
-    return {**declaration, "seeds": study.seeds, "claims": claims}
+    return {**declaration, "seeds": study.seeds, "claims": claims, "cluster": study.cluster}
 
 
 def _read(study: StudyConfig) -> dict[str, Any] | None:
-    """The declaration; None before there is one."""
+    """The declaration, in which keys that are newer than it have their defaults; None if none."""
     file = declaration_file(study)
     if not file.exists():
         return None
@@ -109,7 +116,7 @@ def _read(study: StudyConfig) -> dict[str, Any] | None:
             f"{file}: not the declaration of a study that can be read ({error}); restore it, "
             "because without it nothing says what was declared before the first run"
         ) from error
-    return dict(declared)
+    return {**_BEFORE, **declared}
 
 
 def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
@@ -150,6 +157,15 @@ def _refuse_other_claims(
         )
 
 
+def _refuse_other_cluster(declared: str, now: str, file: Path) -> None:
+    if declared != now:
+        raise ConfigurationError(
+            f"cluster={now}: changed since the first run of the study was started; expected "
+            f"cluster={declared}, as in {file}: the unit of the error belongs to the claims. "
+            "The report has the intervals over hosts in any case, if hosts are known"
+        )
+
+
 def _test_of(claim: ClaimConfig) -> dict[str, Any]:
     """What decides a claim's verdict: all but its words and its prediction."""
     return {name: value for name, value in asdict(claim).items() if name not in _WORDS}
@@ -176,6 +192,15 @@ def _changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str
     return [
         f"The claims of the study's file are not those that were declared ({', '.join(changed)}): "
         "what was declared is tested, and nothing else."
+    ]
+
+
+def _changed_cluster(declared: str, present: str) -> list[str]:
+    if declared == present:
+        return []
+    return [
+        f"The study's file has cluster: {present}, the declaration has {declared}, which the "
+        "verdicts follow."
     ]
 
 

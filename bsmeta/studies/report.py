@@ -5,6 +5,7 @@ The declared claims come first; everything else is marked as exploratory, and te
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, short_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, answer, claim_tables, sentences
-from bsmeta.studies.config import AXES, FLOPS, TEXT, TOKENS, WITH, WITHOUT
+from bsmeta.studies.config import AXES, FLOPS, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.results import ArmResult, Results, as_dict
 from bsmeta.studies.statistics import Curve
 
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 BITS, SIGNED = "{:.4f}".format, "{:+.4f}".format
 AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
 
-INTERVALS = (
-    "In brackets: 95% intervals over seeds (Student's t) and documents (jackknife), paired by "
-    "both, each for itself."
-)
 
 CLAIMS, SHARED = "What the declared claims come to", "What the arms share with the baseline"
 EXPLORATORY = "Exploratory: no claim was declared about what follows"
@@ -42,6 +39,14 @@ _LONGEST_LINE = 44  # characters of a line of a label in a figure
 _LONGEST_LABEL = 160  # characters of a label in several lines
 _CLOSEST_TICKS = 1.4  # ratio of two named amounts
 _MANY = 5  # arms from which on only the last point of a curve has its interval
+
+
+def about_intervals(study: StudyConfig) -> str:
+    """A sentence about the intervals in brackets."""
+    return (
+        f"In brackets: 95% intervals over seeds (Student's t) and {study.cluster}s (jackknife), "
+        "paired by seed and by document, each for itself."
+    )
 
 
 def exploratory_tables(results: Results) -> list[Table]:
@@ -54,7 +59,7 @@ def arm_table(results: Results) -> Table:
     note = (
         f"Bits per byte of the same {results.bytes:,} bytes of {results.documents:,} held-out "
         f"documents after training, without and with metadata at inference, as mean of "
-        f"{len(results.seeds)} seeds. {INTERVALS}"
+        f"{len(results.seeds)} seeds. {about_intervals(results.study)}"
     )
     columns = [
         Column("arm"), Column("text tokens", COUNT), Column("all tokens", COUNT),
@@ -76,7 +81,7 @@ def effect_table(results: Results) -> Table:
         f"Differences in bits per byte to {base.label}, read from its curve (below 0: fewer bits). "
         "Text saved, tokens saved: 1 - what the arm has used / what the baseline needs for the "
         "same bits per byte (below 0: the arm needs more); a bound (above, below) where the "
-        f"baseline's curve does not reach them. {INTERVALS}"
+        f"baseline's curve does not reach them. {about_intervals(results.study)}"
     )
     columns = [
         Column("arm"), Column("metadata"), *(Column(head, SIGNED) for head in AT.values()),
@@ -93,7 +98,7 @@ def effect_table(results: Results) -> Table:
 
 def control_table(results: Results) -> Table:
     """One row per control and mode: the arm minus its control, at the end of both runs."""
-    note = f"Bits per byte of the arm minus those of its control. {INTERVALS}"
+    note = f"Bits per byte of the arm minus those of its control. {about_intervals(results.study)}"
     heads = (Column("arm"), Column("metadata"), Column("control"), Column("difference", SIGNED))
     rows: list[list[Cell]] = [
         [arm.label, mode, results.arms[control].label, effect]
@@ -112,15 +117,17 @@ def gain_tables(results: Results) -> list[Table]:
     ]  # fmt: skip
     part_note = (
         f"Differences in bits per byte between the last checkpoint and that of {base}. "
-        "Position: bytes of a document from this one up to the next. Each interval is for "
-        f"itself. {INTERVALS}"
+        "Position: bytes of a document from this one up to the next. "
+        f"{about_intervals(results.study)}"
     )
+    if results.study.cluster == HOST:
+        part_note += " Those of a site are over its documents."
     type_columns = [
         Column("type"), Column("documents", COUNT), Column("with - without", SIGNED)
     ]  # fmt: skip
     type_note = (
         "Bits per byte of the last checkpoint with this type alone, minus those without "
-        f"metadata, over the documents that have it. {INTERVALS}"
+        f"metadata, over the documents that have it. {about_intervals(results.study)}"
     )
     found = []
     for arm in results.arms.values():
@@ -184,7 +191,7 @@ def page_of(results: Results, further: Sequence[Table], commands: Sequence[str])
         facts={
             "arms": f"{len(results.arms)}, compared with {results.arms[study.baseline].label}",
             "seeds": f"{len(results.seeds)}: {', '.join(map(str, results.seeds))}",
-            "held-out text": f"{results.documents:,} documents, {results.bytes:,} bytes",
+            "held-out text": _held_out(results),
             "windows": study.measure.windows,
             "checkpoints": f"after {', '.join(f'{part:.0%}' for part in study.curve)} of each run",
             "configuration": study.config,
@@ -200,6 +207,11 @@ def page_of(results: Results, further: Sequence[Table], commands: Sequence[str])
         ],
         commands=commands,
     )  # fmt: skip
+
+
+def _held_out(results: Results) -> str:
+    hosts = f" of {results.hosts:,} hosts" if results.hosts else ""
+    return f"{results.documents:,} documents{hosts}, {results.bytes:,} bytes"
 
 
 @figures.styled
@@ -353,7 +365,7 @@ def gain_plot(results: Results) -> Figure:
             for offset, estimate, style in zip((-0.16, 0.16), found, looks.values(), strict=False):
                 if estimate is not None:
                     figures.draw_interval(axes, place + offset, estimate, style, size=4.5)
-                    ends += [estimate.low, estimate.high]
+                    ends += [end for end in (estimate.low, estimate.high) if math.isfinite(end)]
         figures.draw_zero(axes)
         figures.name_rows(axes, [f"{by}: {name}" for by, name in parts])
         axes.xaxis.set_major_locator(MaxNLocator(3))

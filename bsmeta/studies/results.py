@@ -16,8 +16,8 @@ import numpy as np
 from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.core.errors import DataError
 from bsmeta.report.byte_ranges import byte_ranges
-from bsmeta.studies.claims import Claim, decide
-from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
+from bsmeta.studies.claims import Claim, decide, error_ratio, host_notes
+from bsmeta.studies.config import AXES, DOCUMENT, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.declaration import as_declared
 from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of
 from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, saving
@@ -82,19 +82,26 @@ class Results:
         seeds: The seeds that all arms have been measured with.
         documents: Held-out documents that all runs were measured on.
         bytes: Their bytes.
+        hosts: Hosts of these documents, as far as they are known.
+        documents_without_host: Documents whose host is not known.
         arms: The arms that have been measured, in order.
         notes: What is missing, and what the settings of the runs mean for the comparison.
         shared: What each arm shares with the baseline of its seeds, as sentences.
+        by_host: The claims with hosts as the units of the error over documents, where the study
+            declares documents and at least two hosts are known; else none.
     """
 
     study: StudyConfig
     seeds: list[int]
     documents: int
     bytes: int
+    hosts: int
+    documents_without_host: int
     arms: dict[str, ArmResult]
     claims: list[Claim]
     notes: list[str]
     shared: list[str]
+    by_host: list[Claim] = field(default_factory=list)
 
 
 def results_of(study: StudyConfig) -> Results:
@@ -116,16 +123,21 @@ def results_of(study: StudyConfig) -> Results:
         )
         for arm in measured.arms
     }  # fmt: skip
-    return Results(
+    shows_hosts = study.cluster == DOCUMENT and measured.hosts > 1
+    results = Results(
         study,
         measured.seeds,
         len(measured.digests),
         measured.bytes,
+        measured.hosts,
+        measured.documents_without_host,
         {arm: _compared(study, measured, alone, arm) for arm in measured.arms},
         decide(study, measured),
         [*notes, *_notes(measured)],
         list(_shared_with_baseline(study, measured)),
+        decide(study, measured.clustered_by(HOST)) if shows_hosts else [],
     )
+    return replace(results, notes=[*results.notes, *host_notes(results)])
 
 
 def _notes(measured: Measured) -> list[str]:
@@ -238,14 +250,17 @@ def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
         for number, part in enumerate(byte_ranges(study.measure.position_edges))
     ]
     for by, name, documents, bins in parts:
-        text = measured.estimate(study.baseline, WITHOUT, bins=bins, documents=documents)
-        if not text.documents:
+        count = measured.count(bins, documents)
+        if not count:
             continue
+        # the gain on one host has no variation over hosts
+        source = measured.clustered_by(DOCUMENT) if by == "site" else measured
+        text = source.estimate(study.baseline, WITHOUT, bins=bins, documents=documents)
         found = [
-            measured.estimate(arm, mode, bins=bins, documents=documents) - text
-            for mode in measured.modes(arm)
+            source.estimate(arm, mode, bins=bins, documents=documents) - text
+            for mode in source.modes(arm)
         ]
-        yield Gain(by, name, text.documents, found[0], found[1] if len(found) > 1 else None)
+        yield Gain(by, name, count, found[0], found[1] if len(found) > 1 else None)
     for name in measured.first(arm).types:
         documents = measured.having(arm, name)
         if documents.any():
@@ -256,11 +271,14 @@ def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
 
 def as_dict(results: Results) -> dict[str, Any]:
     """The results as JSON, but for NaN and infinite numbers."""
+    by_host = {claim.name: claim for claim in results.by_host}
     return {
         "title": results.study.title,
         "seeds": results.seeds,
         "documents": results.documents,
         "bytes": results.bytes,
+        "hosts": results.hosts,
+        "cluster": results.study.cluster,
         "notes": results.notes,
         "shared": results.shared,
         "arms": {name: _arm_dict(arm) for name, arm in results.arms.items()},
@@ -277,9 +295,24 @@ def as_dict(results: Results) -> dict[str, Any]:
                 "power": claim.power,
                 "verdict": claim.verdict,
                 "reason": claim.reason,
+                "over_hosts": _over_hosts(claim, by_host.get(claim.name)),
             }
             for claim in results.claims
         ],
+    }
+
+
+def _over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] | None:
+    """A claim with hosts as the units of the error over documents; None if it has no such form."""
+    if by_host is None or by_host.effect is None or claim.effect is None:
+        return None
+    return {
+        "difference": _plain(by_host.effect),
+        "hosts": by_host.effect.units,
+        "host_error": by_host.effect.document_error,
+        "error_ratio": error_ratio(claim.effect, by_host.effect),
+        "p_corrected": by_host.corrected,
+        "verdict": by_host.verdict,
     }
 
 

@@ -3,24 +3,35 @@
 An estimate is a mean over seeds, and over held-out documents. Both are sources of error: other
 seeds would have given other models, other documents another mean. The variance over seeds is that
 of the seeds' values (Student's t with S - 1 degrees of freedom), the variance over documents is
-that of the jackknife (each document left out in turn; Efron and Tibshirani 1993, chapter 11), and
-`bsmeta.report.inference` combines them. Estimates of a study have the same seeds and documents,
-so differences are paired by both. Nothing is drawn at random: the same measurements give the same
-numbers.
+that of the jackknife (each document left out in turn; with `cluster: host`, each host with all of
+its documents), and `bsmeta.report.inference` combines them. Estimates of a study have the same
+seeds and documents, so differences are paired by both. Nothing is drawn at random: the same
+measurements give the same numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
-from bsmeta.report.inference import ALPHA, Source, half_width, p_value
-from bsmeta.studies.config import FLOPS, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
+from bsmeta.report.inference import (
+    ALPHA,
+    Source,
+    cluster_degrees,
+    clusters_of_hosts,
+    half_width,
+    jackknife_variance,
+    leave_one_out,
+    p_value,
+    sum_by_cluster,
+)
+from bsmeta.studies.config import DOCUMENT, FLOPS, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.runs import Measurement
 
 Floats = NDArray[np.float64]
@@ -37,20 +48,23 @@ class Estimate:
 
     Attributes:
         seeds: float64 [seeds], the value of each seed.
-        changes: float64 [all documents], how leaving out each document changes the mean over seeds;
-            0 for a document that does not take part.
-        documents: Number of documents that take part.
+        changes: float64 [all units], how leaving out each document, or each host, changes the mean
+            over seeds; 0 for one that does not take part.
+        units: Number of documents, or hosts, that take part.
+        degrees: Degrees of freedom of the variance over them.
     """
 
     seeds: Floats
     changes: Floats
-    documents: int
+    units: int
+    degrees: float
 
     def __sub__(self, other: Estimate) -> Estimate:
         return Estimate(
             self.seeds - other.seeds,
             self.changes - other.changes,
-            min(self.documents, other.documents),
+            min(self.units, other.units),
+            min(self.degrees, other.degrees),
         )
 
     @property
@@ -65,14 +79,13 @@ class Estimate:
 
     @property
     def document_error(self) -> float:
-        """Standard error over documents (jackknife)."""
-        count = self.documents
-        return math.sqrt((count - 1) / max(count, 1) * float(np.square(self.changes).sum()))
+        """Standard error over documents, or hosts (jackknife)."""
+        return math.sqrt(jackknife_variance(self.changes, self.units))
 
     @property
     def sources(self) -> list[Source]:
         """The sources of error; with one seed, the documents alone."""
-        documents = Source(self.document_error**2, self.documents - 1)
+        documents = Source(self.document_error**2, self.degrees)
         count = len(self.seeds)
         if count == 1:
             return [documents]
@@ -95,7 +108,7 @@ class Estimate:
 
 
 def bits_per_byte(nats: Floats, sizes: Floats) -> Estimate:
-    """The mean over seeds of the bits per byte over documents.
+    """The mean over seeds of the bits per byte over documents, or hosts.
 
     Args:
         nats: float64 [seeds, documents].
@@ -118,13 +131,10 @@ def ratio(values: Floats, weights: Floats) -> Estimate:
     values = np.where(takes_part, values, 0.0)
     totals, weight = values.sum(axis=1), float(weights.sum())
     if not weight:
-        return Estimate(np.full(len(values), math.nan), np.zeros(len(weights)), 0)
-    rest = weight - weights
-    left_out = np.divide(
-        (totals[:, None] - values).mean(axis=0), rest, out=np.zeros_like(rest), where=rest > 0
-    )
-    changes = np.where(takes_part & (rest > 0), left_out - totals.mean() / weight, 0.0)
-    return Estimate(totals / weight, changes, int(takes_part.sum()))
+        return Estimate(np.full(len(values), math.nan), np.zeros(len(weights)), 0, -1)
+    changes = leave_one_out(values.mean(axis=0), weights)  # all seeds have the same weights
+    units = int(takes_part.sum())
+    return Estimate(totals / weight, changes, units, units - 1)
 
 
 @dataclass(frozen=True)
@@ -154,8 +164,12 @@ class Curve:
         seeds = line(np.stack([point.seeds for point in self.points]))
         means = np.array([[point.value] for point in self.points])
         changes = line(means + np.stack([point.changes for point in self.points])) - line(means)
-        count = min(point.documents for point in self.points)
-        return [Estimate(own, change, count) for own, change in zip(seeds, changes, strict=True)]
+        count = min(point.units for point in self.points)
+        degrees = min(point.degrees for point in self.points)
+        return [
+            Estimate(own, change, count, degrees)
+            for own, change in zip(seeds, changes, strict=True)
+        ]
 
     def falling(self) -> Curve:
         """The curve that stays at its lowest point where it rises."""
@@ -272,11 +286,13 @@ class Measured:
     Attributes:
         digests, lengths, sites: Of each document, as in `Measurement`.
         bytes: Bytes that are scored.
+        cluster: `document` or `host`: the units of the error over documents.
     """
 
     def __init__(self, study: StudyConfig, found: dict[tuple[str, int], Measurement]) -> None:
         self.seeds = sorted({seed for _, seed in found})
         self.arms = [arm for arm in study.arms if (arm, self.seeds[0]) in found]
+        self.cluster = study.cluster
         self._edges = np.array(study.measure.position_edges)
         places = common([run.digests for run in found.values()])
         aligned = map(Measurement.of_documents, found.values(), places)
@@ -284,6 +300,28 @@ class Measured:
         first = self.first(self.arms[0])
         self.digests, self.lengths, self.sites = first.digests, first.lengths, first.sites
         self.bytes = int(first.sizes.sum())
+        self._clusters = clusters_of_hosts(self.sites.tolist())
+
+    def clustered_by(self, cluster: str) -> Measured:
+        """The same measurements with other units of the error over documents."""
+        other = copy(self)
+        other.cluster = cluster
+        return other
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts that are known."""
+        return len(set(self.sites.tolist()) - {""})
+
+    @property
+    def documents_without_host(self) -> int:
+        """Number of documents whose host is not known."""
+        return int((self.sites == "").sum())
+
+    def count(self, bins: np.ndarray | slice, documents: np.ndarray) -> int:
+        """Number of these documents that have bytes in these bins."""
+        sizes = self.first(self.arms[0]).sizes[documents][:, bins].sum(axis=1)
+        return int((sizes > 0).sum())
 
     def run(self, arm: str, seed: int) -> Measurement:
         """The measurement of a run."""
@@ -335,7 +373,12 @@ class Measured:
             cells = [run.types[metadata] for run in runs]
         sizes = np.zeros(len(self.digests))
         sizes[documents] = runs[0].sizes[documents][:, bins].sum(axis=1)
-        return bits_per_byte(np.stack([cell[:, bins].sum(axis=1) for cell in cells]), sizes)
+        nats = np.stack([cell[:, bins].sum(axis=1) for cell in cells])
+        if self.cluster == DOCUMENT:
+            return bits_per_byte(nats, sizes)
+        nats = sum_by_cluster(np.where(sizes > 0, nats, 0.0), self._clusters)
+        of_hosts = sum_by_cluster(sizes, self._clusters)
+        return replace(bits_per_byte(nats, of_hosts), degrees=cluster_degrees(of_hosts))
 
     def curves(
         self, arm: str, metadata: str, *,

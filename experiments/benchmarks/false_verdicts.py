@@ -33,7 +33,7 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide, power
-from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.config import DOCUMENT, ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.runs import Measurement
 from bsmeta.studies.statistics import Measured
 
@@ -44,6 +44,9 @@ BYTES = 500
 BITS = 2.5
 OF_DOCUMENTS = 0.3
 """Standard deviation over documents of their bits per byte, in all arms alike."""
+
+HOSTS = 20
+"""Hosts of the documents; the number of documents of one falls as 1 / its rank."""
 
 OF_CELLS = 0.05
 """Standard deviation of what is left: of a document under one arm and seed."""
@@ -61,12 +64,14 @@ class Noise:
         seeds: Standard deviation of an arm's bits per byte over seeds.
         documents: Standard deviation of an arm's change of a document's bits per byte.
         heavy: Whether the deviations of seeds have heavy tails (Student's t, 3 degrees).
+        hosts: Standard deviation of an arm's change of a host's bits per byte.
     """
 
     name: str
     seeds: float
     documents: float
     heavy: bool = False
+    hosts: float = 0.0
 
     def over_seeds(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Deviations of seeds, of any distribution with the standard deviation `seeds`."""
@@ -80,9 +85,23 @@ NOISES = (
     Noise("seeds and documents", 0.02, 0.08),
     Noise("seeds, heavy tails", 0.02, 0.0, heavy=True),
 )
+OF_HOSTS = (
+    Noise("arm × host, 0.01", 0.002, 0.05, hosts=0.01),
+    Noise("arm × host, 0.03", 0.002, 0.05, hosts=0.03),
+)
+"""Arms that change some hosts more than others."""
 
 
-def make_study(seeds: int, claims: int, noise: Noise, difference: float = 0.01) -> StudyConfig:
+def hosts_of_documents() -> np.ndarray:
+    """The number of each document's host, from 0: int64 [documents]."""
+    shares = np.cumsum(1 / np.arange(1, HOSTS + 1))
+    ends = np.ceil(DOCUMENTS * shares / shares[-1])
+    return np.searchsorted(ends, np.arange(DOCUMENTS), side="right")
+
+
+def make_study(
+    seeds: int, claims: int, noise: Noise, difference: float = 0.01, cluster: str = DOCUMENT
+) -> StudyConfig:
     """A study with two claims for each arm, and the predictions that hold for its noise."""
     names = [f"arm{number}" for number in range(claims // 2)]
     cells = OF_CELLS**2 / DOCUMENTS
@@ -99,7 +118,7 @@ def make_study(seeds: int, claims: int, noise: Noise, difference: float = 0.01) 
     return StudyConfig(
         title="simulated", out_dir="-", config="-", seeds=list(range(seeds)), baseline="none",
         arms={"none": ArmConfig(), **{name: ArmConfig() for name in names}}, claims=declared,
-        measure=MeasureConfig(position_edges=[0]),
+        measure=MeasureConfig(position_edges=[0]), cluster=cluster,
     )  # fmt: skip
 
 
@@ -115,6 +134,9 @@ def measured_of(
         own = generator.normal(0, noise.documents, (len(modes), 1, DOCUMENTS))
         cells = generator.normal(0, OF_CELLS, (len(modes), len(study.seeds), DOCUMENTS))
         bits = BITS + documents + noise.over_seeds(generator, shape) + own + cells
+        if noise.hosts:
+            of_hosts = generator.normal(0, noise.hosts, (len(modes), 1, HOSTS))
+            bits += of_hosts[:, :, hosts_of_documents()]
         bits += np.array([effects.get(f"{arm} {mode}", 0.0) for mode in modes])[:, None, None]
         nats = bits * BYTES * math.log(2)
         for place, seed in enumerate(study.seeds):
@@ -128,7 +150,7 @@ def _measurement(nats: np.ndarray) -> Measurement:
     return Measurement(
         settings="", facts={}, steps=one, targets=one, tokens=one, flops=np.ones(1),
         digests=np.arange(DOCUMENTS, dtype=np.uint64), lengths=np.full(DOCUMENTS, BYTES),
-        sites=np.full(DOCUMENTS, ""), sizes=np.full((DOCUMENTS, 1), float(BYTES)),
+        sites=np.char.add(hosts_of_documents().astype(str), ".org"), sizes=np.full((DOCUMENTS, 1), float(BYTES)),
         without=nats[:1, :, None], shown=nats[1:, :, None], types={},
         step_documents=np.zeros(0, np.uint16), logged_targets=np.zeros(0, np.int64),
     )  # fmt: skip
@@ -166,9 +188,11 @@ class Rate:
         return f"{self.value:.1%} [{low:.1%} to {high:.1%}]"
 
 
-def false_verdicts(seeds: int, claims: int, noise: Noise, studies: int, seed: int) -> Rate:
+def false_verdicts(
+    seeds: int, claims: int, noise: Noise, studies: int, seed: int, cluster: str = DOCUMENT
+) -> Rate:
     """The share of studies without any effect that give a verdict."""
-    study = make_study(seeds, claims, noise)
+    study = make_study(seeds, claims, noise, cluster=cluster)
     count = sum(
         any(claim.verdict in (SUPPORTED, REFUTED) for claim in found)
         for found in simulate(study, noise, {}, studies, seed)

@@ -173,7 +173,7 @@ def test_types_are_compared_over_the_documents_that_have_both() -> None:
     ]
     found = only(decide(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own})))
     assert found.effect is not None
-    assert found.effect.documents == 10
+    assert found.effect.units == 10
     assert found.effect.value == pytest.approx(-0.475)
 
 

@@ -29,7 +29,7 @@ def test_bits_per_byte_are_a_mean_over_seeds_of_a_ratio_over_documents() -> None
     found = bits_per_byte(bits * math.log(2), sizes)
     assert found.seeds == pytest.approx([500 / 400, 800 / 400])
     assert found.value == pytest.approx(1.625)
-    assert found.documents == 2
+    assert found.units == 2
     # without the first document 500 / 300 bits, without the second 150 / 100
     assert found.changes == pytest.approx([500 / 300 - 1.625, 1.5 - 1.625, 0.0])
     assert found.low < 1.25 < 2.0 < found.high  # the t interval of two seeds is wide
@@ -79,9 +79,9 @@ def test_documents_that_take_no_part_change_nothing() -> None:
     weights = np.where(np.arange(30) < 20, 1.0, 0.0)
     own, part = ratio(values, weights), ratio(values[:, :20], np.ones(20))
     assert (own.low, own.high) == pytest.approx((part.low, part.high))
-    assert own.documents == 20
+    assert own.units == 20
     nothing = ratio(values, np.zeros(30))
-    assert nothing.documents == 0
+    assert nothing.units == 0
     assert math.isnan(nothing.value)
     assert ratio(values, np.eye(30)[0]).high == math.inf  # one document has no error
 
@@ -132,7 +132,7 @@ def test_the_saving_of_a_shifted_power_law_is_its_closed_form(factor: float) -> 
 
 
 def exact(values: list[float]) -> list[Estimate]:
-    return [Estimate(np.full(3, value), np.zeros(9), 9) for value in values]
+    return [Estimate(np.full(3, value), np.zeros(9), 9, 8) for value in values]
 
 
 def test_a_saving_outside_the_curve_is_a_bound() -> None:
@@ -151,7 +151,7 @@ def test_the_interval_of_a_saving_is_where_the_curve_does_not_differ() -> None:
     # 0.5 bits for a factor of two; the arm is 2.1 ± 0.2: 1.9 is beyond the end, 2.3 at 105,560
     baseline = Curve(AMOUNTS, exact([4.0, 3.5, 3.0, 2.5, 2.0]))
     spread = 0.2 / 4.302653 * math.sqrt(3)
-    near = Estimate(2.1 + spread * np.array([-1.0, 0.0, 1.0]), np.zeros(9), 9)
+    near = Estimate(2.1 + spread * np.array([-1.0, 0.0, 1.0]), np.zeros(9), 9, 8)
     assert near.high == pytest.approx(2.3, abs=1e-6)
     found = saving(baseline, 8e4, near)
     assert found.low.value == pytest.approx(1 - 8e4 / (8e4 * 2**0.4), abs=1e-3)
