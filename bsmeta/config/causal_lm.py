@@ -194,6 +194,9 @@ class EvaluateConfig:
     """full sequences in a batch of one process; null: that of the training run"""
     precision: str = key("auto", choices=PRECISIONS)
     """auto: bfloat16 on a GPU if the run was trained in bf16"""
+    cluster: str = key("document", choices=("document", "host"))
+    """unit of intervals and p-values; document: other documents of these hosts; host: other hosts
+    (jackknife over hosts, no resamples; at least ten hosts, otherwise intervals are wide)"""
     bootstrap_resamples: int = key(10_000, at_least=1)
     """resamples of the documents for each interval"""
     seed: int = key(42, at_least=0)

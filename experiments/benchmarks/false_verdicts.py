@@ -150,7 +150,8 @@ def _measurement(nats: np.ndarray) -> Measurement:
     return Measurement(
         settings="", facts={}, steps=one, targets=one, tokens=one, flops=np.ones(1),
         digests=np.arange(DOCUMENTS, dtype=np.uint64), lengths=np.full(DOCUMENTS, BYTES),
-        sites=np.char.add(hosts_of_documents().astype(str), ".org"), sizes=np.full((DOCUMENTS, 1), float(BYTES)),
+        sites=np.char.add(hosts_of_documents().astype(str), ".org"),
+        sizes=np.full((DOCUMENTS, 1), float(BYTES)),
         without=nats[:1, :, None], shown=nats[1:, :, None], types={},
         step_documents=np.zeros(0, np.uint16), logged_targets=np.zeros(0, np.int64),
     )  # fmt: skip

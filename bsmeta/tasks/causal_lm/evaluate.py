@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -17,19 +17,33 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.core.secrets import redact_values
-from bsmeta.report.inference import central, holm, resampled
-from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
+from bsmeta.report.inference import (
+    Interval,
+    Source,
+    central,
+    cluster_degrees,
+    clusters_of_hosts,
+    half_width,
+    holm,
+    jackknife_variance,
+    leave_one_out,
+    resampled,
+    sum_by_cluster,
+)
+from bsmeta.tasks.causal_lm.arms import TEXT, Comparison, configured_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import (
     check_not_trained_on,
     load_model,
     resolve_config,
     run_config,
 )
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts, make_slices
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.report import print_report, write_report
 from bsmeta.tasks.causal_lm.results import (
+    ComparisonSums,
     ModelReport,
+    PairedMetrics,
     PairRow,
     Report,
     paired_metrics,
@@ -42,6 +56,7 @@ from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.checkpoints import Location, announce_data, locate, report_folder, untrained
 from bsmeta.training.processes import Processes
 
+HOST = "host"
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
 """The arms in which models are compared: for each, its comparison and its column of the sums."""
 
@@ -104,7 +119,12 @@ def evaluate(
             progress((done + share) / len(locations))
 
         models.append(_evaluate_one(config, location, context, advance))
-    pairs = compare_models(models, resamples=config.bootstrap_resamples, seed=config.seed)
+    pairs = compare_models(
+        models,
+        resamples=config.bootstrap_resamples,
+        seed=config.seed,
+        by_host=config.cluster == HOST,
+    )
     return Report(settings=redact_values(asdict(config)), models=models, pairs=pairs)
 
 
@@ -123,6 +143,8 @@ def _evaluate_one(
         data, max_documents=config.max_documents, deduplicate=config.deduplicate
     )
     _check_types(config, documents, data.metadata_config)
+    hosts = [host or "" for host in document_facts(documents, data.metadata_config)["site"]]
+    _check_hosts(config, hosts, str(documents.path))
     slices = make_slices(config.slices, documents, data.metadata_config)
     model, tokenizer = load_model(location, train, config.precision, context.device)
     evaluation = PairedEvaluation(
@@ -137,7 +159,16 @@ def _evaluate_one(
     )
     sums = evaluation.run(model, context.device, progress=progress)
     refuse_nothing_scored(sums, f"checkpoint={location.name}")
-    metrics_of = partial(paired_metrics, resamples=config.bootstrap_resamples, seed=config.seed)
+    clusters = clusters_of_hosts(hosts)
+    metrics_of = partial(
+        paired_metrics,
+        resamples=config.bootstrap_resamples,
+        seed=config.seed,
+        clusters=clusters if config.cluster == HOST else None,
+    )
+    over_hosts = {}
+    if config.cluster != HOST and len(set(hosts) - {""}) > 1:
+        over_hosts = _metrics_over_hosts(comparisons, sums, clusters)
     return ModelReport(
         checkpoint=location.name,
         model=location.model,
@@ -155,7 +186,33 @@ def _evaluate_one(
         digests=list(documents.digests),
         totals={name: found.totals for name, found in sums.items()},
         slices=slice_rows_of(slices, comparisons, sums, metrics_of),
+        hosts=hosts,
+        over_hosts=over_hosts,
     )
+
+
+def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> None:
+    """Refuse hosts as the units where no interval over them exists."""
+    count = len(set(hosts) - {""})
+    if config.cluster == HOST and count < 2:
+        raise ConfigurationError(
+            f"cluster=host: the documents of {path} have {count} hosts that are known; expected "
+            "at least 2 (ten for intervals that are not wide); use cluster=document"
+        )
+
+
+def _metrics_over_hosts(
+    comparisons: Sequence[Comparison], sums: Mapping[str, ComparisonSums], clusters: np.ndarray
+) -> dict[str, PairedMetrics]:
+    """The metrics of each comparison with hosts as the units."""
+    names = [comparison.name for comparison in comparisons if comparison.group != TEXT]
+    if not names:
+        return {}
+    stacked = np.stack([sums[name].totals for name in names])
+    metrics = paired_metrics(
+        stacked, resamples=1, seed=0, family=range(len(names)), clusters=clusters
+    )
+    return {name: own for name, own in zip(names, metrics, strict=True) if own is not None}
 
 
 def _check_types(
@@ -178,7 +235,9 @@ def _check_types(
         )
 
 
-def compare_models(models: Sequence[ModelReport], *, resamples: int, seed: int) -> list[PairRow]:
+def compare_models(
+    models: Sequence[ModelReport], *, resamples: int, seed: int, by_host: bool = False
+) -> list[PairRow]:
     """Compare every pair of models in each of the ARMS that both were scored in.
 
     Two models may have different tokenizers and windows, so the bits of each are summed over the
@@ -188,14 +247,19 @@ def compare_models(models: Sequence[ModelReport], *, resamples: int, seed: int) 
         row
         for first, second in itertools.combinations(models, 2)
         for shown in ARMS
-        if (row := _compare(first, second, shown, resamples, seed)) is not None
+        if (row := _compare(first, second, shown, resamples, seed, by_host)) is not None
     ]
     corrected = holm([row.sign_test_p for row in rows])
     return [replace(row, sign_test_p_holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
 def _compare(
-    first: ModelReport, second: ModelReport, shown: str, resamples: int, seed: int
+    first: ModelReport,
+    second: ModelReport,
+    shown: str,
+    resamples: int,
+    seed: int,
+    by_host: bool,
 ) -> PairRow | None:
     """Compare two models in one arm; None if no document was scored by both in it."""
     comparison, column = ARMS[shown]
@@ -205,16 +269,22 @@ def _compare(
         np.array(first.digests, np.uint64), np.array(second.digests, np.uint64), return_indices=True
     )
     sums = np.stack([first.totals[comparison][own], second.totals[comparison][other]])
-    sums = sums[:, (sums[:, :, BYTES] > 0).all(axis=0)]
+    by_both = (sums[:, :, BYTES] > 0).all(axis=0)
+    sums = sums[:, by_both]
     count = sums.shape[1]
     if not count:
         return None
     bits, sizes = sums[:, :, column] / math.log(2), sums[:, :, BYTES]
     totals = bits.sum(axis=1) / sizes.sum(axis=1)
-    ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
-    interval = central(ratios[:, 1] - ratios[:, 0])
     each = bits[1] / sizes[1] - bits[0] / sizes[0]
     better, worse = int((each < 0).sum()), int((each > 0).sum())
+    if by_host:
+        hosts = [first.hosts[number] for number in own[by_both]]
+        interval, p_value = _compare_over_hosts(bits, sizes, clusters_of_hosts(hosts))
+    else:
+        ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
+        interval = central(ratios[:, 1] - ratios[:, 0]) if count > 1 else None
+        p_value = sign_test(better, worse)
     return PairRow(
         first=first.checkpoint,
         second=second.checkpoint,
@@ -223,10 +293,33 @@ def _compare(
         bits_per_byte_first=float(totals[0]),
         bits_per_byte_second=float(totals[1]),
         difference=float(totals[1] - totals[0]),
-        difference_low=interval.low if count > 1 else None,
-        difference_high=interval.high if count > 1 else None,
+        difference_low=interval.low if interval else None,
+        difference_high=interval.high if interval else None,
         documents_better=better,
         documents_worse=worse,
-        sign_test_p=sign_test(better, worse),
+        sign_test_p=p_value,
         sign_test_p_holm=1.0,
     )
+
+
+def _compare_over_hosts(
+    bits: np.ndarray, sizes: np.ndarray, clusters: np.ndarray
+) -> tuple[Interval | None, float]:
+    """The interval of the second model minus the first over hosts, and the p-value of their signs.
+
+    Args:
+        bits, sizes: float64 [2, documents].
+        clusters: int64 [documents], the number of each document's host.
+    """
+    values, weights = sum_by_cluster(bits, clusters), sum_by_cluster(sizes, clusters)
+    each = values[1] / weights[1] - values[0] / weights[0]
+    p_value = sign_test(int((each < 0).sum()), int((each > 0).sum()))
+    count = len(each)
+    if count < 2:
+        return None, p_value
+    changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
+    degrees = min(cluster_degrees(own) for own in weights)
+    half = half_width([Source(jackknife_variance(changes, count), degrees)])
+    totals = values.sum(axis=1) / weights.sum(axis=1)
+    difference = float(totals[1] - totals[0])
+    return Interval(difference - half, difference + half), p_value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bsmeta.report.inference import Interval, rough_intervals
+from bsmeta.report.inference import Interval, few_clusters, rough_intervals
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Row
 from bsmeta.tasks.causal_lm.tables import (
     CONTROL_WORDS,
@@ -53,9 +53,25 @@ def headline(model: ModelReport) -> str:
         _describe_difference(row, row.metrics),
         NO_CONTROL if control is None else _describe_control(control, row.metrics),
     ]
-    if interval_of(row.metrics) is not None:
+    hosts = row.metrics.hosts
+    if hosts is not None:
+        sentences += few_clusters(hosts, "hosts")
+    elif interval_of(row.metrics) is not None:
         sentences += rough_intervals(row.metrics.documents, "documents")
+    sentences += describe_over_hosts(model, row)
     return " ".join(sentences)
+
+
+def describe_over_hosts(model: ModelReport, row: Row) -> list[str]:
+    """A sentence on the interval over hosts beside that over documents; [] without one."""
+    over_hosts = model.over_hosts.get(row.comparison.name)
+    interval = None if over_hosts is None else interval_of(over_hosts)
+    if over_hosts is None or over_hosts.hosts is None or interval is None:
+        return []
+    words = f"Over the {over_hosts.hosts:,} hosts of these documents: {_ends(interval)}"
+    if not interval.excludes_zero:
+        words += ", which includes no difference"
+    return [f"{words} (cluster=host).", *few_clusters(over_hosts.hosts, "hosts")]
 
 
 def strongest_control(model: ModelReport, row: Row) -> Control | None:
@@ -76,6 +92,7 @@ def _describe_difference(row: Row, metrics: PairedMetrics) -> str:
         certainty = (
             f"95% interval of the difference: {_ends(interval)}, "
             f"over {metrics.documents:,} documents"
+            + ("" if metrics.hosts is None else f" of {metrics.hosts:,} hosts (jackknife)")
         )
         if not interval.excludes_zero:
             certainty += ", which includes no difference"

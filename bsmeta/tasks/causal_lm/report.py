@@ -88,7 +88,12 @@ def page_of(report: Report, metrics: Path | None) -> Page:
     facts = {model.checkpoint: described(model, report) for model in report.models}
     facts["comparisons"] = (
         f"{max(map(tables.compared, report.models)):,}, controls included; intervals over "
-        f"{settings['bootstrap_resamples']:,} resamples of the documents, seed {settings['seed']}"
+        + (
+            "hosts (jackknife)"
+            if settings.get("cluster") == "host"
+            else f"{settings['bootstrap_resamples']:,} resamples of the documents, "
+            f"seed {settings['seed']}"
+        )
     )
     plots: dict[str, Callable[[], Figure]] = {}
     curves = run_plots(metrics) if metrics else {}

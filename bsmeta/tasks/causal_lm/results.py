@@ -3,8 +3,10 @@
 The interval is the percentile bootstrap over documents (Efron and Tibshirani 1993, chapter 13):
 documents are drawn with replacement, so it reflects the choice of held-out documents. All
 comparisons use the same draws, which `scipy.stats.bootstrap` cannot share among hundreds of them.
+With hosts as the units, it is Student's interval with the jackknife over hosts: there are often few
+of them, for which the percentile bootstrap is too narrow.
 Among many comparisons, some differ by chance: the intervals and p-values of a family are corrected
-as `bsmeta.report.inference` defines it, with the bootstrap's standard errors.
+as `bsmeta.report.inference` defines it, with these standard errors.
 """
 
 from __future__ import annotations
@@ -22,9 +24,14 @@ from bsmeta.report.inference import (
     Interval,
     Source,
     central,
+    cluster_degrees,
+    half_width,
     holm,
+    jackknife_variance,
+    leave_one_out,
     resampled,
     simultaneous_half_widths,
+    sum_by_cluster,
 )
 from bsmeta.tasks.causal_lm.arms import TEXT, Comparison
 from bsmeta.tasks.causal_lm.documents import Slice
@@ -49,15 +56,17 @@ class PairedMetrics:
         perplexity_without, perplexity_with: Per token of the reading without metadata (the same
             token count for both, so that they can be compared).
         difference: Bits per byte with metadata, minus those without.
-        difference_low, difference_high: 95% bootstrap interval over documents; None if only one
-            document takes part.
+        difference_low, difference_high: 95% interval over documents (bootstrap) or hosts
+            (jackknife); None if only one takes part.
         simultaneous_low, simultaneous_high: Simultaneous 95% interval over the whole family of
             comparisons; None outside the family.
         mean_document_difference: Mean of the per-document differences (each document has the same
             weight, whatever its length), with its interval.
         documents_better, documents_worse: Documents that need fewer or more bits with metadata.
-        sign_test_p: Two-sided p-value of the sign test; documents that do not differ are left out.
+        sign_test_p: Two-sided p-value of the sign test over documents, or hosts; those that do not
+            differ are left out.
         sign_test_p_holm: The p-value after Holm's correction for the family; None outside it.
+        hosts: Hosts that take part, if they are the units; None if documents are.
     """
 
     documents: int
@@ -79,6 +88,7 @@ class PairedMetrics:
     documents_worse: int
     sign_test_p: float
     sign_test_p_holm: float | None = None
+    hosts: int | None = None
 
     @property
     def relative(self) -> float:
@@ -87,7 +97,12 @@ class PairedMetrics:
 
 
 def paired_metrics(
-    sums: np.ndarray, *, resamples: int, seed: int, family: Sequence[int] = ()
+    sums: np.ndarray,
+    *,
+    resamples: int,
+    seed: int,
+    family: Sequence[int] = (),
+    clusters: np.ndarray | None = None,
 ) -> list[PairedMetrics | None]:
     """Metrics of several comparisons over one set of documents.
 
@@ -97,6 +112,8 @@ def paired_metrics(
         resamples: Number of bootstrap resamples; all comparisons use the same draws.
         seed: Seed of the draws; the same seed gives the same intervals.
         family: Indices of the comparisons that are corrected jointly.
+        clusters: int64 [documents], the host of each document as a number, to take hosts as the
+            units; None: documents.
 
     Returns:
         The metrics of each comparison; None if no document has a byte to compare.
@@ -104,24 +121,114 @@ def paired_metrics(
     takes_part = sums[:, :, BYTES] > 0
     bits = (sums[:, :, NATS_WITH] - sums[:, :, NATS_WITHOUT]) / math.log(2)
     own = np.divide(bits, sums[:, :, BYTES], out=np.zeros_like(bits), where=takes_part)
-    ratios = resampled(bits, sums[:, :, BYTES], resamples=resamples, seed=seed)
-    plain = resampled(own, takes_part.astype(np.float64), resamples=resamples, seed=seed)
+    pairs = ((bits, sums[:, :, BYTES]), (own, takes_part.astype(np.float64)))
+    if clusters is None:
+        errors = _errors_over_documents(*pairs, resamples=resamples, seed=seed)
+    else:
+        errors = [
+            _errors_over_hosts(bits[i], sums[i, :, BYTES], own[i], takes_part[i], clusters)
+            for i in range(len(sums))
+        ]
     found: list[PairedMetrics | None] = [
-        _metrics(sums[i][takes_part[i]], central(ratios[:, i]), central(plain[:, i]))
-        if takes_part[i].any()
-        else None
+        _metrics(sums[i][takes_part[i]], errors[i]) if takes_part[i].any() else None
         for i in range(len(sums))
     ]
-    _correct(found, ratios, family)
+    _correct(found, errors, family)
     return found
 
 
-def _metrics(sums: np.ndarray, weighted: Interval, plain: Interval) -> PairedMetrics:
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """The uncertainty of a comparison.
+
+    Attributes:
+        weighted, plain: Intervals of the difference, and of the mean of the documents'
+            differences; None if only one unit takes part.
+        source: The error of the difference.
+        better, worse: Units that need fewer or more bits with metadata.
+        hosts: Hosts that take part; None if documents are the units.
+    """
+
+    weighted: Interval | None
+    plain: Interval | None
+    source: Source
+    better: int
+    worse: int
+    hosts: int | None = None
+
+
+def _errors_over_documents(
+    weighted: tuple[np.ndarray, np.ndarray],
+    plain: tuple[np.ndarray, np.ndarray],
+    *,
+    resamples: int,
+    seed: int,
+) -> list[_Errors]:
+    """The bootstrap of two ratios, each of values and weights [comparisons, documents]."""
+    bits, sizes = weighted
+    ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
+    means = resampled(*plain, resamples=resamples, seed=seed)
+    errors = []
+    for number in range(len(bits)):
+        takes_part = sizes[number] > 0
+        count = int(takes_part.sum())
+        if not count:
+            errors.append(_Errors(None, None, Source(0.0, 0), 0, 0))
+            continue
+        own = bits[number][takes_part]
+        difference = own.sum() / sizes[number].sum()
+        errors.append(
+            _Errors(
+                central(ratios[:, number]) if count > 1 else None,
+                central(means[:, number]) if count > 1 else None,
+                Source(float(np.nanmean((ratios[:, number] - difference) ** 2)), count - 1),
+                int((own < 0).sum()),
+                int((own > 0).sum()),
+            )
+        )
+    return errors
+
+
+def _errors_over_hosts(
+    bits: np.ndarray,
+    sizes: np.ndarray,
+    own: np.ndarray,
+    takes_part: np.ndarray,
+    clusters: np.ndarray,
+) -> _Errors:
+    """The jackknife over hosts of a comparison; its arguments are float64 [documents]."""
+    sums = np.stack([np.where(takes_part, bits, 0.0), sizes, own, takes_part.astype(np.float64)])
+    values, weights, differences, counts = sum_by_cluster(sums, clusters)
+    hosts = int((weights > 0).sum())
+    source = ratio_source(values, weights)
+    return _Errors(
+        _student(values, weights) if hosts > 1 else None,
+        _student(differences, counts) if hosts > 1 else None,
+        source,
+        int((values < 0).sum()),
+        int((values > 0).sum()),
+        hosts,
+    )
+
+
+def ratio_source(values: np.ndarray, weights: np.ndarray) -> Source:
+    """The error over clusters of sum(values) / sum(weights), each float64 [clusters]."""
+    changes = leave_one_out(values, weights)
+    variance = jackknife_variance(changes, int((weights > 0).sum()))
+    return Source(variance, cluster_degrees(weights))
+
+
+def _student(values: np.ndarray, weights: np.ndarray) -> Interval:
+    ratio = float(values.sum() / weights.sum())
+    half = half_width([ratio_source(values, weights)])
+    return Interval(ratio - half, ratio + half)
+
+
+def _metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
     """Metrics of the documents that take part: sums float64 [documents, COLUMNS]."""
     total = sums.sum(axis=0)
     bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
-    better, worse = int((bits < 0).sum()), int((bits > 0).sum())
-    several = len(sums) > 1
+    weighted, plain = errors.weighted, errors.plain
     return PairedMetrics(
         documents=len(sums),
         bytes=int(total[BYTES]),
@@ -131,29 +238,27 @@ def _metrics(sums: np.ndarray, weighted: Interval, plain: Interval) -> PairedMet
         perplexity_without=_exp(total[NATS_WITHOUT] / total[TOKENS]),
         perplexity_with=_exp(total[NATS_WITH] / total[TOKENS]),
         difference=float(bits.sum() / total[BYTES]),
-        difference_low=weighted.low if several else None,
-        difference_high=weighted.high if several else None,
+        difference_low=weighted.low if weighted else None,
+        difference_high=weighted.high if weighted else None,
         mean_document_difference=float((bits / sums[:, BYTES]).mean()),
-        mean_document_difference_low=plain.low if several else None,
-        mean_document_difference_high=plain.high if several else None,
-        documents_better=better,
-        documents_worse=worse,
-        sign_test_p=sign_test(better, worse),
+        mean_document_difference_low=plain.low if plain else None,
+        mean_document_difference_high=plain.high if plain else None,
+        documents_better=int((bits < 0).sum()),
+        documents_worse=int((bits > 0).sum()),
+        sign_test_p=sign_test(errors.better, errors.worse),
+        hosts=errors.hosts,
     )
 
 
-def _correct(found: list[PairedMetrics | None], ratios: np.ndarray, family: Sequence[int]) -> None:
+def _correct(
+    found: list[PairedMetrics | None], errors: Sequence[_Errors], family: Sequence[int]
+) -> None:
     """Add simultaneous intervals and corrected p-values to the comparisons of the family."""
     members = [(i, metrics) for i in family if (metrics := found[i]) is not None]
-    halves = simultaneous_half_widths(
-        [
-            [Source(float(np.nanmean((ratios[:, i] - own.difference) ** 2)), own.documents - 1)]
-            for i, own in members
-        ]
-    )
+    halves = simultaneous_half_widths([[errors[i].source] for i, _ in members])
     corrected = holm([metrics.sign_test_p for _, metrics in members])
     for (i, metrics), half, p in zip(members, halves, corrected, strict=True):
-        several = metrics.documents > 1
+        several = metrics.difference_low is not None
         found[i] = replace(
             metrics,
             simultaneous_low=metrics.difference - half if several else None,
@@ -278,6 +383,9 @@ class ModelReport:
         totals: The sums of each document, by comparison: float64 [documents, COLUMNS]; zeros if a
             document takes no part.
         slices: The comparisons over slices of the documents.
+        hosts: The host of each document; "" if it is not known.
+        over_hosts: The metrics of the comparisons with hosts as the units, by name, where documents
+            are and at least two hosts are known.
     """
 
     checkpoint: str
@@ -288,6 +396,8 @@ class ModelReport:
     digests: list[int]
     totals: dict[str, np.ndarray]
     slices: list[tuple[Slice, list[Row]]] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    over_hosts: dict[str, PairedMetrics] = field(default_factory=dict)
 
     @property
     def lost_bytes(self) -> int:
@@ -333,6 +443,7 @@ class ModelReport:
             "data": self.data,
             "comparisons": [row.as_dict() for row in self.rows],
             "slices": slices,
+            "over_hosts": {name: asdict(metrics) for name, metrics in self.over_hosts.items()},
         }
 
 
@@ -344,10 +455,10 @@ class PairRow:
         shown: The arm in which the documents were scored.
         documents: Documents that both scored, matched by their text.
         bits_per_byte_first, bits_per_byte_second: Each over the bytes that the model scored.
-        difference: Bits per byte of the second minus those of the first; its 95% bootstrap interval
-            over documents is None if there is only one.
+        difference: Bits per byte of the second minus those of the first; its 95% interval over
+            documents (bootstrap) or hosts (jackknife) is None if there is only one.
         documents_better, documents_worse: Documents for which the second needs fewer or more bits
-            per byte, and the p-value of the sign test on these two counts.
+            per byte; the p-value of the sign test on these two counts, or on those of hosts.
         sign_test_p_holm: The p-value after Holm's correction for the number of rows.
     """
 

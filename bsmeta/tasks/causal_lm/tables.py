@@ -72,13 +72,21 @@ NOTES = {
 }
 """Explanations of columns."""
 
+OVER_HOSTS = (
+    "Intervals are Student's, over hosts (jackknife), and sign tests count hosts; better : worse "
+    "counts documents (identical tokens are neither)."
+)
+"""Explanation of the intervals with `cluster=host`."""
+
 
 def _columns(*heads: str) -> list[Column]:
     return [Column(head, COLUMNS[head][0]) for head in heads]
 
 
-def _note(columns: Sequence[str]) -> str:
-    return " ".join(note for column, note in NOTES.items() if column in columns)
+def _note(columns: Sequence[str], model: ModelReport) -> str:
+    is_by_host = any(row.metrics and row.metrics.hosts is not None for row in model.rows)
+    notes = NOTES | {INTERVAL: OVER_HOSTS} if is_by_host else NOTES
+    return " ".join(note for column, note in notes.items() if column in columns)
 
 
 def compared(model: ModelReport) -> int:
@@ -151,9 +159,9 @@ def comparison_table(
     columns = [column for column in columns if column != LOST or model.lost_bytes]
     count = compared(model)
     note = (
-        f"{_note(columns)} {count} comparisons were made, controls included: a 95% interval holds "
-        f"for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected for "
-        f"{count}."
+        f"{_note(columns, model)} {count} comparisons were made, controls included: a 95% interval "
+        f"holds for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected "
+        f"for {count}."
     )
     rows = [[label(row), *_cells(row, columns)] for row in ranked(model)]
     return Table(title, note, [Column("comparison"), *_columns(*columns)], rows)
@@ -199,7 +207,7 @@ def checkpoint_table(report: Report) -> Table:
     """One row per model: the text alone, and the main comparison."""
     heads = (WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
     columns = [Column("checkpoint"), Column("text alone", BITS), *_columns(*heads)]
-    table = Table("The checkpoints", _note(heads), columns)
+    table = Table("The checkpoints", _note(heads, report.models[0]), columns)
     for model in report.models:
         text, main = model.row(TEXT), main_row(model)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None

@@ -108,6 +108,38 @@ def test_a_run_folder_is_evaluated_and_reported(
     assert f"{both['difference']:+.4f}" in printed
 
 
+def test_intervals_over_hosts(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = (f"checkpoint={run_folder}", "comparisons=[all]", "controls=[]")
+    assert call(monkeypatch, *short, "bootstrap_resamples=50") == 0
+    by_document = report_in(run_folder / "evaluation")
+    over_hosts = by_document["over_hosts"]["all"]
+    assert "hosts of these documents" in capsys.readouterr().out
+    assert call(monkeypatch, *short, "cluster=host") == 0
+    by_host = report_in(run_folder / "evaluation")
+    both = by_host["comparisons"][1]
+    assert both["hosts"] == over_hosts["hosts"] > 1
+    for end in ("difference_low", "difference_high", "sign_test_p"):
+        assert both[end] == pytest.approx(over_hosts[end])
+    assert both["difference"] == pytest.approx(by_document["comparisons"][1]["difference"])
+    assert by_host["over_hosts"] == {}
+    assert (
+        "Student's, over hosts (jackknife)"
+        in (run_folder / "evaluation" / "evaluation.md").read_text()
+    )
+
+
+def test_intervals_over_hosts_need_two_hosts(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = call(monkeypatch, f"checkpoint={run_folder}", "cluster=host", "max_documents=1")
+    assert code == 2
+    message = capsys.readouterr().err
+    assert "cluster=host: the documents of" in message
+    assert "use cluster=document" in message
+
+
 def test_keys_change_what_is_evaluated(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
