@@ -12,7 +12,9 @@ again, and --report needs nothing else.
     --dry-run    print what would be started
     --status     only the table of the runs
     --train      only the runs (with several_machines.sh: on each of the machines)
-    --run N      only the N-th run, from 0: for the tasks of a SLURM array
+    --seed N     only the runs of the N-th seed of that order, from 0: for the tasks of a SLURM
+                 array, so that all arms of a seed are trained on one machine
+    --run N      only the N-th run, from 0
     --measure    only measure the runs that are done
     --report     only measure what is there, and write the report
 
@@ -32,7 +34,7 @@ from typing import TYPE_CHECKING
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import exit_code
 from bsmeta.studies.config import StudyConfig, load_study
-from bsmeta.studies.declaration import declare
+from bsmeta.studies.declaration import declare, in_declared_order
 from bsmeta.studies.runs import Launcher, Run, check, runs_of, show_progress
 
 if TYPE_CHECKING:
@@ -49,13 +51,14 @@ def arguments() -> argparse.Namespace:
     for name in ("claims", "dry-run", "status", "train", "measure", "report"):
         only.add_argument(f"--{name}", action="store_true")
     only.add_argument("--run", type=int, metavar="N")
+    only.add_argument("--seed", type=int, metavar="N")
     return parser.parse_args()
 
 
 def main() -> int:
     """Run the study; returns the exit code."""
     given = arguments()
-    study = load_study(given.study)
+    study = in_declared_order(load_study(given.study))
     check(study)
     runs = runs_of(study)
     launcher = Launcher(study)
@@ -76,12 +79,17 @@ def main() -> int:
         if not 0 <= given.run < len(runs):
             raise ConfigurationError(f"--run {given.run}: expected 0 to {len(runs) - 1}")
         runs = [runs[given.run]]
+    if given.seed is not None:
+        seeds = list(dict.fromkeys(run.seed for run in runs))
+        if not 0 <= given.seed < len(seeds):
+            raise ConfigurationError(f"--seed {given.seed}: expected 0 to {len(seeds) - 1}")
+        runs = [run for run in runs if run.seed == seeds[given.seed]]
     if given.measure:
         measure(study, runs)
         return 0
     if not given.report:
         launcher.catch_signals()
-        only_train = given.train or given.run is not None
+        only_train = given.train or given.run is not None or given.seed is not None
         own = [sys.executable, __file__, str(given.study), "--measure"]
         code = launcher.make_all(runs, [] if only_train else own)
         show_progress(study, runs)

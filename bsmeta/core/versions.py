@@ -21,12 +21,16 @@ LIBRARIES = (
 
 def version_lines() -> str:
     """The versions of the package, of Python, of the system, and of libraries, a line each."""
-    names = ("bsmeta", *LIBRARIES)
-    width = max(map(len, names)) + 2
-    rows = {name: _version(name) for name in names}
+    rows = versions()
+    width = max(map(len, rows)) + 2
     rows["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
     rows["system"] = platform.platform()
     return "\n".join(f"{name:<{width}}{version}" for name, version in rows.items())
+
+
+def versions() -> dict[str, str]:
+    """The versions of the package and of libraries, by name."""
+    return {name: _version(name) for name in ("bsmeta", *LIBRARIES)}
 
 
 def _version(name: str) -> str:

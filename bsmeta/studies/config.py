@@ -149,6 +149,12 @@ class StudyConfig:
     seeds: list[int] = key(
         [1, 2, 3], "seeds of the runs of each arm", at_least=0, at_most=LARGEST_SEED
     )
+    random_order: bool = key(
+        True,
+        "train the seeds in a random order, so that no change of machines or software over time "
+        "coincides with their numbers; the arms of a seed follow each other (a study declared "
+        "before this key existed keeps the order of its file)",
+    )
     baseline: str = key("", "the arm that all others are compared with (required)")
     arms: dict[str, ArmConfig] = key({}, "the arms, in the order of the report (required)")
     curve: list[float] = key(

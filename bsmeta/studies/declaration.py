@@ -27,7 +27,7 @@ _WORDS = ("label", "pilot_deviation", "pilot_document_error")
 """Keys of a claim that change nothing of its verdict."""
 
 
-_BEFORE = {"cluster": DOCUMENT}
+_BEFORE = {"cluster": DOCUMENT, "random_order": False}
 """Keys of a declaration that is older than them, with what was done before."""
 
 
@@ -56,6 +56,20 @@ def declare(study: StudyConfig) -> None:
     if now != earlier:  # many processes may start at once
         declaration_file(study).parent.mkdir(parents=True, exist_ok=True)
         write_text(declaration_file(study), json.dumps(now, indent=1) + "\n")
+
+
+def in_declared_order(study: StudyConfig) -> StudyConfig:
+    """The study with the declared order of runs, or that of its file if it was started without one.
+
+    Raises:
+        DataError: If the file of the declaration is damaged.
+    """
+    declared = _read(study)
+    if declared is not None:
+        return replace(study, random_order=declared["random_order"])
+    if any(progress_of(study, run).state != NOT_STARTED for run in runs_of(study)):
+        return replace(study, random_order=False)
+    return study
 
 
 def as_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
@@ -100,7 +114,13 @@ def _declaration_of(study: StudyConfig) -> dict[str, Any]:
         }
     )
     claims = {name: _test_of(claim) for name, claim in study.claims.items()}
-    return {**declaration, "seeds": study.seeds, "claims": claims, "cluster": study.cluster}
+    return {
+        **declaration,
+        "seeds": study.seeds,
+        "claims": claims,
+        "cluster": study.cluster,
+        "random_order": study.random_order,
+    }
 
 
 def _read(study: StudyConfig) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ import transformers
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.model_file import language_part
+from bsmeta.core.environment import describe_environment, utc_now
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.parsing import parse_json
 from bsmeta.metadata.records import Document
@@ -33,6 +34,7 @@ from bsmeta.studies.runs import (
     find_measurement,
     measurement_path,
     progress_of,
+    runs_of,
     settings_of,
 )
 from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
@@ -42,6 +44,7 @@ from bsmeta.tasks.causal_lm.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.results import ComparisonSums, refuse_nothing_scored
 from bsmeta.tasks.causal_lm.scoring import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.checkpoints import Location, locate
+from bsmeta.training.run_folder import read_environments
 from bsmeta.training.task import flops_per_token
 
 ALL, EACH, CHOSEN = "all", "each", "chosen"
@@ -86,6 +89,7 @@ def measure_all(study: StudyConfig, runs: Sequence[Run], device: torch.device) -
 
 def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     """Measures the checkpoints of a finished run."""
+    started = utc_now()
     evaluation = EvaluateConfig(
         checkpoint=str(run.folder), validation_file=study.measure.validation_file
     )
@@ -104,6 +108,13 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
             **_facts(config, Path(locations[-1].name)),
             "loss": logged[-1]["loss"],
             "lost_bytes": lost,
+            "order": [every.name for every in runs_of(study)].index(run.name),
+            "trained": read_environments(run.folder),
+            "measured": {
+                **describe_environment(device),
+                "started": started,
+                "ended": utc_now(),
+            },
         },
         steps=counts["step"],
         targets=counts["targets"],

@@ -20,6 +20,7 @@ from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, short_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, answer, claim_tables, sentences
+from bsmeta.studies.conditions import condition_table
 from bsmeta.studies.config import AXES, FLOPS, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.results import ArmResult, Results, as_dict
 from bsmeta.studies.statistics import Curve
@@ -201,7 +202,10 @@ def page_of(results: Results, further: Sequence[Table], commands: Sequence[str])
                 CLAIMS, sentences(results) if results.claims else [], claim_tables(results),
                 {"claims": partial(claim_plot, results)} if has_effects else {},
             ),
-            Section(SHARED, results.shared),
+            Section(
+                SHARED, results.shared,
+                [condition_table(results.conditions)] if results.conditions else [],
+            ),
             Section(EXPLORATORY, [], [*exploratory_tables(results), *further], curves),
             *([gains] if gains.tables else []),
         ],

@@ -17,6 +17,13 @@ from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.core.errors import DataError
 from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.studies.claims import Claim, decide, error_ratio, host_notes
+from bsmeta.studies.conditions import (
+    Association,
+    associations,
+    condition_notes,
+    differences_of_arms,
+    missing_records,
+)
 from bsmeta.studies.config import AXES, DOCUMENT, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.declaration import as_declared
 from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of
@@ -87,6 +94,7 @@ class Results:
         arms: The arms that have been measured, in order.
         notes: What is missing, and what the settings of the runs mean for the comparison.
         shared: What each arm shares with the baseline of its seeds, as sentences.
+        conditions: Tests of the differences against machine and order.
         by_host: The claims with hosts as the units of the error over documents, where the study
             declares documents and at least two hosts are known; else none.
     """
@@ -101,6 +109,7 @@ class Results:
     claims: list[Claim]
     notes: list[str]
     shared: list[str]
+    conditions: list[Association] = field(default_factory=list)
     by_host: list[Claim] = field(default_factory=list)
 
 
@@ -123,7 +132,15 @@ def results_of(study: StudyConfig) -> Results:
         )
         for arm in measured.arms
     }  # fmt: skip
+    claims = decide(study, measured)
     shows_hosts = study.cluster == DOCUMENT and measured.hosts > 1
+    differences = {
+        claim.config.label: claim.effect.seeds for claim in claims if claim.effect is not None
+    }
+    for arm, values in differences_of_arms(measured, study.baseline).items():
+        if not any(np.allclose(values, claimed) for claimed in differences.values()):
+            differences[f"{study.arms[arm].label or arm}, without metadata"] = values
+    conditions = associations(measured, differences)
     results = Results(
         study,
         measured.seeds,
@@ -132,9 +149,10 @@ def results_of(study: StudyConfig) -> Results:
         measured.hosts,
         measured.documents_without_host,
         {arm: _compared(study, measured, alone, arm) for arm in measured.arms},
-        decide(study, measured),
-        [*notes, *_notes(measured)],
-        list(_shared_with_baseline(study, measured)),
+        claims,
+        [*notes, *_notes(measured), *condition_notes(measured, conditions)],
+        [*_shared_with_baseline(study, measured), *missing_records(measured)],
+        conditions,
         decide(study, measured.clustered_by(HOST)) if shows_hosts else [],
     )
     return replace(results, notes=[*results.notes, *host_notes(results)])
@@ -281,6 +299,7 @@ def as_dict(results: Results) -> dict[str, Any]:
         "cluster": results.study.cluster,
         "notes": results.notes,
         "shared": results.shared,
+        "conditions": [asdict(association) for association in results.conditions],
         "arms": {name: _arm_dict(arm) for name, arm in results.arms.items()},
         "claims": [
             {

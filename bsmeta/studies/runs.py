@@ -35,6 +35,7 @@ from rich.table import Table
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import compose
+from bsmeta.core.environment import machine_hash
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import ROOT, replacing
 from bsmeta.core.parsing import parse_json
@@ -42,7 +43,13 @@ from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig
-from bsmeta.training.run_folder import METRICS, STATUS, last_events, read_status
+from bsmeta.training.run_folder import (
+    METRICS,
+    STATUS,
+    last_events,
+    read_environments,
+    read_status,
+)
 
 _TYPES = "types/"
 DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
@@ -63,8 +70,10 @@ class Measurement:
     Attributes:
         settings: Hash of what the run and its measurement depend on.
         facts: What the report says about the run: its learning rate schedule, last loss, initial
-            weights, the hash of its training shards, and the bytes of the documents that are left
-            out because its tokenizer loses them.
+            weights, the hash of its training shards, the bytes of the documents that are left out
+            because its tokenizer loses them, its place in the `order` of the runs, and where and
+            when each part of it was `trained` and it was `measured` (`describe_environment`; the
+            last three are missing in older files).
         steps: int64 [checkpoints].
         targets: int64 [checkpoints], tokens trained on (text, unless metadata has a loss).
         tokens: int64 [checkpoints], tokens that the model was given, without padding.
@@ -239,14 +248,19 @@ class Progress:
 
 
 def runs_of(study: StudyConfig) -> list[Run]:
-    """All runs, in the order in which they are made: arms that need others come after them."""
+    """All runs, in the order in which they are made: arms that need others come after them.
+
+    With `random_order`, the order of the seeds follows from a hash, so it is the same on every
+    machine, and a seed that is added leaves the order of the others as it is.
+    """
     folder = Path(study.out_dir)
+    seeds = list(study.seeds)
+    if study.random_order:
+        seeds.sort(key=lambda seed: digest_of([study.title, study.config, seed]))
     ordered = sorted(study.arms, key=lambda name: study.arms[name].text_tokens_of is not None)
     ordered.sort(key=lambda name: name != study.baseline)
     return [
-        Run(arm, seed, folder / "runs" / f"{arm}-seed{seed}")
-        for seed in study.seeds
-        for arm in ordered
+        Run(arm, seed, folder / "runs" / f"{arm}-seed{seed}") for seed in seeds for arm in ordered
     ]
 
 
@@ -407,6 +421,8 @@ class Launcher:
                 print(place, "needs runs that are not done", flush=True)
                 failed = True
                 continue
+            for line in self._other_machines(run):
+                print(place, line, flush=True)
             print(place, "running …", flush=True)
             started = time.monotonic()
             code = self.execute(command, run)
@@ -422,6 +438,22 @@ class Launcher:
             if self._stopped:
                 return EXIT_PREEMPTED
         return EXIT_FAILURE if failed else 0
+
+    def _other_machines(self, run: Run) -> list[str]:
+        """A warning if other arms of the seed were trained on another machine."""
+        machines = {
+            start["machine"]
+            for other in runs_of(self._study)
+            if other.seed == run.seed and other.arm != run.arm
+            for start in environments_of(self._study, other)
+        }
+        if machines <= {machine_hash()}:
+            return []
+        return [
+            f"other arms of seed {run.seed} were trained on another machine; a difference between "
+            "them may be one of machines, which the report cannot tell apart (train all arms of a "
+            "seed on one machine: --seed)"
+        ]
 
     def _measured(self, run: Run, command: Sequence[str]) -> bool:
         """Measures a run that is done, unless it has been measured or nothing is to be."""
@@ -446,6 +478,14 @@ class Launcher:
             print(place, "still running, started by an earlier call; waiting …", flush=True)
         while is_in_use(run.folder) and not self._stopped:
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def environments_of(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
+    """Where and when a run was trained: from its folder, or else from its measurement."""
+    if run.folder.exists():
+        return read_environments(run.folder)
+    measurement = find_measurement(study, run.arm, run.seed)
+    return [] if measurement is None else list(measurement.facts.get("trained", []))
 
 
 def is_in_use(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
+from bsmeta.core.environment import describe_environment, utc_now
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest
 from bsmeta.core.secrets import hide, redact
@@ -21,6 +22,7 @@ from bsmeta.training.distributed import Accelerator, start
 from bsmeta.training.processes import Processes, close_device_groups
 from bsmeta.training.resuming import resume_point, resumes
 from bsmeta.training.run_folder import (
+    ENVIRONMENT,
     METRICS,
     Log,
     ProcessLog,
@@ -116,6 +118,11 @@ def _train(
     resume = resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
     report("running", watchdog.step, None)
+    environment = folder.open_log(ENVIRONMENT) if processes.is_main else None
+    if environment is not None:
+        described = describe_environment(processes.device)
+        start_of_run = {"step": watchdog.step, "processes": processes.size, "started": utc_now()}
+        environment.write({"event": "start", **start_of_run, **described})
     watchdog.enter("building the model")
     trainer = Trainer(config, schedule, task, accelerator, folder, watchdog, stop)
     is_done = trainer.train(resume)
@@ -123,6 +130,8 @@ def _train(
         watchdog.enter("exporting the model")
         folder.share(processes)
         trainer.saver.export(folder.path / "model")
+    if environment is not None:
+        environment.write({"event": "end", "step": trainer.progress.step, "ended": utc_now()})
     code = 0 if is_done else EXIT_PREEMPTED
     if not is_done and processes.is_main:
         print(f"to continue: {resuming_command(sys.argv, processes.size)}")

@@ -37,6 +37,9 @@ if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should 
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
+ENVIRONMENT = "environment.jsonl"
+"""A line for each start of the run, with its machine and versions, and one for each end."""
+
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
 _LOCK = ".lock"
 _OWNER = ".owner"  # names the process that holds the lock
@@ -80,6 +83,23 @@ def steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dic
     events = read_events(metrics)
     steps = [event for event in events if event.get("event") == "step" and "loss" in event]
     return steps, [event for event in events if event.get("event") == "eval"]
+
+
+def read_environments(out_dir: Path) -> list[dict[str, Any]]:
+    """The starts of a run, in order: `describe_environment`, `step`, `started` and `ended`.
+
+    `ended` is None if the process died. Empty for a run that is older than the record.
+    """
+    starts: list[dict[str, Any]] = []
+    if not (out_dir / ENVIRONMENT).exists():
+        return starts
+    for event in read_events(out_dir / ENVIRONMENT):
+        values = {name: value for name, value in event.items() if name != "event"}
+        if event.get("event") == "start":
+            starts.append({**values, "ended": None})
+        elif event.get("event") == "end" and starts:
+            starts[-1]["ended"] = values.get("ended")
+    return starts
 
 
 def write_status(

@@ -67,7 +67,7 @@ def test_one_host_has_no_interval() -> None:
 
 
 def test_hosts_that_metadata_changes_differently_are_no_finding() -> None:
-    """Metadata changes each host by 0.03 and each document by 0.05 (deviations), by 0 on average."""
+    """Metadata changes hosts by 0.03 and documents by 0.05 (deviations), by 0 on average."""
     generator = np.random.default_rng(0)
     hosts = [f"{number % HOSTS}.org" for number in range(240)]
     outside = {"documents": 0, "hosts": 0}
