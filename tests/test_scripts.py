@@ -287,6 +287,14 @@ def test_a_task_of_an_array_makes_one_run_of_a_study(tmp_path: Path) -> None:
     assert started == ["python experiments/study.py studies/mine.yaml --run 3"]
 
 
+def test_a_task_of_an_array_makes_the_arms_of_a_seed(tmp_path: Path) -> None:
+    started = run(
+        "experiments/slurm/study.sbatch", tmp_path, ["studies/mine.yaml"], SLURM_ARRAY_TASK_ID="1",
+        BSMETA_STUDY_UNIT="seed",
+    )  # fmt: skip
+    assert started == ["python experiments/study.py studies/mine.yaml --seed 1"]
+
+
 def test_an_array_without_tasks_is_refused(tmp_path: Path) -> None:
     command = ["bash", str(REPOSITORY / "experiments/slurm/study.sbatch"), "studies/mine.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -126,8 +126,8 @@ def condition_notes(measured: Measured, found: Sequence[Association]) -> list[st
     """Sentences on what matters: differences by machine or order, seeds of several machines."""
     notes = [
         f"{association.name}: the difference depends on the {association.factor} of the seeds "
-        f"(p = {association.p_value:.2g}, one of {len(found)} tests), so its interval over seeds "
-        "may be too narrow."
+        f"(p = {association.p_value:.2g}; of the {len(found)} tests, one in 20 comes out so by "
+        "chance), so its interval over seeds may be too narrow."
         for association in found
         if association.p_value is not None and association.p_value <= ALPHA
     ]

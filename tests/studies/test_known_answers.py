@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from bsmeta.core.environment import machine_hash
 from bsmeta.studies.claims import SUPPORTED
 from bsmeta.studies.config import TEXT, WITH, WITHOUT, ArmConfig, StudyConfig, load_study
 from bsmeta.studies.measuring import measure_all
@@ -43,6 +44,30 @@ def train(study: StudyConfig) -> None:
         done = run_warm([*start, *overrides, f"out_dir={run.folder}"], OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stderr[-4000:]
     measure_all(study, runs_of(study), torch.device("cpu"))
+
+
+@pytest.mark.slow
+def test_a_measurement_has_the_records_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tmp_path, monkeypatch)
+    study.arms = {study.baseline: study.arms[study.baseline]}
+    study.seeds, study.curve = [2, 1], [1.0]
+    study.out_dir, study.results_dir = str(tmp_path / "study"), None
+    study.overrides = [*study.overrides, "max_train_steps=2"]
+    train(study)
+    orders = []
+    for run in runs_of(study):
+        measurement = find_measurement(study, run.arm, run.seed)
+        assert measurement is not None
+        (start,) = measurement.facts["trained"]
+        measured = measurement.facts["measured"]
+        assert start["machine"] == measured["machine"] == machine_hash()
+        assert start["started"] < start["ended"] <= measured["started"] < measured["ended"]
+        assert start["versions"] == measured["versions"]
+        assert start["threads"] == 1
+        orders.append(measurement.facts["order"])
+    assert orders == [0, 1]
 
 
 def test_the_metadata_says_exactly_its_bits_of_the_topic(tmp_path: Path) -> None:

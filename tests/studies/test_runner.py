@@ -40,6 +40,7 @@ SMALL_STUDY = {
     "out_dir": "study",
     "config": "demo",
     "seeds": [3, 1],
+    "random_order": False,
     "baseline": "none",
     "overrides": ["max_train_steps=20"],
     "arms": {
@@ -231,6 +232,23 @@ def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
     assert kept["claims"]["a"]["smallest_difference"] == 0.02
     declare(loaded(tmp_path, claims=larger, seeds=[3, 1, 7]))
     assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [3, 1]
+
+
+def test_the_runs_of_one_seed(tmp_path: Path) -> None:
+    study_file(tmp_path, out_dir=str(tmp_path / "study"))
+    for name in ("none-seed1", "url-seed1", "short-seed1"):
+        finished(tmp_path, name, step=20, targets=3000)
+    done = study_command(tmp_path, "--seed", "1")  # the second seed: nothing is left to train
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert lines == [
+        "[1/3] none seed 1: done before",
+        "[2/3] url seed 1: done before",
+        "[3/3] short seed 1: done before",
+    ]
+    refused = study_command(tmp_path, "--seed", "2")
+    assert refused.returncode == 2
+    assert "--seed 2: expected 0 to 1" in refused.stderr
 
 
 def test_a_run_that_was_measured_elsewhere_is_not_made_again(
