@@ -189,7 +189,8 @@ def _associate(name: str, factor: str, groups: Sequence[str], values: np.ndarray
 def _starts(measured: Measured, arm: str, seed: int) -> list[dict[str, Any]]:
     """Each start of a run; none in older measurements."""
     starts = measured.run(arm, seed).facts.get("trained") or []
-    return [start for start in starts if start.get("machine") and start.get("started")]
+    needed = (MACHINE, PROCESSOR, "started")
+    return [start for start in starts if all(start.get(name) for name in needed)]
 
 
 def _machine(measured: Measured, arm: str, seed: int) -> str | None:
@@ -200,7 +201,7 @@ def _machine(measured: Measured, arm: str, seed: int) -> str | None:
 
 def _group_of_seed(measured: Measured, seed: int, factor: str) -> str:
     """The machines or processors of all arms of a seed, joined."""
-    names = {str(start[factor]) for arm in measured.arms for start in _starts(measured, arm, seed)}
+    names = {start[factor] for arm in measured.arms for start in _starts(measured, arm, seed)}
     return "+".join(sorted(names))
 
 

@@ -442,7 +442,7 @@ class Launcher:
     def _other_machines(self, run: Run) -> list[str]:
         """A warning if other arms of the seed were trained on another machine."""
         machines = {
-            start["machine"]
+            start.get("machine")
             for other in runs_of(self._study)
             if other.seed == run.seed and other.arm != run.arm
             for start in environments_of(self._study, other)
