@@ -507,8 +507,10 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
 def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
     """Prints the memory that a run needs beside that of the device, before it begins (rank 0).
 
-    Nothing is printed for a task or a model that cannot be counted.
+    Nothing is printed for a model that cannot be counted, nor for a task whose data it depends on.
     """
+    if not task.shape_needs_no_data:
+        return
     try:
         shape = task.shape()
         counted = None if shape is None else Forecast(config, shape, checked, find_device(None))

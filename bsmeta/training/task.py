@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -110,6 +110,10 @@ class Shape:
 
 class Task(ABC):
     """What the trainer requires of every task; methods with a default are optional."""
+
+    shape_needs_no_data: ClassVar[bool] = False
+    """Whether `shape` reads no data and writes nothing, so that every start can print the memory
+    that the run needs."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:

@@ -66,7 +66,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         if not kind.is_local and kind.example is not None
     ]
     checkpoint = f"hf://{config.push_to_hub}" if config.push_to_hub else "model"
-    call = f"bsmeta generate checkpoint={checkpoint} {{}} 'prompt=\"{{}}\"'"
+    prompt = f"'prompt=\"{EXAMPLE_TEXT[:12]}\"'"
     results = {name: event[name] for name in METRICS if event and event.get(name) is not None}
     shown = example(metadata)
     template = load_template(
@@ -88,7 +88,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         room=metadata_room(data),
         example=shown.whole,
         alone={markdown.code_cell(key): _alone(key, metadata) for key in kinds},
-        given=call.format(given[0], EXAMPLE_TEXT[:12]) if given else None,
+        given=f"bsmeta generate checkpoint={checkpoint} {given[0]} {prompt}" if given else None,
         # of the training documents that had metadata: the least and the most
         shares=sorted(phase.metadata_probability for phase in phase_configs(metadata)),
         recipe=RECIPE,

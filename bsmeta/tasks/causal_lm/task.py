@@ -88,6 +88,8 @@ class CausalLanguageModel(Task):
     unless `data_config.cross_document_attention` is set.
     """
 
+    shape_needs_no_data = True
+
     def __init__(self, config: CausalLMConfig) -> None:
         self._config = config
         transformers.utils.logging.disable_progress_bar()
