@@ -14,8 +14,9 @@ from bsmeta.core.files import ROOT
 
 PACKAGE = ROOT / "bsmeta"
 
-# Where an address is put together to be opened, not shown; and a column of documents.
+# Where an address is put together to be opened, not shown; redaction itself; a column of documents.
 OPENED = {
+    ("core/secrets.py", "address"),
     ("data/io/file_sets.py", "(mirror or path.resolve().parent.as_uri()).rstrip('/')"),
     ("data/io/hub.py", "constants.ENDPOINT"),
     ("data/io/hub.py", "endpoint"),

@@ -208,12 +208,12 @@ def address_problems(section: Any) -> Iterator[Problem]:
         if not described.is_path or described.takes_addresses:
             continue
         for value, _ in _entries(getattr(owner, field_.name)):
-            address = _ADDRESS.match(value) if isinstance(value, str) else None
-            if address is None:
+            scheme = _ADDRESS.match(value) if isinstance(value, str) else None
+            if scheme is None:
                 continue
             fix = "name a file or folder of this machine; a bucket can be mounted as a folder"
-            if address[0].lower() == "file://":
-                fix = f"{name}={value[len(address[0]) :]}"
+            if scheme[0].lower() == "file://":
+                fix = f"{name}={value[len(scheme[0]) :]}"
             expected = f"a path on this machine: {name} takes no address"
             yield Problem(name, HYDRA, show(shown_url(value)), expected, fix)
 
