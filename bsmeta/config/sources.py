@@ -37,7 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.core.errors import ConfigurationError, nearest, show
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.parsing import parse_yaml
+from bsmeta.core.parsing import parse_yaml_file
 
 PARTS = "parts"
 """The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""
@@ -135,7 +135,8 @@ class ExpandingSource(FileConfigSource):
         file = Path(self.path) / self._normalize_file_name(config_path)
         try:
             if file.is_file():
-                parse_yaml(file.read_bytes())  # first, because Hydra takes everything
+                # First, because Hydra takes everything.
+                parse_yaml_file(file.read_text(encoding="utf-8"), file)
             result = super().load_config(config_path)
         except (OSError, UnicodeDecodeError) as error:  # OSError: also for a file that is a number
             raise ConfigurationError(f"{file}: cannot be read: {error}") from error
@@ -249,7 +250,7 @@ def _content(path: str, folder: Path, where: str, chain: tuple[Path, ...] = ()) 
     values: Any = text.removesuffix("\n")
     if file.suffix in _YAML:
         try:
-            parse_yaml(text)  # first, because OmegaConf takes everything
+            parse_yaml_file(text, file)  # first, because OmegaConf takes everything
             values = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
         except OSError as error:  # a single number or the like
             raise ConfigurationError(

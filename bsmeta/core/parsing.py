@@ -9,10 +9,12 @@ YAML is also refused if its aliases stand for more than it could itself hold.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 import msgspec
@@ -158,9 +160,38 @@ def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = N
     Raises:
         yaml.YAMLError: If it is malformed.
     """
-    loader = (loader_class or YAMLLoader)(text)
+    return _parse_yaml(text, loader_class or YAMLLoader)
+
+
+def parse_yaml_file(text: str, file: Path) -> Any:
+    """Like `parse_yaml`; errors name the file that the text is from, and quote none of its lines.
+
+    Raises:
+        yaml.YAMLError: If it is malformed.
+    """
     try:
-        return loader.get_single_data()
+        return _parse_yaml(_FileText(text, file), YAMLLoader)
+    except (yaml.MarkedYAMLError, yaml.reader.ReaderError):  # which name it, and the line
+        raise
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(f'{error}\n  in "{file}"') from error
+
+
+class _FileText(io.StringIO):
+    """The text of a file, with the name by which PyYAML calls it in errors."""
+
+    def __init__(self, text: str, file: Path) -> None:
+        super().__init__(text)
+        self.name = str(file)
+
+
+def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoader]) -> Any:
+    try:
+        loader = loader_class(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError:
         raise
     except RecursionError as error:
@@ -168,8 +199,6 @@ def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = N
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         # PyYAML does not check everything: `!!int`, or the date 2001-99-99.
         raise yaml.YAMLError(str(error)) from error
-    finally:
-        loader.dispose()
 
 
 def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
@@ -189,7 +218,7 @@ def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
 class YAMLLoader(yaml.SafeLoader):
     """Counts the nodes that aliases stand for: merged or printed, they would be as many."""
 
-    def __init__(self, text: str | bytes) -> None:
+    def __init__(self, text: str | bytes | _FileText) -> None:
         super().__init__(text)
         self._nodes = 0
         self._aliased = 0
