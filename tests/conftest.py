@@ -20,6 +20,10 @@ from tests.warm import REPOSITORY, Warm
 # Several tests, and several processes of one, share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Help and tables are folded to the width of the terminal that the tests are started in, if it is
+# exported; tests of a width set their own.
+os.environ.pop("COLUMNS", None)
+
 # Runs that tests start inherit what is ignored, as it is under nohup and in the background of a
 # script; those tests are about what these signals do.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -47,11 +47,11 @@ def test_unknown_options_are_taken_off(arguments: list[str], rest: list[str], fi
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--config-name", "dem"], "(did you mean demo?): annotate, classification, "),
+        (["--config-name", "dem"], "(did you mean demo?): demo, v2 in "),
         (["--config-name", "mine/own.yaml"], "Fix: --config-dir mine --config-name own"),
         (["--config-dir", "mie"], "which is not there, expected a folder of configurations (did"),
         (["--config-dir", "mine/own.yaml"], "which is a file, expected a folder"),
-        (["--config-dir", "mine", "--config-name", "x"], "own in {mine}; annotate, "),
+        (["--config-dir", "mine", "--config-name", "x"], "own in {mine}; demo, v2 in "),
         (["--config-name"], "expected one argument"),
         (["--config-name", "demo", "--info", "everything"], "invalid choice: 'everything'"),
     ],
