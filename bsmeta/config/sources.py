@@ -246,7 +246,10 @@ def _content(path: str, folder: Path, where: str, chain: tuple[Path, ...] = ()) 
     if file in chain:
         cycle = " -> ".join(map(str, (*chain[chain.index(file) :], file)))
         raise ConfigurationError(f"{where}: circular from_file reference: {cycle}")
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{where}: {file} cannot be read: {error}") from error
     values: Any = text.removesuffix("\n")
     if file.suffix in _YAML:
         try:
