@@ -95,6 +95,11 @@ class ParquetReader(ShardReader):
             ]
             self._source = source
 
+    @property
+    def rows(self) -> int:
+        """Number of rows of the shard, as its footer states it; 0 if that cannot be read."""
+        return self._source.ends[-1] if self._source is not None and self._source.ends else 0
+
     def take(self, numbers: Sequence[int]) -> list[Line]:
         """The rows with these numbers, which increase; fewer if the shard ends or is damaged."""
         lines: list[Line] = []
@@ -167,10 +172,11 @@ class ParquetReader(ShardReader):
         """The error about a file that is intact, but has something that cannot be read."""
         listed = ""
         if self._source is not None:
+            names = {column.split(".")[0] for column in self._columns or ()}
             fields = [
                 f"{field.name}: {field.type}"
                 for field in self._source.schema
-                if self._columns is None or field.name in (c.split(".")[0] for c in self._columns)
+                if not names or field.name in names
             ]
             listed = f". The columns have the types {', '.join(fields)}"
         return DataError(

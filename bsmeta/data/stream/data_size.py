@@ -13,8 +13,7 @@ from pathlib import Path
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import UserError
-from bsmeta.data.io.files import open_file, shard_content
-from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.files import DamagedFileError, open_file, shard_content
 from bsmeta.data.io.shards import Shard, is_parquet, some_of
 from bsmeta.data.stream.columns import local_shards
 from bsmeta.metadata.decoding import Decoder, make_decoder
@@ -95,7 +94,7 @@ def data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSi
 def _sample(shard: Shard, config: DataConfig) -> _Sample | None:
     """The first documents of a shard; None if it cannot be read, which the run itself reports."""
     decoder = make_decoder(MetadataConfig(metadata_list=[]), config.columns, content=config.content)
-    with contextlib.suppress(UserError, OSError, EOFError):
+    with contextlib.suppress(UserError, DamagedFileError, OSError, EOFError):
         if is_parquet(shard.path):
             lines, share = _first_rows(shard, decoder)
         else:
@@ -106,13 +105,13 @@ def _sample(shard: Shard, config: DataConfig) -> _Sample | None:
 
 def _first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
     """The first rows of a table, and what share of its rows they are."""
-    import pyarrow.parquet as pq
+    from bsmeta.data.io.parquet import ParquetReader
 
-    assert isinstance(shard.path, str)
-    rows = pq.read_metadata(shard.path).num_rows
-    with contextlib.closing(open_shard(shard.path, columns=decoder.columns)) as reader:
+    with contextlib.closing(ParquetReader(shard.path, decoder.columns)) as reader:
         lines = [bytes(line) for line in reader.read(0, _SAMPLE_ROWS)]
-    return lines, len(lines) / max(rows, 1)
+        if reader.damage:
+            raise DamagedFileError(reader.damage)
+        return lines, len(lines) / max(reader.rows, 1)
 
 
 def _first_content(shard: Shard) -> tuple[Sequence[bytes], float]:

@@ -73,6 +73,24 @@ def test_data_elsewhere_has_no_size() -> None:
     assert data_size(DataConfig(train_file="missing/*.jsonl")) is None
 
 
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_a_truncated_shard_is_left_out(suffix: str, tmp_path: Path) -> None:
+    rows = texts(500)
+    damaged = tmp_path / f"b{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.table({"text": rows}), damaged)
+    else:
+        packer = gzip.compress if suffix == ".jsonl.gz" else zstd.compress
+        damaged.write_bytes(packer(lines(rows)))
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    assert data_size(DataConfig(train_file=str(tmp_path))) is None
+    (tmp_path / "a.jsonl").write_bytes(lines(rows))
+    size = data_size(DataConfig(train_file=str(tmp_path)))
+    assert size is not None
+    assert size.documents > 500
+    assert not size.is_exact
+
+
 @pytest.mark.parametrize(
     ("number", "shown"),
     [(0, "0"), (999, "999"), (999.6, "1.00 k"), (13_107_200_000, "13.1 G"), (327_680, "328 k"),
