@@ -98,13 +98,16 @@ def test_no_attention_is_planned_for_each_shape(model: GPT2LMHeadModel) -> None:
     handle = model.register_forward_pre_hook(
         lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled())
     )
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+    # A program that ran before in this process may have turned it off for good.
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
     try:
         with scoring.scoring(model, CPU) as scorer:
             scorer.score([[window(9, 1)], [window(8, 1)]])
+        assert torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         handle.remove()
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
     assert seen == [False] * 3  # the first call compares the head with the logits
 
 
