@@ -35,6 +35,8 @@ MANY_DOCUMENTS = 2048  # looked at before a type is refused that is in none of t
 MISSPELLED = 0.75  # smallest difflib ratio of a misspelling: titel, urls; not language_score
 SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds
 SHOWN = 40  # columns in a message
+TEXT_NAMES = ("content", "raw_content", "body", "article")
+"""Names that public corpora have for the text (RefinedWeb, RedPajama, collections of news)."""
 
 _KEYS = JSONDecoder(dict[str, msgspec.Raw])
 _RECORDS = JSONDecoder(list[dict[str, msgspec.Raw]] | None)
@@ -237,6 +239,8 @@ def _path_problems(
             continue
         inside = [candidate for candidate in known if candidate.startswith(f"{path}.")]
         alike = _of_like_names(path, known) or _of_like_names(kind, known)
+        if kind == TEXT and not alike:
+            alike = [name for name in TEXT_NAMES if name in values]
         best = next(iter((*inside, *alike)), much_like(path, known))
         hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
         found = f"{show(path)}, which none of the first {count} documents has"
