@@ -6,12 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu, t
 
-from bsmeta.studies.claims import seeds_needed, sentences
+from bsmeta.studies.claims import decide, seeds_needed, sentences
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig, load_study
 from bsmeta.studies.results import Measured, load, results_of
 from bsmeta.studies.statistics import Estimate
@@ -67,6 +68,7 @@ def test_every_figure_of_the_prose_follows_from_the_measurements(
         *halves(measured),
         *lengths(measured, pilots["pilot_rate"]),
         *cooldown(),
+        *hosts(study, measured),
     ]
     assert [phrase for phrase in phrases if phrase not in SECTION] == []
 
@@ -175,6 +177,22 @@ def lengths(measured: Measured, quarter: Estimate) -> Phrases:
         quarter.deviation / math.sqrt(len(quarter.seeds)),
     )
     yield f"{(effect.value - quarter.value) / error:.1f} standard errors apart"
+
+
+def hosts(study: StudyConfig, measured: Measured) -> Phrases:
+    """The four claims with hosts as the unit of the error."""
+    by_host = replace(study, cluster="host")
+    declared = decide(study, measured)
+    clustered = decide(by_host, measured.clustered_by("host"))
+    factors = []
+    for claim, other in zip(declared, clustered, strict=True):
+        assert claim.effect is not None
+        assert other.effect is not None
+        assert claim.verdict == other.verdict
+        factors.append((other.effect.document_error / claim.effect.document_error) ** 2)
+        yield f"{in_words(other.effect)}, p = {other.corrected:.2g}"
+    *first, last = (f"{factor:.1f}" for factor in factors)
+    yield f"are {', '.join(first)} and {last} times as large"
 
 
 def cooldown() -> Phrases:
