@@ -45,7 +45,8 @@ def content(folder: Path) -> dict[str, bytes]:
     """All files of a run folder but those that every start writes."""
     files = (file for file in folder.rglob("*") if file.is_file())
     names = {str(file.relative_to(folder)): file for file in files}
-    return {n: f.read_bytes() for n, f in names.items() if n not in (".lock", "status.json")}
+    of_every_start = (".lock", ".owner", "environment.jsonl", "status.json")
+    return {n: f.read_bytes() for n, f in names.items() if n not in of_every_start}
 
 
 @pytest.mark.parametrize(
