@@ -156,7 +156,7 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
 }  # fmt: skip
 """Calls of each program that show something of the data, in an order in which each can run."""
 
-REFUSED = {"descriptions", "download", "downstream", "spelling-tests", "init"}
+REFUSED = {"annotate", "stage", "descriptions", "download", "downstream", "spelling-tests", "init"}
 """Calls whose file does not exist; the error names it."""
 SILENT = {"train a detector"}
 """Calls that only make what the next one needs."""

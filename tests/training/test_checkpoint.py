@@ -246,7 +246,7 @@ DEEP = "[" * 100_000
     ("content", "reason"),
     [
         ("{", "JSONDecodeError: Expecting property name"),
-        (DEEP, "RecursionError: maximum recursion depth exceeded"),
+        (DEEP, "ExtremeContentError: nested too deeply"),
         ("[1]", "ValueError: found list, expected an object"),
         ('{"engine": 5}', "ValidationError: Expected `str`, got `int` - at `$.engine`"),
         ('{"parameters": {"a": 5}}', "Expected `array`, got `int` - at `$.parameters[...]`"),
@@ -266,7 +266,7 @@ def test_a_state_of_another_form_is_named(content: str, reason: str, tmp_path: P
     ("content", "reason"),
     [
         (b"\xff", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff"),
-        (DEEP.encode(), "RecursionError: maximum recursion depth exceeded"),
+        (DEEP.encode(), "ExtremeContentError: nested too deeply"),
         (b"7", "ValueError: found int, expected an object"),
     ],
 )
