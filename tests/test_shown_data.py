@@ -157,7 +157,7 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
 """Calls of each program that show something of the data, in an order in which each can run."""
 
 REFUSED = {"annotate", "stage", "descriptions", "download", "downstream", "spelling-tests", "init"}
-"""Calls whose file does not exist; the error names it."""
+"""Calls whose file does not exist, or has a name that is refused; the error shows it."""
 SILENT = {"train a detector"}
 """Calls that only make what the next one needs."""
 
