@@ -2,12 +2,12 @@
 
 The files of a model may ask for code: `auto_map` names Python files beside them or in another
 repository, `attn_implementation` may name compiled kernels of the Hub, and `megatron_core` of an
-adapter any Python module. transformers runs Python files of a model if it is told to trust them,
-and otherwise asks on standard input, where whatever is piped into a program answers. Here such
-entries are refused by name before anything is loaded. That alone would not do for files that change
-between the two reads, so transformers is also told not to trust them, and never asks: it loads a
-`tokenizer_class` that is no tokenizer (`AutoModelForCausalLM`) without passing on what it was told
-(5.23).
+adapter any Python module. With `trust_remote_code=True`, transformers runs Python files of a model;
+without a value, it asks on standard input, where whatever is piped into a program answers. Here
+such entries are refused by name before anything is loaded. Files may change between the two reads,
+so every call also passes `trust_remote_code=False`, and the question itself raises an error:
+transformers 5.23 loads a `tokenizer_class` that is no tokenizer (`AutoModelForCausalLM`) without
+passing the value on.
 
 The files also name other files: the index of a model in several parts those parts, an adapter its
 base model. Such a name must not lead out of the folder (`bsmeta.core.files.path_inside`); the base

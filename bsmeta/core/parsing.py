@@ -216,7 +216,7 @@ def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
 
 
 class YAMLLoader(yaml.SafeLoader):
-    """Counts the nodes that aliases stand for: merged or printed, they would be as many."""
+    """Refuses aliases that stand for too many nodes: merged or printed, each would be a copy."""
 
     def __init__(self, text: str | bytes | _FileText) -> None:
         super().__init__(text)

@@ -196,7 +196,7 @@ def pad_borders(borders: torch.Tensor, tokens: int) -> torch.Tensor:
     """Repeats the last border up to a number that most batches of this size share.
 
     Compiled layers then see one shape; each repetition is an empty document. Batches of shorter
-    documents than `TOKENS_PER_DOCUMENT` get twice as many borders, and so on.
+    documents than `TOKENS_PER_DOCUMENT` get twice the number of borders, and so on.
 
     Args:
         borders: int32 [documents + 1].

@@ -178,7 +178,7 @@ def cluster_degrees(weights: np.ndarray) -> float:
 
     Kish's (1965) effective number of clusters minus one, which is their number minus one if all
     have the same weight. Where a few clusters hold most of the weight, the variance follows from
-    these few: with as many degrees as there are clusters, up to 12% of the 95% intervals of 50
+    these few: with the number of clusters minus one, up to 12% of the 95% intervals of 50
     hosts whose sizes fall as 1 / rank^1.5 exclude the true value.
 
     Args:

@@ -340,7 +340,8 @@ def precision_table(results: Results) -> Table:
     note = (
         "Standard deviation of the difference over seeds and its standard error over "
         f"{results.study.cluster}s, as found here: for the power of a further study. Seeds: for a "
-        f"power of {POWER:.0%} with as many claims, if the difference is the smallest of interest."
+        f"power of {POWER:.0%} with the same number of claims, if the difference is the smallest "
+        "of interest."
     )
     columns = [
         Column("claim"), Column("deviation over seeds", BITS),

@@ -102,7 +102,7 @@ def describe_fit(
         f"fragmentation (assumed); this launch takes {_gib(need.size)} with {need.rows} rows: it "
         f"{'fits' if fits else 'DOES NOT FIT'}",
         rows,
-        f"other engines that fit with {need.rows} rows, on as many devices: "
+        f"other engines that fit with {need.rows} rows, on the same number of devices: "
         f"{', '.join(fitting) or 'none'}",
     ]
     if not fits:

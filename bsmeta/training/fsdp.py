@@ -229,7 +229,7 @@ def _read_metadata(folder: Path) -> Metadata:
 def _check_opcodes(content: bytes) -> None:
     """Refuses a pickle that does more than build values, or that would fill the memory.
 
-    Python keeps a table of as many objects as the largest number that an object is stored under.
+    Python keeps a table whose length is the largest number that an object is stored under.
     """
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if opcode.name not in _OPCODES:

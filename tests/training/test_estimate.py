@@ -360,7 +360,7 @@ def test_an_estimate_for_a_card_that_is_not_here(tmp_path: Path) -> None:
     assert "A100-40GB: 39.4 GiB, of which 2.0 GiB are left to CUDA" in printed
     assert "with 8 rows: it DOES NOT FIT" in printed
     assert re.search(r"batch_size that fit: up to [12345]; with gradient_checkp", printed)
-    assert "other engines that fit with 8 rows, on as many devices: none from" in printed
+    assert "other engines that fit with 8 rows, on the same number of devices: none from" in printed
     assert "weights and optimizer in main memory: 17.41 GiB on rank 0" in printed
     # 6 x 1.556e9 parameters (without positions) x 8,192 tokens / (312e12 x MFU)
     assert "(nothing was measured): 1.226 s at 0.2, 0.613 s at 0.4, 0.490 s at 0.5" in printed
@@ -383,7 +383,7 @@ def test_a_launch_that_fits_has_no_advice() -> None:
         "H200: 139.7 GiB, of which 2.0 GiB are left to CUDA and to fragmentation (assumed); this "
         "launch takes 78.0 GiB with 8 rows: it fits",
         "rows that fit: up to 17; with gradient_checkpointing=true up to 117",
-        "other engines that fit with 8 rows, on as many devices: zero2.yaml (59.0 GiB)",
+        "other engines that fit with 8 rows, on the same number of devices: zero2.yaml (59.0 GiB)",
     ]
 
 
@@ -395,7 +395,7 @@ def test_a_task_without_recomputation_gets_no_such_advice() -> None:
         "RTX-4090: 23.5 GiB, of which 2.0 GiB are left to CUDA and to fragmentation (assumed); "
         "this launch takes 25.0 GiB with 8 rows: it DOES NOT FIT",
         "rows of a micro-batch that fit: up to 7",
-        "other engines that fit with 8 rows, on as many devices: none",
+        "other engines that fit with 8 rows, on the same number of devices: none",
         "from cheap to expensive: fewer rows and more gradient_accumulation_steps (the same "
         "batch), another engine, more devices",
     ]

@@ -33,7 +33,7 @@ HEADER_BYTES = 1 << 20
 """Bytes of all headers of one member of a tar file: extended headers have long names and more."""
 
 LIST_BYTES = MOST_FILES * 160
-"""Bytes of the list of members of a zip file, about as many as for names of 80 characters."""
+"""Bytes of the list of members of a zip file: enough for names of about 80 characters."""
 
 Member = tuple[str, int, Callable[[], IO[bytes] | None]]
 """Name, stated size, and a function that opens the content; None for a folder."""

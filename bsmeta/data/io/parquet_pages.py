@@ -3,7 +3,7 @@
 A column of a row group is a sequence of pages, each after a header that states its size and its
 number of values. Arrow believes that, and a file of 1 kB may decompress to 1 GB. Compression is not
 the only way to make much of little: each row, or each value of a list, may be the same long value
-of a dictionary, of which Arrow makes as many copies. The footer does not bound either: nobody
+of a dictionary, of which Arrow makes a copy for each. The footer does not bound either: nobody
 compares it with the pages. So all headers of a row group are read before it is decoded.
 
 Pages are described at https://parquet.apache.org/docs/file-format/data-pages/, their header in
@@ -29,7 +29,7 @@ FREE_BYTES = 16 << 20
 """Bytes that may be decompressed at a time, however small they are in the file."""
 
 MOST_EXPANSION = 200
-"""How many times as many bytes as a row group has may be decompressed at a time."""
+"""Bytes that may be decompressed at a time for each byte of a row group."""
 
 BATCH_BYTES = 512 << 20
 """Bytes that the rows of a batch may have, at most."""
@@ -131,7 +131,7 @@ def bound_rows(file: BinaryIO | pa.NativeFile, chunks: Sequence[ColumnChunk], ro
         largest = max(pages, key=lambda chunk: pages[chunk].decoded_bytes)
         raise ValueError(
             f"{size:,} bytes would become {decoded:,}, most of them in {largest.leaf.path}; "
-            f"expected at most {MOST_EXPANSION} times as many, or {FREE_BYTES:,}"
+            f"expected at most {MOST_EXPANSION} bytes for each of them, or {FREE_BYTES:,}"
         )
 
     limit = min(expanded, BATCH_BYTES)
@@ -206,7 +206,7 @@ def _scan_pages(file: BinaryIO | pa.NativeFile, chunk: ColumnChunk) -> _Pages:
 def _page_headers(
     file: BinaryIO | pa.NativeFile, chunk: ColumnChunk
 ) -> Iterator[tuple[_PageHeader, int]]:
-    """The headers of a column, as many as Arrow reads, and the offsets of what follows each."""
+    """The headers of a column that Arrow reads, each with the offset of its page."""
     position, values = chunk.start, 0
     while values < chunk.values and position < chunk.start + chunk.size:
         page, header_size = _read_header(file, position)
