@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import psutil
-import torch
 
 from bsmeta.config.checks import Row
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.training.device_fit import find_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,10 @@ class DeviceMemory:
     @classmethod
     def of_launch(cls, launch: Launch) -> DeviceMemory:
         """The memory of the device that this process will use."""
-        if torch.cuda.is_available() and not launch.use_cpu:
-            device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-            properties = torch.cuda.get_device_properties(device)
-            return cls(float(properties.total_memory), f"{properties.name}")
+        device = None if launch.use_cpu else find_device(None)
+        if device is not None:
+            return cls(device.memory, device.name)
+
         processes = launch.local_processes or launch.num_processes
         total = psutil.virtual_memory().total / processes
         shared = f", shared by {processes} processes" if processes > 1 else ""
