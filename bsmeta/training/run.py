@@ -27,6 +27,7 @@ from bsmeta.training.run_folder import (
     Log,
     ProcessLog,
     RunFolder,
+    note_early_stop,
     refusal_in_status,
     write_stopped_start,
 )
@@ -78,13 +79,13 @@ def run(
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
         with refusal_in_status(config):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
+        stop.leave = lambda name: _leave_start(config, watchdog, name)
         folder = RunFolder(Path(config.out_dir).resolve())
         resume = resumes(config, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
         )
         watchdog.run = folder
-        stop.leave = lambda name: _leave_start(folder, watchdog, name)
         with ProcessLog(processes.rank, processes.size) as folder.log:
             try:
                 with explaining_device_errors(config):
@@ -157,14 +158,20 @@ def resuming_command(arguments: Sequence[str], processes: int) -> str:
     return shlex.join([*program, *kept])
 
 
-def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:
-    """Writes the status when a signal ends the start, perhaps because another rank has failed."""
-    failure = watchdog.reported()
-    if watchdog.is_reporter():
+def _leave_start(config: RunConfig, watchdog: Watchdog, name: str) -> int:
+    """Writes the status when a signal ends the start, perhaps because another rank has failed.
+
+    When a rank is killed, by the kernel for want of memory or by a user, the launcher ends the
+    others with the same signal as a preemption does.
+    """
+    failure = watchdog.failure_of_another()
+    if watchdog.run is None:
+        note_early_stop(Path(config.out_dir), name)
+    elif watchdog.is_reporter():
         if failure is None:
-            write_stopped_start(folder.path, name)
+            write_stopped_start(watchdog.run.path, name)
         else:
-            _write_failure(folder, watchdog.step, failure)
+            _write_failure(watchdog.run, watchdog.step, failure)
     return EXIT_PREEMPTED if failure is None else _exit_code(failure)
 
 

@@ -47,6 +47,8 @@ _SILENT_INTERVALS = 4
 # Less than the 30 s after which torchrun kills the processes of a run that is asked to stop.
 _STOPPING_TIMEOUT_S = 20.0
 _REPORT_WAIT_S = 0.25
+_LEAVING_TIMEOUT_S = 10.0
+"""How long a rank that is asked to leave waits for the others to say that they leave, too."""
 _HOST = socket.gethostname()
 
 Result = TypeVar("Result")
@@ -297,6 +299,27 @@ class Watchdog:
         return next(
             (reported_error(*report) for report in self._published("failure").items()), None
         )
+
+    def failure_of_another(self) -> Exception | None:
+        """Returns why this rank is asked to leave, if another rank has failed or is dead.
+
+        A rank that is asked to leave as well says so here before it ends, so that it is not taken
+        for dead. Ranks whose watchdog has not started yet are not waited for.
+        """
+        self._publish("leaving", {})
+        before = self._beats()
+        deadline = time.monotonic() + _LEAVING_TIMEOUT_S
+        while True:
+            reported = self.reported()
+            staying = before.keys() - self._published("leaving").keys()
+            if reported is not None or not staying:
+                return reported
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_REPORT_WAIT_S)
+        after = self._beats()
+        self._silent = self._silent_ranks(before, after) & staying
+        return TrainingError(self._blame(after)) if self._silent else None
 
     def is_reporter(self) -> bool:
         """Whether this rank writes the run's status: rank 0, or the lowest live rank."""

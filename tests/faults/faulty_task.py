@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -83,11 +84,19 @@ def kill_after(phase: str) -> None:
     setattr(owner, name, killing(getattr(owner, name)))
 
 
-def kill_in_save() -> None:
-    """Has this process killed in a save, after it has written its files."""
+def kill_in_save(number: int) -> None:
+    """Has this process killed in a save, after it has written its files: 0 is the rehearsal."""
     from bsmeta.training import checkpoint
 
-    checkpoint.Writer.commit = lambda _: die("kill")
+    commit = checkpoint.Writer.commit
+    saves = itertools.count()
+
+    def killed(writer: checkpoint.Writer) -> checkpoint.Checkpoint:
+        if next(saves) == number:
+            die("kill")
+        return commit(writer)
+
+    checkpoint.Writer.commit = killed
 
 
 def spoil(out_dir: Path, step: int) -> None:
@@ -232,7 +241,7 @@ def main(config: CausalLMConfig) -> int:
     if KIND == "kill_after" and HERE_TOO:
         kill_after(WHEN)
     if KIND == "kill_in_save" and HERE_TOO:
-        kill_in_save()
+        kill_in_save(int(WHEN))
     if os.environ.get("TOY_READS_LATE"):
         read_late()
     toy_task.ToyTask = FaultyTask

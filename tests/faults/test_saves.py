@@ -263,11 +263,12 @@ def test_row_9_a_save_that_fails_for_another_reason(
     assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["rehearsal", "step 2"])
 @ENGINES
 def test_row_9_a_rank_that_is_killed_in_a_save_is_named(
-    start: Start, tmp_path: Path, stage: str
+    start: Start, tmp_path: Path, stage: str, number: int
 ) -> None:
-    run = start(tmp_path / "run", stage=stage, fault="kill_in_save::1")
+    run = start(tmp_path / "run", stage=stage, fault=f"kill_in_save:{number}:1")
     assert run.wait() != 0
     state = status(tmp_path / "run")
     assert (state["state"], state["exit_code"]) == ("failed", 1)
