@@ -141,7 +141,8 @@ def find_file(name: str) -> Path:
     """Resolves a file against the working folder, else the project's; the former if missing."""
     path = Path(name).expanduser()
     shipped = ROOT / path
-    return shipped if not path.exists() and shipped.exists() else path
+    # Not Path.exists, which fails where a name is too long to be looked up.
+    return shipped if not os.path.exists(path) and os.path.exists(shipped) else path
 
 
 def _from_environment(environ: Mapping[str, str]) -> Launch:

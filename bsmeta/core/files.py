@@ -35,6 +35,7 @@ CONFIG_FOLDER = ROOT / "hydra_configs"
 _BLOCK = 1 << 20  # bytes read at a time
 
 _LONGEST_PART = 255  # bytes; the limit of ext4, XFS, APFS and NTFS
+_SHOWN_OF_NAME = 100  # characters of a name that is too long
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -217,6 +218,17 @@ def full_disk_error(error: BaseException) -> DataError | None:
     return DataError(
         f"no room is left on the disk{where}: {error}. Free some space there, or write to another "
         "folder, and repeat the command"
+    )
+
+
+def long_name_error(error: BaseException) -> DataError | None:
+    """The error to report in place of one about a name that is too long; None for any other."""
+    if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
+        return None
+    name = str(error.filename)
+    return DataError(
+        f"{name[:_SHOWN_OF_NAME]}… ({len(name):,} characters) is too long for the name of a file; "
+        "expected a path whose parts have at most 255 bytes each"
     )
 
 

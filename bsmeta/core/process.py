@@ -42,7 +42,7 @@ from bsmeta.core.errors import (
     UserError,
     missing_extra,
 )
-from bsmeta.core.files import full_disk_error
+from bsmeta.core.files import full_disk_error, long_name_error
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import ignore_write_errors, screened_output
@@ -171,7 +171,7 @@ def report(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
     error = missing_extra(error) or error
     if not isinstance(error, UserError):
-        error = full_disk_error(error) or error
+        error = full_disk_error(error) or long_name_error(error) or error
     if isinstance(error, yaml.YAMLError):  # also tags that would construct Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):
