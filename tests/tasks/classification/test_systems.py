@@ -375,7 +375,11 @@ def test_a_damaged_folder_is_refused(
     task = make_task(tmp_path, encoder, method="combined")
     model = task.build_model()
     task.export(model, model.state_dict(), tmp_path / "model")
-    assert {file.suffix for file in (tmp_path / "model").iterdir()} == {".json", ".md", ".safetensors"}
+    assert {file.suffix for file in (tmp_path / "model").iterdir()} == {
+        ".json",
+        ".md",
+        ".safetensors",
+    }
     assert labels_of(load_model(tmp_path / "model")) == ("left", "neutral", "right")
     change(tmp_path / "model")
     with pytest.raises(DataError, match=message):
