@@ -72,7 +72,7 @@ def main() -> int:
         return 0
     if given.dry_run:
         for run in runs:
-            print(launcher.line(run) or f"# {run.name}: its length follows from other runs")
+            print(launcher.line(run) or f"# {run.name}: needs other runs")
         return 0
     declare(study)
     if given.run is not None:

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -118,7 +118,34 @@ def _effect(
     study: StudyConfig, claim: ClaimConfig, measured: Measured
 ) -> tuple[Estimate | None, str]:
     """The difference that a claim is about, by itself, and why it cannot be decided."""
-    against = claim.against or study.baseline
+    compared = replace(claim, against=claim.against or study.baseline)
+    effect, reason = _effect_of_pair(compared, measured)
+    if effect is None:
+        return None, reason
+    if claim.minus_arm:
+        others = replace(compared, arm=claim.minus_arm, against=claim.minus_against)
+        subtracted, reason = _effect_of_pair(others, measured)
+        if subtracted is None:
+            return None, reason
+        effect = effect - subtracted
+    if len(measured.seeds) < len(study.seeds):
+        return effect, f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
+    if len(study.seeds) < 2:
+        return effect, "one seed, which shows no variation over seeds"
+    if measured.cluster == HOST and not measured.hosts:
+        return effect, "the host of no held-out document is known (cluster: host)"
+    if measured.cluster == HOST and effect.units < 2:
+        return effect, "documents of one host, which show no variation over hosts"
+    return effect, ""
+
+
+def _effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | None, str]:
+    """The difference between the claim's arm and the one that it is compared with.
+
+    Returns:
+        None and the reason, where it cannot be computed.
+    """
+    against = claim.against
     missing = [arm for arm in (claim.arm, against) if arm not in measured.arms]
     if missing:
         return None, f"{missing[0]} has not been measured"
@@ -136,14 +163,6 @@ def _effect(
         other = _difference(claim, against, measured, needed, claim.minus_bytes, documents)
         assert other is not None
         effect = effect - other
-    if len(measured.seeds) < len(study.seeds):
-        return effect, f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
-    if len(study.seeds) < 2:
-        return effect, "one seed, which shows no variation over seeds"
-    if measured.cluster == HOST and not measured.hosts:
-        return effect, "the host of no held-out document is known (cluster: host)"
-    if measured.cluster == HOST and effect.units < 2:
-        return effect, "documents of one host, which show no variation over hosts"
     return effect, ""
 
 
@@ -380,6 +399,9 @@ def _sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
         own += f", {_bytes_words(claim.bytes)}"
     if claim.minus_bytes:
         own += f" minus {_bytes_words(claim.minus_bytes)}"
+    if claim.minus_arm:
+        labels = [study.arms[arm].label or arm for arm in (claim.minus_arm, claim.minus_against)]
+        other += f"; and the same difference of {labels[0]} minus {labels[1]}"
     return [own, other]
 
 

@@ -26,7 +26,7 @@ DOCUMENT, HOST = "document", "host"
 CLUSTERS = (DOCUMENT, HOST)
 OWN_KEYS = (
     "seed", "out_dir", "resume_from_checkpoint_dir", "overwrite_out_dir", "log_documents",
-    "extra_steps_to_eval_save_at", "keep_last_checkpoints", "export_steps",
+    "extra_steps_to_eval_save_at", "keep_last_checkpoints", "export_steps", "decay_from",
 )  # fmt: skip
 """Keys of a training run that the study sets itself."""
 
@@ -47,6 +47,15 @@ class ArmConfig:
         None,
         "train on the number of text tokens that this arm with the same seed was trained on "
         "(max_train_steps follows from the text tokens that a step of the baseline has)",
+    )
+    branch_of: str | None = key(
+        None,
+        "arm that this one branches from: with each seed, it starts at that run's checkpoint, "
+        "keeps its overrides, and only decays the learning rate (decay_from)",
+    )
+    branch_at: int | None = key(None, "step of that checkpoint", at_least=1)
+    decay_steps: int | None = key(
+        None, "steps of the decay, by which the run is longer than branch_at", at_least=1
     )
 
 
@@ -77,6 +86,12 @@ class ClaimConfig:
     minus_bytes: list[int] = key(
         [], "subtract the same difference over these bytes: a contrast between parts of documents"
     )
+    minus_arm: str = key(
+        "",
+        "subtract the same difference between two other arms, which is a contrast between settings "
+        "such as lengths of training: this arm's, …",
+    )
+    minus_against: str = key("", "… minus this one's")
     smallest_difference: float | None = key(
         None, "smallest difference of interest in bits per byte (required)", above=0
     )
@@ -116,6 +131,12 @@ class MeasureConfig:
     )
     sites: int = key(5, "most frequent hosts with a gain of their own", at_least=0)
     seed: int = key(1, "seed of the shuffled values that an arm is measured with", at_least=0)
+    average_last: int = key(
+        1,
+        "also measure the mean of the weights of the last checkpoints of a run, so many of them, "
+        "without metadata; 1: none",
+        at_least=1,
+    )
 
 
 @dataclass(kw_only=True)
@@ -260,9 +281,30 @@ def _problems_of_arms(study: StudyConfig) -> Iterator[str]:
             name == study.baseline or arms.get(arm.text_tokens_of, arm).text_tokens_of is not None
         ):
             yield f"arms.{name}.text_tokens_of: expected an arm that is trained before it"
+        yield from _problems_of_branch(study, name)
     for override in [*study.overrides, *(own for arm in arms.values() for own in arm.overrides)]:
         if override.lstrip("+").partition("=")[0] in OWN_KEYS:
             yield f"{override}: the study sets it itself; leave it out"
+
+
+def _problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
+    """Yields why an arm cannot branch from another."""
+    arm = study.arms[name]
+    if arm.branch_of is None:
+        for key_name in ("branch_at", "decay_steps"):
+            if getattr(arm, key_name) is not None:
+                yield f"arms.{name}.{key_name}: expected branch_of, the arm that it branches from"
+        return
+    for key_name in ("branch_at", "decay_steps"):
+        if getattr(arm, key_name) is None:
+            yield f"arms.{name}.{key_name} is missing, because branch_of is set"
+    stable = study.arms.get(arm.branch_of)
+    if stable is None or arm.branch_of == name:
+        yield f"arms.{name}.branch_of={arm.branch_of}: expected another of the arms"
+    elif stable.branch_of is not None:
+        yield f"arms.{name}.branch_of={arm.branch_of}: expected an arm that is no branch itself"
+    if arm.text_tokens_of is not None:
+        yield f"arms.{name}.text_tokens_of: expected none, because decay_steps sets the length"
 
 
 def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
@@ -273,6 +315,12 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
         yield f"arm={claim.arm}: expected one of the arms {', '.join(study.arms)}"
     if claim.against and claim.against not in study.arms:
         yield f"against={claim.against}: expected one of the arms {', '.join(study.arms)}"
+    for name in ("minus_arm", "minus_against"):
+        arm = getattr(claim, name)
+        if arm and arm not in study.arms:
+            yield f"{name}={arm}: expected one of the arms {', '.join(study.arms)}"
+    if bool(claim.minus_arm) != bool(claim.minus_against):
+        yield "minus_arm and minus_against: expected both, or neither"
     if claim.at not in (*study.curve, 1.0):
         yield f"at={claim.at}: expected 1.0 or a share of curve={study.curve}"
     measured = {WITHOUT, WITH, *study.measure.combinations}

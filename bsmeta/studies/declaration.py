@@ -130,13 +130,14 @@ def _read(study: StudyConfig) -> dict[str, Any] | None:
         return None
     try:
         declared = parse_json(file.read_text(encoding="utf-8"))
-        _ = [declared[name] for name in ("arms", "seeds", "claims")]
+        _ = [declared[name] for name in ("arms", "seeds")]
+        claims = {name: _test_of(ClaimConfig(**own)) for name, own in declared["claims"].items()}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{file}: not the declaration of a study that can be read ({error}); restore it, "
             "because without it nothing says what was declared before the first run"
         ) from error
-    return {**_BEFORE, **declared}
+    return {**_BEFORE, **declared, "claims": claims}
 
 
 def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
@@ -152,7 +153,7 @@ def _refuse_other_settings(earlier: Mapping[str, Any], now: Mapping[str, Any], f
     pairs = [(name, earlier[name], now[name]) for name in shared if name in earlier]
     for name in now["arms"].keys() & earlier["arms"].keys():
         before, after = earlier["arms"][name], now["arms"][name]
-        for key in ("overrides", "text_tokens_of"):
+        for key in ("overrides", "text_tokens_of", "branch_of", "branch_at", "decay_steps"):
             pairs.append((f"arms.{name}.{key}", before.get(key), after[key]))
     differing = [
         f"{name} {before}, found {after}" for name, before, after in pairs if before != after

@@ -6,8 +6,10 @@ interrupted study continues with the next run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ import transformers
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.model_file import language_part
+from bsmeta.config.steps import set_branch_length
 from bsmeta.core.environment import describe_environment, utc_now
+from bsmeta.core.errors import DataError
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.parsing import parse_json
 from bsmeta.metadata.records import Document
@@ -36,6 +40,7 @@ from bsmeta.studies.runs import (
     progress_of,
     runs_of,
     settings_of,
+    stable_run,
 )
 from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import check_not_trained_on, load_model, resolve_config
@@ -44,6 +49,7 @@ from bsmeta.tasks.causal_lm.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.results import ComparisonSums, refuse_nothing_scored
 from bsmeta.tasks.causal_lm.scoring import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.checkpoints import Location, locate
+from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.run_folder import read_environments
 from bsmeta.training.task import flops_per_token
 
@@ -94,19 +100,22 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
         checkpoint=str(run.folder), validation_file=study.measure.validation_file
     )
     config = resolve_config(evaluation, locate(str(run.folder)))
-    steps = curve_steps(study, config.max_train_steps)
+    set_branch_length(config)
+    steps = curve_steps(study, run.arm, config.max_train_steps)
     locations = [locate(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)
     documents = Beginnings(config.data_config, study.measure)
     scores, flops, lost = _score(study.measure, config, documents, locations, device)
     facts = document_facts(documents, config.data_config.metadata_config)
     counts = {name: _counts(locations, name) for name in ("step", "targets", "tokens")}
-    logged = _logged(run.folder)
+    parts = _parts_of(study, run)
+    logged = _logged(parts)
     return Measurement(
         settings=settings_of(study, run.arm, run.seed),
         facts={
             **_facts(config, Path(locations[-1].name)),
             "loss": logged[-1]["loss"],
+            "losses": [round(event["loss"], 6) for event in logged],
             "lost_bytes": lost,
             "order": [every.name for every in runs_of(study)].index(run.name),
             "trained": read_environments(run.folder),
@@ -124,7 +133,8 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
         lengths=np.array(facts["length"], np.int64),
         sites=np.array([host or "" for host in facts["site"]]),
         **scores,
-        step_documents=_step_documents(run.folder),
+        averaged=_score_average(study.measure, config, documents, run.folder, device),
+        step_documents=_step_documents(parts),
         logged_targets=np.array([event["targets"] for event in logged], np.int64),
     )
 
@@ -181,6 +191,52 @@ def _score(
     return scores, flops_per_token(model), int(sums[TEXT].lost_bytes.sum())
 
 
+def _score_average(
+    settings: MeasureConfig,
+    config: CausalLMConfig,
+    documents: Beginnings,
+    folder: Path,
+    device: torch.device,
+) -> np.ndarray:
+    """Scores the mean of the weights of a run's last checkpoints, without metadata.
+
+    Returns:
+        float64 [1, documents, bins], nats; [0, documents, bins] if it is not asked for.
+
+    Raises:
+        DataError: The run has fewer checkpoints.
+    """
+    bins = len(settings.position_edges)
+    if settings.average_last == 1:
+        return np.zeros((0, len(documents), bins))
+    checkpoints = list_checkpoints(folder)[-settings.average_last :]
+    if len(checkpoints) < settings.average_last:
+        raise DataError(
+            f"{folder}: {len(checkpoints)} checkpoints; expected {settings.average_last} "
+            "(measure.average_last); lower save_steps, or average_last"
+        )
+    locations = [locate(str(checkpoint.folder)) for checkpoint in checkpoints]
+    model, tokenizer = load_model(locations[-1], config, "auto", device)
+    means = {name: weight.double() for name, weight in model.state_dict().items()}
+    for location in locations[:-1]:
+        other, _ = load_model(location, config, "auto", device)
+        for name, weight in other.state_dict().items():
+            means[name] += weight.double()
+    model.load_state_dict({name: total / len(locations) for name, total in means.items()})
+
+    text_alone = PairedEvaluation(
+        config.data_config,
+        tokenizer,
+        documents,
+        configured_comparisons(EvaluateConfig(comparisons=[], controls=[], prompt=False), []),
+        windows=settings.windows,
+        position_edges=settings.position_edges,
+        seed=settings.seed,
+    )
+    sums = text_alone.run(model, device)
+    return sums[TEXT].values[None, :, DOCUMENT, :, NATS_WITHOUT]
+
+
 def _counts(locations: Sequence[Location], name: str) -> np.ndarray:
     """A count of the training progress at each checkpoint: int64 [checkpoints]."""
     states = [Path(location.name) / "trainer_state.json" for location in locations]
@@ -203,22 +259,40 @@ def _facts(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def _logged(folder: Path) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Part:
+    """The steps of a run that were trained in one folder, up to `last`."""
+
+    folder: Path
+    last: float
+
+
+def _parts_of(study: StudyConfig, run: Run) -> list[_Part]:
+    """The folders of a run: a branch begins in that of its stable run."""
+    branch_at = study.arms[run.arm].branch_at
+    own = _Part(run.folder, math.inf)
+    return [own] if branch_at is None else [_Part(stable_run(study, run).folder, branch_at), own]
+
+
+def _logged(parts: Sequence[_Part]) -> list[dict[str, Any]]:
     """The logged steps of a run; of a step that a resume has repeated, the last."""
-    found = {}
-    for event in _lines(folder / "metrics.jsonl"):
-        if event["event"] == "step":
-            found[event["step"]] = event
-    return [found[step] for step in sorted(found)]
+    events = {}
+    for part in parts:
+        for event in _lines(part.folder / "metrics.jsonl"):
+            if event["event"] == "step" and event["step"] <= part.last:
+                events[event["step"]] = event
+    return [events[step] for step in sorted(events)]
 
 
-def _step_documents(folder: Path) -> np.ndarray:
+def _step_documents(parts: Sequence[_Part]) -> np.ndarray:
     """A hash of the documents of each step, of all ranks: uint16 [steps]."""
-    found: dict[int, dict[str, list[str]]] = {}
-    for path in sorted(folder.glob("documents-rank*.jsonl")):
-        for entry in _lines(path):
-            found.setdefault(entry["step"], {})[path.name] = entry["documents"]
-    steps = [sorted(chain.from_iterable(found[step].values())) for step in sorted(found)]
+    by_step: dict[int, dict[str, list[str]]] = {}
+    for part in parts:
+        for path in sorted(part.folder.glob("documents-rank*.jsonl")):
+            for entry in _lines(path):
+                if entry["step"] <= part.last:
+                    by_step.setdefault(entry["step"], {})[path.name] = entry["documents"]
+    steps = [sorted(chain.from_iterable(by_step[step].values())) for step in sorted(by_step)]
     return np.array([int(digest_of(documents)[:4], 16) for documents in steps], np.uint16)
 
 

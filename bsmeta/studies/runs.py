@@ -35,6 +35,7 @@ from rich.table import Table
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import compose
+from bsmeta.config.schema import WSD
 from bsmeta.core.environment import machine_hash
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import ROOT, replacing
@@ -52,14 +53,15 @@ from bsmeta.training.run_folder import (
 )
 
 _TYPES = "types/"
+_NATS = ("without", "shown", "averaged")
 DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SECONDS_BETWEEN_LOOKS = 2.0
 
 _OF_DOCUMENTS = ("digests", "lengths", "sites", "sizes")
 _ARRAYS = (
-    "steps", "targets", "tokens", "flops", *_OF_DOCUMENTS, "without", "shown", "step_documents",
-    "logged_targets",
+    "steps", "targets", "tokens", "flops", *_OF_DOCUMENTS, "without", "shown", "averaged",
+    "step_documents", "logged_targets",
 )  # fmt: skip
 
 
@@ -71,9 +73,9 @@ class Measurement:
         settings: Hash of what the run and its measurement depend on.
         facts: What the report says about the run: its learning rate schedule, last loss, initial
             weights, the hash of its training shards, the bytes of the documents that are left out
-            because its tokenizer loses them, its place in the `order` of the runs, and where and
-            when each part of it was `trained` and it was `measured` (`describe_environment`; the
-            last three are missing in older files).
+            because its tokenizer loses them, its place in the `order` of the runs, where and when
+            each part of it was `trained` and it was `measured` (`describe_environment`), and the
+            `losses` of its logged steps (the last four are missing in older files).
         steps: int64 [checkpoints].
         targets: int64 [checkpoints], tokens trained on (text, unless metadata has a loss).
         tokens: int64 [checkpoints], tokens that the model was given, without padding.
@@ -89,6 +91,8 @@ class Measurement:
             bins], nats with these types alone; NaN for a document that lacks one of them.
         step_documents: uint16 [steps], a hash of the documents of each step.
         logged_targets: int64 [logged steps], `targets` at each step that was logged.
+        averaged: float64 [1, documents, bins], nats without metadata of the mean of the last
+            checkpoints' weights; [0, documents, bins] if it was not asked for.
     """
 
     settings: str
@@ -106,13 +110,14 @@ class Measurement:
     types: dict[str, np.ndarray]
     step_documents: np.ndarray
     logged_targets: np.ndarray
+    averaged: np.ndarray
 
     def save(self, path: Path) -> None:
         """Writes the file atomically; nats are kept in single precision."""
         values = {name: getattr(self, name) for name in _ARRAYS}
         values |= {_TYPES + name: nats for name, nats in self.types.items()}
         for name in values:
-            if name in ("without", "shown") or name.startswith(_TYPES):
+            if name in _NATS or name.startswith(_TYPES):
                 values[name] = values[name].astype(np.float32)
             elif name in ("lengths", "sizes"):
                 values[name] = values[name].astype(np.uint32)
@@ -128,6 +133,7 @@ class Measurement:
             **{name: getattr(self, name)[places] for name in _OF_DOCUMENTS},
             without=self.without[:, places],
             shown=self.shown[:, places],
+            averaged=self.averaged[:, places],
             types={name: nats[places] for name, nats in self.types.items()},
         )
 
@@ -141,7 +147,9 @@ class Measurement:
         try:
             with np.load(path) as found:
                 header = parse_json(str(found["header"]))
-                arrays = {name: found[name] for name in _ARRAYS}
+                arrays = {name: found[name] for name in _ARRAYS if name != "averaged"}
+                none = arrays["without"][:0]  # in files that are older than it
+                arrays["averaged"] = found["averaged"] if "averaged" in found.files else none
                 types = {
                     name.removeprefix(_TYPES): found[name].astype(np.float64)
                     for name in found.files
@@ -152,29 +160,32 @@ class Measurement:
                 f"{path}: not a measurement that can be read ({error}); delete it, and the run is "
                 "measured again"
             ) from error
-        for name in ("sizes", "without", "shown"):
+        for name in ("sizes", *_NATS):
             arrays[name] = arrays[name].astype(np.float64)
         return cls(**header, **arrays, types=types)
 
 
 def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
     """Hash of what a run and its measurement depend on, the same on every machine."""
-    own = study.arms[arm]
-    return digest_of(
-        {
-            "config": study.config,
-            "overrides": [*study.overrides, *own.overrides],
-            "text_tokens_of": own.text_tokens_of,
-            "seed": seed,
-            "curve": study.curve,
-            "measure": measure_settings(study),
-        }
-    )
+    settings = study.arms[arm]
+    values: dict[str, Any] = {
+        "config": study.config,
+        "overrides": _overrides_of_arm(study, arm),
+        "text_tokens_of": settings.text_tokens_of,
+        "seed": seed,
+        "curve": study.curve,
+        "measure": measure_settings(study),
+    }
+    if settings.branch_of is not None:
+        values["branch"] = [settings.branch_of, settings.branch_at, settings.decay_steps]
+    return digest_of(values)
 
 
 def measure_settings(study: StudyConfig) -> dict[str, Any]:
     """The settings of a measurement that change its values."""
-    left_out = ("length_edges", "sites")  # they group what is measured, and change nothing of it
+    left_out = {"length_edges", "sites"}  # they group what is measured, and change nothing of it
+    if study.measure.average_last == 1:
+        left_out.add("average_last")  # so that measurements older than the key stay valid
     return {name: value for name, value in asdict(study.measure).items() if name not in left_out}
 
 
@@ -257,11 +268,19 @@ def runs_of(study: StudyConfig) -> list[Run]:
     seeds = list(study.seeds)
     if study.random_order:
         seeds.sort(key=lambda seed: digest_of([study.title, study.config, seed]))
-    ordered = sorted(study.arms, key=lambda name: study.arms[name].text_tokens_of is not None)
-    ordered.sort(key=lambda name: name != study.baseline)
+    ordered = _arms_in_order(study)
     return [
         Run(arm, seed, folder / "runs" / f"{arm}-seed{seed}") for seed in seeds for arm in ordered
     ]
+
+
+def _arms_in_order(study: StudyConfig) -> list[str]:
+    """The baseline first, and each arm after the arms that its runs need."""
+    arms = study.arms
+    follows = {name: arms[name].text_tokens_of is not None for name in arms}
+    ordered = sorted(arms, key=lambda name: (name != study.baseline, follows[name]))
+    with_stable = (arm for name in ordered for arm in (arms[name].branch_of, name) if arm)
+    return list(dict.fromkeys(with_stable))
 
 
 def progress_of(study: StudyConfig, run: Run) -> Progress:
@@ -280,23 +299,65 @@ def progress_of(study: StudyConfig, run: Run) -> Progress:
 
 
 def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
-    """The overrides of a run; None if it must wait for the runs that its length follows from."""
+    """The overrides of a run; None if it must wait for the runs that it follows from."""
     arm = study.arms[run.arm]
-    own = [*study.overrides, *arm.overrides, f"seed={run.seed}"]
+    overrides = [*_overrides_of_arm(study, run.arm), f"seed={run.seed}"]
     if arm.text_tokens_of is not None:
         steps = _matching_steps(study, run, arm.text_tokens_of)
         if steps is None:
             return None
-        own.append(f"max_train_steps={steps}")
-    steps = _composed(study, own).max_train_steps
+        overrides.append(f"max_train_steps={steps}")
+    if arm.branch_of is not None:
+        stable = stable_run(study, run)
+        if progress_of(study, stable).state != DONE:
+            return None
+        checkpoint = stable.folder.resolve() / f"checkpoint-{arm.branch_at}step"
+        overrides.append(f"decay_from='{checkpoint}'")
+    steps = _composed(study, overrides).max_train_steps
+    saved = sorted({*curve_steps(study, run.arm, steps), *_branch_steps(study, run.arm)})
     every = [
-        *own,
-        f"extra_steps_to_eval_save_at=[{','.join(map(str, curve_steps(study, steps)))}]",
+        *overrides,
+        f"extra_steps_to_eval_save_at=[{','.join(map(str, saved))}]",
         "keep_last_checkpoints=0",
         "export_steps=null",
         "log_documents=true",
     ]
     return last_of_each_key(every)
+
+
+def _overrides_of_arm(study: StudyConfig, name: str) -> list[str]:
+    """The overrides of an arm's runs; a branch has those of its stable arm, too."""
+    arm = study.arms[name]
+    if arm.branch_of is None:
+        return [*study.overrides, *arm.overrides]
+    assert arm.branch_at is not None and arm.decay_steps is not None
+    return [
+        *study.overrides,
+        *study.arms[arm.branch_of].overrides,
+        *arm.overrides,
+        f"lr_scheduler_type={WSD}",
+        f"num_decay_steps={arm.decay_steps}",
+        f"max_train_steps={arm.branch_at + arm.decay_steps}",
+    ]
+
+
+def stable_run(study: StudyConfig, run: Run) -> Run:
+    """The run that the run of a branch starts from."""
+    (stable,) = (
+        other
+        for other in runs_of(study)
+        if other.seed == run.seed and other.arm == study.arms[run.arm].branch_of
+    )
+    return stable
+
+
+def _branch_steps(study: StudyConfig, stable: str) -> set[int]:
+    """The steps at which arms branch from a stable arm."""
+    return {
+        arm.branch_at
+        for arm in study.arms.values()
+        if arm.branch_of == stable and arm.branch_at is not None
+    }
 
 
 def last_of_each_key(overrides: Sequence[str]) -> list[str]:
@@ -316,9 +377,13 @@ def last_of_each_key(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def curve_steps(study: StudyConfig, steps: int) -> list[int]:
-    """The steps of a run after which its model is measured; the last is always among them."""
-    return sorted({max(round(share * steps), 1) for share in study.curve} | {steps})
+def curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
+    """The steps of a run after which its model is measured.
+
+    The last is always among them; a branch has only those after it began.
+    """
+    curve = {max(round(share * steps), 1) for share in study.curve} | {steps}
+    return sorted(step for step in curve if step > (study.arms[arm].branch_at or 0))
 
 
 def _matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
@@ -337,12 +402,20 @@ def check(study: StudyConfig) -> None:
         ConfigurationError: Naming the arm, or the claim.
     """
     types: dict[str, list[str]] = {}
-    for name, arm in study.arms.items():
+    steps: dict[str, int] = {}
+    for name in study.arms:
         try:
-            config = _composed(study, [*study.overrides, *arm.overrides])
+            config = _composed(study, _overrides_of_arm(study, name))
         except ConfigurationError as error:
             raise ConfigurationError(f"arm {name}: {error}", error.keys) from error
         types[name] = config.data_config.metadata_config.metadata_list
+        steps[name] = config.max_train_steps
+    for name, arm in study.arms.items():
+        if arm.branch_of and arm.branch_at and arm.branch_at > steps[arm.branch_of]:
+            raise ConfigurationError(
+                f"arms.{name}.branch_at={arm.branch_at}: expected a step of {arm.branch_of}, which "
+                f"has {steps[arm.branch_of]} (max_train_steps)"
+            )
     for name, claim in study.claims.items():
         used = {"metadata": claim.arm, "against_metadata": claim.against or study.baseline}
         for key, arm_name in used.items():
@@ -417,8 +490,9 @@ class Launcher:
                 failed |= not self._measured(run, measure)
                 continue
             command = self.command(run)
-            if command is None:
-                print(place, "needs runs that are not done", flush=True)
+            reason = "needs runs that are not done" if command is None else self._no_start(run)
+            if command is None or reason:
+                print(place, reason, flush=True)
                 failed = True
                 continue
             for line in self._other_machines(run):
@@ -438,6 +512,22 @@ class Launcher:
             if self._stopped:
                 return EXIT_PREEMPTED
         return EXIT_FAILURE if failed else 0
+
+    def _no_start(self, run: Run) -> str:
+        """Why a branch cannot start although its stable run is done; empty if it can."""
+        branch_at = self._study.arms[run.arm].branch_at
+        if branch_at is None:
+            return ""
+        stable = stable_run(self._study, run)
+        checkpoint = stable.folder / f"checkpoint-{branch_at}step"
+        if checkpoint.is_dir():
+            return ""
+        return (
+            f"needs {checkpoint}: {stable.name} was trained on another machine, or before this arm "
+            "was added, or its checkpoints have been removed; train all arms of a seed on one "
+            f"machine (--seed), or delete {measurement_path(self._study, stable.arm, run.seed)} "
+            "and the folder of that run, which repeats it"
+        )
 
     def _other_machines(self, run: Run) -> list[str]:
         """A warning if other arms of the seed were trained on another machine."""

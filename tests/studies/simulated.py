@@ -42,6 +42,7 @@ def measurement(
         "without": without * nats, "shown": (without[:0] if shown is None else shown) * nats,
         "types": {name: own * nats for name, own in (types or {}).items()},
         "step_documents": np.arange(4, dtype=np.uint16), "logged_targets": np.array(targets),
+        "averaged": without[:0],
     }  # fmt: skip
     return Measurement(**{**values, **changes})
 

@@ -58,6 +58,32 @@ def test_a_claim_is_a_paired_t_test_over_seeds() -> None:
     assert found.low < -0.105 < found.high < 0
 
 
+def test_a_contrast_between_two_pairs_of_arms_is_paired_by_seed() -> None:
+    arms = {name: ArmConfig() for name in ("none", "url", "none_long", "url_long")}
+    contrast = claim(minus_arm="url_long", minus_against="none_long")
+    declared = study({"a": contrast}, arms=arms)
+    bits = {
+        "none": (2.0, 2.2, 1.9, 2.1),
+        "url": (1.9, 2.05, 1.85, 1.98),
+        "none_long": (1.8, 2.0, 1.7, 1.9),
+        "url_long": (1.81, 2.02, 1.7, 1.93),
+    }
+    verdict = only(
+        decide(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
+    )
+    short = np.subtract(bits["url"], bits["none"])
+    long = np.subtract(bits["url_long"], bits["none_long"])
+    assert verdict.effect is not None
+    assert verdict.effect.seeds == pytest.approx(short - long)
+    assert verdict.p_value == pytest.approx(ttest_1samp(short - long, 0).pvalue)
+
+    del bits["url_long"]
+    waiting = only(
+        decide(declared, measured(declared, {arm: runs(*own) for arm, own in bits.items()}))
+    )
+    assert (waiting.verdict, waiting.reason) == ("open", "url_long has not been measured")
+
+
 def test_the_verdicts() -> None:
     declared = study({"a": claim()})
     spread = np.array([-0.01, 0.0, 0.0, 0.01])

@@ -52,6 +52,18 @@ SMALL_STUDY = {
 }
 
 
+DECAY = {"branch_at": 16, "decay_steps": 2}
+BRANCHED = {
+    "none_18": {"branch_of": "none", **DECAY},
+    "none": {"overrides": [NONE]},
+    "url": {"overrides": [URL]},
+    "url_18": {"branch_of": "url", **DECAY, "overrides": ["save_steps=1"]},
+}
+"""Two arms at a constant rate, and a decay of each."""
+
+CLAIM = {"label": "URL beats text", "arm": "url", "smallest_difference": 0.01}
+
+
 def study_file(folder: Path, **changes: object) -> Path:
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump({**SMALL_STUDY, **changes}, sort_keys=False))
@@ -115,7 +127,7 @@ def test_what_a_study_starts(tmp_path: Path) -> None:
         ]
         for name, types in (("none", NONE), ("url", URL))
     ]
-    assert lines[2] == "# short seed 3: its length follows from other runs"
+    assert lines[2] == "# short seed 3: needs other runs"
     assert len(lines) == 6
     assert not (tmp_path / "study").exists()
 
@@ -208,9 +220,6 @@ def test_a_start_replaces_the_kept_settings_in_one_operation(tmp_path: Path) -> 
         declare(loaded(tmp_path, seeds=[1, 2, 3]))
         assert json.load(earlier)["seeds"] == [3, 1]
     assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [1, 2, 3]
-
-
-CLAIM = {"label": "URL beats text", "arm": "url", "smallest_difference": 0.01}
 
 
 def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
@@ -318,6 +327,31 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
         ({"overrides": ["seed=3"]}, "seed=3: the study sets it itself; leave it out"),
         ({"arms": {"none": {"control_of": "url"}}}, "control_of=url: expected another of the arms"),
         ({"arms": {"a/b": {}}, "baseline": "a/b"}, "a/b: expected a name that a folder can have"),
+        (
+            {"arms": {**BRANCHED, "url_8": {"branch_of": "url"}}},
+            r"(?s)arms\.url_8\.branch_at is missing, because branch_of is set.*"
+            r"arms\.url_8\.decay_steps is missing, because branch_of is set",
+        ),
+        (
+            {"arms": {**BRANCHED, "again": {"branch_of": "url_18", **DECAY}}},
+            r"arms\.again\.branch_of=url_18: expected an arm that is no branch itself",
+        ),
+        (
+            {"arms": {**BRANCHED, "url_8": {"branch_of": "ulr", **DECAY}}},
+            r"arms\.url_8\.branch_of=ulr: expected another of the arms",
+        ),
+        (
+            {"arms": {**BRANCHED, "url_8": DECAY}},
+            r"arms\.url_8\.branch_at: expected branch_of, the arm that it branches from",
+        ),
+        (
+            {"claims": {"a": {**CLAIM, "minus_arm": "short"}}},
+            "claims.a.minus_arm and minus_against: expected both, or neither",
+        ),
+        (
+            {"claims": {"a": {**CLAIM, "minus_arm": "nun", "minus_against": "none"}}},
+            "claims.a.minus_arm=nun: expected one of the arms short, url, none",
+        ),
         ({"launch": "sbatch.sh"}, "launch.*train.sh"),
         ({"seed": 3}, "seed.*expected the keys title, out_dir, results_dir"),
         ({"out_dir": ""}, "out_dir is missing"),
@@ -326,6 +360,57 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
 def test_what_is_wrong_with_a_file(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_study(study_file(tmp_path, **changes))
+
+
+def test_a_branch_starts_from_its_stable_run(tmp_path: Path) -> None:
+    study = loaded(tmp_path, arms=BRANCHED, curve=[0.5, 1.0])
+    check(study)
+    names = ["none", "none_18", "url", "url_18"]
+    assert [run.arm for run in runs_of(study)] == [*names, *names]
+    url, branch = runs_of(study)[2:4]
+    assert "extra_steps_to_eval_save_at=[10,16,20]" in (overrides_of(study, url) or [])
+
+    assert overrides_of(study, branch) is None
+    finished(tmp_path, "url-seed3", step=20, targets=4000)
+    assert overrides_of(study, branch) == [
+        URL,
+        "save_steps=1",
+        "lr_scheduler_type=wsd",
+        "num_decay_steps=2",
+        "max_train_steps=18",
+        "seed=3",
+        f"decay_from='{tmp_path}/study/runs/url-seed3/checkpoint-16step'",
+        "extra_steps_to_eval_save_at=[18]",  # step 9 is one of the stable run
+        "keep_last_checkpoints=0",
+        "export_steps=null",
+        "log_documents=true",
+    ]
+
+
+def test_a_branch_whose_checkpoint_is_not_here_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = loaded(tmp_path, arms=BRANCHED, seeds=[3])
+    finished(tmp_path, "url-seed3", step=20, targets=4000)
+    (branch,) = (run for run in runs_of(study) if run.arm == "url_18")
+    assert Launcher(study).make_all([branch]) == 1
+    assert "checkpoint-16step: url seed 3 was trained on another machine" in capsys.readouterr().out
+
+
+def test_a_branch_after_the_end_of_its_stable_run_is_refused(tmp_path: Path) -> None:
+    late = {"branch_of": "url", "branch_at": 21, "decay_steps": 2}
+    with pytest.raises(ConfigurationError, match=r"branch_at=21: expected a step of url, which .*"):
+        check(loaded(tmp_path, arms={**BRANCHED, "late": late}))
+
+
+def test_a_branch_that_begins_elsewhere_is_another_measurement(tmp_path: Path) -> None:
+    study = loaded(tmp_path, arms=BRANCHED)
+    other = loaded(tmp_path, arms=BRANCHED | {"url_18": {**BRANCHED["url_18"], "branch_at": 15}})
+    assert settings_of(study, "url_18", 3) != settings_of(other, "url_18", 3)
+    assert settings_of(study, "url", 3) == settings_of(other, "url", 3)
+    declare(study)
+    with pytest.raises(ConfigurationError, match=r"arms\.url_18\.branch_at 16, found 15"):
+        declare(other)
 
 
 def test_a_misspelt_key_is_found_before_the_first_run(tmp_path: Path) -> None:
@@ -365,8 +450,8 @@ def test_interpolations_are_left_to_the_run(tmp_path: Path) -> None:
 
 def test_the_steps_of_a_curve(tmp_path: Path) -> None:
     study = loaded(tmp_path, curve=[0.001, 0.5])
-    assert curve_steps(study, 100) == [1, 50, 100]
-    assert curve_steps(study, 1) == [1]
+    assert curve_steps(study, "none", 100) == [1, 50, 100]
+    assert curve_steps(study, "none", 1) == [1]
 
 
 @pytest.mark.parametrize(
