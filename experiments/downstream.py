@@ -1,10 +1,13 @@
 """Runs tasks of lm-evaluation-harness on an exported model, with and without conditional prompts.
 
     python experiments/downstream.py runs/demo --prompt 'url: {url} ||| '
+    python experiments/downstream.py runs/demo --tasks bsmeta_word bsmeta_title bsmeta_site
     python experiments/downstream.py runs/demo --tasks arc_easy --prompt 'url: bbc.com ||| '
 
-Without --tasks it is bsmeta_cloze, made from the held-out file of the model's run (offline): which
-of four continuations belongs to this page? A prompt may name fields of a question ({url}).
+Without --tasks it is bsmeta_cloze: which of four continuations belongs to this page? It is made
+from the held-out file of the model's run (offline), as are bsmeta_word (the next word),
+bsmeta_title and bsmeta_site (the title and the host of a page, which are metadata). A prompt may
+name fields of a question ({url}).
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ def main() -> int:
 
     from bsmeta.report.page import print_table, report_console
     from bsmeta.studies.downstream import (
-        cloze_folder,
+        made_tasks,
         missing_harness,
         model_table,
-        save_scores,
         score_model,
     )
+    from bsmeta.studies.task_scores import TaskScores, save_scores
     from bsmeta.tasks.checkpoints import locate
 
     reason = missing_harness()
@@ -58,10 +61,10 @@ def main() -> int:
         limit=given.limit,
     )  # fmt: skip
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with cloze_folder(wanted, given.model) as settings:
-        scores = score_model(Path(locate(str(given.model)).model), settings, device)
+    with made_tasks(wanted, given.model) as made:
+        scores = score_model(Path(locate(str(given.model)).model), wanted, device, made)
     if given.out is not None:
-        save_scores(scores, given.out)
+        save_scores(TaskScores("", {}, scores), given.out)
     print_table(report_console(), model_table(str(given.model), scores))
     return 0
 

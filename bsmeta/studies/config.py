@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ AXES = (TEXT, TOKENS, FLOPS)
 WITHOUT, WITH = "without", "with"
 DOCUMENT, HOST = "document", "host"
 CLUSTERS = (DOCUMENT, HOST)
+BITS_SCORE, ACCURACY = "bits", "accuracy"
+SCORES = (BITS_SCORE, ACCURACY)
 OWN_KEYS = (
     "seed", "out_dir", "resume_from_checkpoint_dir", "overwrite_out_dir", "log_documents",
     "extra_steps_to_eval_save_at", "keep_last_checkpoints", "export_steps", "decay_from",
@@ -61,7 +63,10 @@ class ArmConfig:
 
 @dataclass(kw_only=True)
 class ClaimConfig:
-    """The claim that one reading of the held-out text needs fewer bits per byte than another."""
+    """The claim that one reading of the held-out text needs fewer bits per byte than another.
+
+    With `task`, it is about the answers to the questions of a downstream task instead.
+    """
 
     label: str = key("", "the claim as a sentence, without a full stop (required)")
     arm: str = key("", "the arm that needs fewer bits (required)")
@@ -92,8 +97,20 @@ class ClaimConfig:
         "such as lengths of training: this arm's, …",
     )
     minus_against: str = key("", "… minus this one's")
+    task: str = key("", "task of downstream.tasks that the claim is about, in place of the text")
+    shots: int | None = key(
+        None, "with task: examples before a question, one of downstream.shots (required)", at_least=0
+    )
+    prompt: bool = key(False, "with task: the arm has the task's text of downstream.prompts")
+    against_prompt: bool = key(False, "with task: the other arm has that text")
+    score: str = key(
+        BITS_SCORE,
+        "with task: bits (bits per byte of the right answers; lower is better) or accuracy (share "
+        "of the questions; higher is better)",
+        choices=SCORES,
+    )
     smallest_difference: float | None = key(
-        None, "smallest difference of interest in bits per byte (required)", above=0
+        None, "smallest difference of interest in bits per byte, or in accuracy (required)", above=0
     )
     pilot_deviation: float | None = key(
         None, "standard deviation over seeds of the difference, from a pilot", above=0
@@ -143,6 +160,7 @@ class MeasureConfig:
 class DownstreamConfig:
     """Tasks of lm-evaluation-harness, on the finished models."""
 
+    arms: list[str] = key([], "arms to score, with the baseline; empty: all")
     tasks: list[str] = key([], "their names; empty: none are run")
     include_path: str | None = key(None, "folder with task files of your own", is_path=True)
     shots: list[int] = key([0, 5], "numbers of examples before the question", at_least=0)
@@ -261,8 +279,10 @@ def _problems(study: StudyConfig) -> Iterator[str]:
     if unknown:
         yield f"downstream.prompts: {', '.join(unknown)}; expected some of tasks {tasks}"
     yield from _problems_of_arms(study)
+    yield from _problems_of_scored_arms(study)
     for name, claim in study.claims.items():
-        for line in _problems_of_claim(study, claim):
+        problems = _problems_of_task_claim if claim.task else _problems_of_claim
+        for line in (*_problems_of_any_claim(study, claim), *problems(study, claim)):
             yield f"claims.{name}.{line}"
 
 
@@ -307,7 +327,16 @@ def _problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
         yield f"arms.{name}.text_tokens_of: expected none, because decay_steps sets the length"
 
 
-def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+def _problems_of_scored_arms(study: StudyConfig) -> Iterator[str]:
+    scored = study.downstream.arms
+    for name in scored:
+        if name not in study.arms:
+            yield f"downstream.arms: {name}: expected some of the arms {', '.join(study.arms)}"
+    if scored and study.baseline not in scored:
+        yield f"downstream.arms={scored}: expected the baseline {study.baseline} among them"
+
+
+def _problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
     for name in ("label", "smallest_difference"):
         if not getattr(claim, name):
             yield f"{name} is missing"
@@ -315,6 +344,11 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
         yield f"arm={claim.arm}: expected one of the arms {', '.join(study.arms)}"
     if claim.against and claim.against not in study.arms:
         yield f"against={claim.against}: expected one of the arms {', '.join(study.arms)}"
+
+
+def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+    for name in _changed_keys(claim, _OF_TASK):
+        yield f"{name}={getattr(claim, name)}: expected a claim with a task; add task, or leave it out"
     for name in ("minus_arm", "minus_against"):
         arm = getattr(claim, name)
         if arm and arm not in study.arms:
@@ -338,3 +372,48 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
         part, edges = getattr(claim, name), study.measure.position_edges
         if len(part) > 2 or part != sorted(set(part)) or not set(part) <= set(edges):
             yield f"{name}={part}: expected one or two rising numbers of {list(edges)}"
+
+
+_OF_TASK = ("task", "shots", "prompt", "against_prompt", "score")
+_OF_BOTH = (
+    "label", "arm", "against", "smallest_difference", "pilot_deviation", "pilot_document_error",
+)  # fmt: skip
+
+
+def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+    settings, task = study.downstream, claim.task
+    about_text = [own.name for own in fields(claim) if own.name not in (*_OF_TASK, *_OF_BOTH)]
+    for name in _changed_keys(claim, about_text):
+        yield (
+            f"{name}={getattr(claim, name)}: makes no sense with task={task}, whose questions are "
+            "answered by finished models; leave it out"
+        )
+    if task not in settings.tasks:
+        yield f"task={task}: expected one of downstream.tasks={list(settings.tasks)}"
+    if claim.shots is None:
+        yield f"shots is missing; expected one of downstream.shots={list(settings.shots)}"
+    elif claim.shots not in settings.shots:
+        yield f"shots={claim.shots}: expected one of downstream.shots={list(settings.shots)}"
+    for name in ("prompt", "against_prompt"):
+        if getattr(claim, name) and task not in settings.prompts:
+            yield f"{name}=true: expected a text for {task} in downstream.prompts"
+    against = claim.against or study.baseline
+    for name, arm in (("arm", claim.arm), ("against", against)):
+        if settings.arms and arm not in settings.arms:
+            yield f"{name}={arm}: expected one of downstream.arms={list(settings.arms)}"
+    if (claim.arm, claim.prompt) == (against, claim.against_prompt):
+        yield (
+            f"against={against}: compares the arm with itself; expected another arm, or prompt and "
+            "against_prompt that differ"
+        )
+    if claim.score == ACCURACY and (claim.smallest_difference or 0) >= 1:
+        yield (
+            f"smallest_difference={claim.smallest_difference}: expected a number below 1, because "
+            "accuracy is a share of the questions"
+        )
+
+
+def _changed_keys(claim: ClaimConfig, names: Sequence[str]) -> list[str]:
+    """The keys of a claim among these that differ from their defaults."""
+    default = ClaimConfig()
+    return [name for name in names if getattr(claim, name) != getattr(default, name)]

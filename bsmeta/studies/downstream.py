@@ -2,142 +2,55 @@
 
 A conditional prompt is metadata as the model read it in training, put before the whole context
 (MeCo: Gao et al. 2025, section 5). The harness runs in this process; it is an extra, and where it
-is missing, `missing_harness` says why nothing is run.
-
-`write_cloze` makes a task of held-out pages, which needs no network: each question shows the
-beginning of a page; the choices are what follows there, and what follows at the same place of three
-other pages.
+is missing, `missing_harness` says why nothing is run. The tasks of `bsmeta.studies.cloze` are made
+of held-out pages for each call.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import importlib.util
-import json
+import inspect
+import itertools
 import math
 import os
-import random
 import string
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import EvaluateConfig
-from bsmeta.config.data import DataConfig
-from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import write_json
+from bsmeta.core.environment import describe_environment, utc_now
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.model_files import refuse_unsafe
-from bsmeta.core.parsing import parse_json
-from bsmeta.data import derive
+from bsmeta.core.progress import report_progress
 from bsmeta.data.text.lost_text import lossy_texts
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
+from bsmeta.studies.cloze import QUESTIONS, write_tasks
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, digest_of, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate, ratio
+from bsmeta.studies.task_scores import (
+    Score,
+    TaskScores,
+    find_all_scores,
+    find_scores,
+    save_scores,
+    scores_path,
+    scores_settings,
+)
 from bsmeta.tasks.causal_lm.checkpoints import resolve_config
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.checkpoints import locate
 
-CLOZE = "bsmeta_cloze"
-CHOICES = 4
-SHOWN, FOLLOWING = 300, 120
-"""Characters of a page that a question shows, and of each choice (up to the next blank)."""
-
-_QUESTIONS = "questions.jsonl"
 METRIC = "acc"
-
-
-def write_cloze(config: DataConfig, folder: Path) -> Path:
-    """Writes a cloze task and its questions, made from `validation_file`, to a folder.
-
-    Returns:
-        The task's file.
-
-    Raises:
-        DataError: If too few pages are long enough.
-    """
-    documents = HeldOutDocuments(config, max_documents=None, deduplicate=True)
-    pages = []
-    for index in range(len(documents)):
-        document = documents[index]
-        halves = _halves(document.text)
-        if halves is not None:
-            pages.append((document.url or "", *halves))
-    if len({following for *_, following in pages}) < CHOICES:
-        raise DataError(
-            f"{documents.path}: {len(pages)} pages of at least {SHOWN + FOLLOWING} characters; "
-            f"expected {CHOICES} or more for a cloze task"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in _questions(pages))
-    (folder / _QUESTIONS).write_text("".join(lines), encoding="utf-8")
-    settings: dict[str, Any] = {
-        "task": CLOZE,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str((folder / _QUESTIONS).resolve())}},
-        "test_split": "test",
-        "fewshot_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{beginning}}",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "{{answer}}",
-        "target_delimiter": "",
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-    }
-    path = folder / f"{CLOZE}.yaml"
-    path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")  # JSON is YAML
-    return path
-
-
-def _halves(text: str) -> tuple[str, str] | None:
-    """The beginning of a text and what follows, cut before blanks; None if it is too short."""
-    first = text.find(" ", SHOWN)
-    second = text.find(" ", first + FOLLOWING)
-    if first < 0 or second < 0 or second > SHOWN + 3 * FOLLOWING:
-        return None
-    return text[:first], text[first:second]
-
-
-def _questions(pages: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
-    following = sorted({page[2] for page in pages})
-    for url, beginning, right in pages:
-        draw = random.Random(derive("cloze", url, beginning))
-        choices = draw.sample([one for one in following if one != right], CHOICES - 1)
-        answer = draw.randrange(CHOICES)
-        choices.insert(answer, right)
-        yield {"url": url, "beginning": beginning, "choices": choices, "answer": answer}
-
-
-@dataclass(frozen=True)
-class Score:
-    """The questions of a task, answered by one model.
-
-    Attributes:
-        shots: Examples before each question.
-        prompt: The conditional prompt; empty without one.
-        correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
-        bits: Bits per byte of the right answer to each question; empty where the task does not
-            say which of its choices that is.
-        left_out: Questions without `bits`, because the tokenizer loses some of the right answer.
-    """
-
-    task: str
-    shots: int
-    prompt: str
-    correct: list[float]
-    bits: list[float] = field(default_factory=list)
-    left_out: int = 0
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of a mean; 0 for a single value."""
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def missing_harness() -> str | None:
@@ -147,30 +60,33 @@ def missing_harness() -> str | None:
     return None
 
 
-def score_model(model: Path, settings: DownstreamConfig, device: str) -> list[Score]:
+def score_model(
+    model: Path, settings: DownstreamConfig, device: str, made: Path | None = None
+) -> list[Score]:
     """Runs every task with each number of examples, without and with its conditional prompt.
 
     Args:
         model: A folder that `from_pretrained` loads.
         device: torch's name of the device.
+        made: Folder of tasks that were made of held-out pages.
 
     Raises:
         ConfigurationError: If a task is unknown or has no accuracy, or a prompt has a field that
             its questions do not have.
     """
-    if settings.include_path is not None:  # tasks of one's own are local: nothing is looked up
+    folders = [str(folder) for folder in (made, settings.include_path) if folder is not None]
+    is_local = settings.include_path is not None or {*settings.tasks} <= {*QUESTIONS}
+    if is_local:  # nothing is looked up
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(
-        include_path=settings.include_path, include_defaults=settings.include_path is None
-    )
+    manager = TaskManager(include_path=folders or None, include_defaults=not is_local)
     unknown = [task for task in settings.tasks if task not in manager.all_tasks]
     if unknown:
         raise ConfigurationError(
             f"downstream.tasks: {', '.join(unknown)} unknown; expected tasks of the harness "
-            "(lm_eval ls tasks), or of include_path"
+            f"(lm_eval ls tasks), of include_path, or of {', '.join(QUESTIONS)}"
         )
     language_model = conditioned_model(model, device)
     scores = []
@@ -179,41 +95,60 @@ def score_model(model: Path, settings: DownstreamConfig, device: str) -> list[Sc
         for shots in settings.shots:
             for prompt in prompts:
                 language_model.prompt = prompt
-                found = simple_evaluate(
+                results = simple_evaluate(
                     language_model, tasks=[task], num_fewshot=shots, limit=settings.limit,
                     task_manager=manager, bootstrap_iters=0, log_samples=True,
                 )  # fmt: skip
-                answers = _answers(found, task, language_model.tokenizer)
-                scores.append(Score(task, shots, prompt, *answers))
+                samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+                scores.append(score_of(samples, task, shots, prompt, language_model.tokenizer))
     return scores
 
 
-def _answers(
-    found: Mapping[str, Any], task: str, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[float], list[float], int]:
-    """The fields `correct`, `bits` and `left_out` of a score."""
-    samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
+def score_of(
+    samples: Sequence[Mapping[str, Any]],
+    task: str,
+    shots: int,
+    prompt: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Score:
+    """The score of a task from the harness's log of each question.
+
+    Raises:
+        ConfigurationError: If the task has no accuracy of each question.
+    """
     if not samples or METRIC not in samples[0]:
         raise ConfigurationError(
             f"downstream.tasks: {task} has no accuracy ({METRIC}) of each question; expected a "
             "multiple-choice task"
         )
     bits: list[float] = []
-    left_out = 0
+    sizes: list[int] = []
     if all(isinstance(sample["target"], int) for sample in samples):
         answers = [sample["arguments"][sample["target"]][1] for sample in samples]
-        is_lossy = lossy_texts(tokenizer, answers)
-        left_out = sum(is_lossy)
-        for sample, answer, loses in zip(samples, answers, is_lossy, strict=True):
-            if loses:
-                continue
+        lossy = lossy_texts(tokenizer, answers)
+        for sample, answer, loses in zip(samples, answers, lossy, strict=True):
             log_likelihood, _ = sample["filtered_resps"][sample["target"]]
-            bits.append(float(-log_likelihood / math.log(2) / len(answer.encode())))
-    return [float(sample[METRIC]) for sample in samples], bits, left_out
+            bits.append(0.0 if loses else float(-log_likelihood / math.log(2)))
+            sizes.append(0 if loses else len(answer.encode()))
+    hosts = [str(sample["doc"].get("host") or "") for sample in samples]
+    return Score(
+        task,
+        shots,
+        prompt,
+        correct=[float(sample[METRIC]) for sample in samples],
+        bits=bits,
+        sizes=sizes,
+        hosts=hosts if any(hosts) else [],
+        asked=digest_of([[list(pair) for pair in sample["arguments"]] for sample in samples]),
+    )
 
 
 def conditioned_model(model: Path, device: str) -> Any:
-    """The harness's model, with an attribute `prompt` that goes before every context."""
+    """The harness's model, with an attribute `prompt` that goes before every context.
+
+    A context is read once for all of its choices, which the harness does only for choices of one
+    token; with five examples, the choices are a small part of what would be read.
+    """
     from lm_eval.models.huggingface import HFLM
 
     class Conditioned(HFLM):
@@ -230,8 +165,65 @@ def conditioned_model(model: Path, device: str) -> Any:
             shown.arguments = (filled(self.prompt, request.doc) + context, *rest)
             return shown
 
+        def _loglikelihood_tokens(
+            self, requests: list[Any], disable_tqdm: bool = True, override_bs: int | None = None
+        ) -> list[tuple[float, bool]]:
+            answers: list[tuple[float, bool]] = []
+            for _, group in itertools.groupby(requests, key=lambda request: request[1]):
+                question = list(group)
+                context, choices = question[0][1], [request[2] for request in question]
+                scored = None
+                if len(context) + max(map(len, choices)) <= self.max_length:
+                    scored = score_choices(self.model, context, choices)
+                if scored is None:
+                    scored = super()._loglikelihood_tokens(question, True, override_bs)
+                answers += scored
+                report_progress()
+            return answers
+
     refuse_unsafe(model)
     return Conditioned(pretrained=str(model), device=device, batch_size=8, trust_remote_code=False)
+
+
+@torch.no_grad()
+def score_choices(
+    model: Any, context: Sequence[int], choices: Sequence[Sequence[int]]
+) -> list[tuple[float, bool]] | None:
+    """Log-likelihood of each choice after a context, and whether it is the likeliest text.
+
+    Args:
+        context: Its tokens, at least one.
+        choices: The tokens of each choice, at least one.
+
+    Returns:
+        None if the state of the model cannot be repeated for several choices.
+    """
+    takes_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+    only_last = {"logits_to_keep": 1} if takes_last else {}
+    read = model(torch.tensor([context], device=model.device), use_cache=True, **only_last)
+    cache = read.past_key_values
+    if not isinstance(cache, DynamicCache):
+        return None
+
+    longest = max(map(len, choices))
+    logits = read.logits[:, -1:].expand(len(choices), -1, -1)
+    if longest > 1:
+        cache.batch_repeat_interleave(len(choices))
+        # a causal model does not see the padding, which follows each choice
+        padded = [[*choice[:-1], *[0] * (longest - len(choice))] for choice in choices]
+        tokens = torch.tensor(padded, device=model.device)
+        further = model(tokens, past_key_values=cache, use_cache=True).logits
+        logits = torch.cat((logits, further), dim=1)
+    log_probabilities = torch.log_softmax(logits.float(), dim=-1)
+
+    answers = []
+    for number, choice in enumerate(choices):
+        predicted = log_probabilities[number, : len(choice)]
+        chosen = torch.tensor(choice, device=model.device)
+        likelihood = predicted.gather(1, chosen[:, None]).sum()
+        is_likeliest = bool((predicted.argmax(dim=-1) == chosen).all())
+        answers.append((float(likelihood), is_likeliest))
+    return answers
 
 
 def filled(prompt: str, question: Mapping[str, Any]) -> str:
@@ -249,64 +241,71 @@ def filled(prompt: str, question: Mapping[str, Any]) -> str:
     return prompt.format(**question)
 
 
-def save_scores(scores: Sequence[Score], path: Path) -> None:
-    """Writes the answers of a model as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, [asdict(score) for score in scores])
-
-
-def load_scores(path: Path) -> list[Score]:
-    """Reads what `save_scores` wrote."""
-    return [Score(**one) for one in parse_json(path.read_text(encoding="utf-8"))]
-
-
 def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterator[str]:
     """Scores the finished models that have not been scored yet.
 
     Yields:
         Why none are scored, or a line for each model.
     """
+    settings = study.downstream
+    if not settings.tasks:
+        return
+    unscored = [
+        run
+        for run in runs
+        if (not settings.arms or run.arm in settings.arms)
+        and find_scores(study, run.arm, run.seed) is None
+        and progress_of(study, run).state == DONE
+        and (run.folder / "model").exists()
+    ]
     reason = missing_harness()
-    if reason is not None and study.downstream.tasks:
+    if reason is not None and unscored:
         yield f"downstream tasks are left out: {reason}"
         return
-    for run in runs:
-        path = scores_path(study, run)
-        is_done = progress_of(study, run).state == DONE and (run.folder / "model").exists()
-        if study.downstream.tasks and is_done and not path.exists():
-            with cloze_folder(study.downstream, run.folder) as settings:
-                save_scores(score_model(run.folder / "model", settings, device), path)
-            yield f"downstream tasks of {run.name}: done"
+    for run in unscored:
+        started, clock = utc_now(), time.monotonic()
+        with made_tasks(settings, run.folder, study.measure.validation_file) as made:
+            scores = score_model(run.folder / "model", settings, device, made)
+        place = {
+            **describe_environment(torch.device(device)),
+            "lm_eval": importlib.metadata.version("lm_eval"),
+            "started": started,
+            "ended": utc_now(),
+        }
+        of_run = TaskScores(scores_settings(study, run.arm, run.seed), {"scored": place}, scores)
+        save_scores(of_run, scores_path(study, run.arm, run.seed))
+        yield f"downstream tasks of {run.name}: done ({time.monotonic() - clock:,.0f} s)"
 
 
 @contextmanager
-def cloze_folder(settings: DownstreamConfig, checkpoint: Path) -> Iterator[DownstreamConfig]:
-    """The settings with the cloze task, if they name it, made in a temporary folder."""
-    if CLOZE not in settings.tasks or settings.include_path is not None:
-        yield settings
+def made_tasks(
+    settings: DownstreamConfig, checkpoint: Path, validation_file: str | None = None
+) -> Iterator[Path | None]:
+    """A temporary folder with the tasks of held-out pages that are named; None without any.
+
+    Args:
+        checkpoint: A run, or an exported model.
+        validation_file: The pages; None: those of the run.
+    """
+    names = [name for name in settings.tasks if name in QUESTIONS]
+    if not names:
+        yield None
         return
-    config = resolve_config(EvaluateConfig(checkpoint=str(checkpoint)), locate(str(checkpoint)))
-    with tempfile.TemporaryDirectory(prefix="bsmeta-cloze-") as folder:
-        write_cloze(config.data_config, Path(folder))
-        yield replace(settings, include_path=folder)
-
-
-def scores_path(study: StudyConfig, run: Run) -> Path:
-    """The file of a run's answers; its folder is named by the settings."""
-    digest = digest_of(asdict(study.downstream))[:8]
-    return Path(study.out_dir) / f"downstream-{digest}" / f"{run.folder.name}.json"
+    evaluation = EvaluateConfig(checkpoint=str(checkpoint), validation_file=validation_file)
+    config = resolve_config(evaluation, locate(str(checkpoint)))
+    with tempfile.TemporaryDirectory(prefix="bsmeta-tasks-") as folder:
+        write_tasks(config.data_config, Path(folder), names, max(settings.shots, default=0))
+        yield Path(folder)
 
 
 def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[int]) -> list[Table]:
     """The table of the downstream tasks; none if a model of these arms and seeds has no scores."""
-    paths = {
-        (run.arm, run.seed): scores_path(study, run)
-        for run in runs_of(study)
-        if run.arm in arms and run.seed in seeds
-    }
-    if not study.downstream.tasks or not all(path.exists() for path in paths.values()):
+    settings = study.downstream
+    arms = [arm for arm in arms if not settings.arms or arm in settings.arms]
+    scored = find_all_scores(study)
+    if not settings.tasks or not all((arm, seed) in scored for arm in arms for seed in seeds):
         return []
-    scores = {arm: [load_scores(paths[arm, seed]) for seed in seeds] for arm in arms}
+    scores = {arm: [scored[arm, seed].scores for seed in seeds] for arm in arms}
     labels = {arm: study.arms[arm].label or arm for arm in arms}
     return [study_table(scores, labels, study.baseline)]
 
@@ -314,9 +313,9 @@ def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[i
 def model_table(name: str, scores: Sequence[Score]) -> Table:
     """The accuracies of one model, and what each conditional prompt changes."""
     note = (
-        "Mean ± standard error over questions: the accuracy, and the bits per byte of the right "
-        "answers, which also show what changes no answer. The difference is with the conditional "
-        "prompt minus without it, paired by question."
+        "Value ± standard error over questions: the accuracy, and the bits per byte of all right "
+        "answers together, which also show what changes no answer. The difference is with the "
+        "conditional prompt minus without it, paired by question."
     )
     left_out = {score.task: score.left_out for score in scores if score.left_out}
     if left_out:
@@ -335,19 +334,26 @@ def model_table(name: str, scores: Sequence[Score]) -> Table:
         if score.prompt:
             continue
         other = prompted.get((score.task, score.shots))
-        measures = {"accuracy": (score.correct, other and other.correct)}
-        if score.bits:
-            measures["bits per byte"] = (score.bits, other and other.bits)
-        for measure, (plain, shown) in measures.items():
-            cells = [_mean(plain), NONE, NONE]
-            if shown:
-                cells[1:] = [_mean(shown), _mean(np.subtract(shown, plain).tolist(), "+")]
+        for measure, values, weights in _measures(score):
+            plain = ratio(np.array([values]), weights)
+            cells = [_with_error(plain), NONE, NONE]
+            if other is not None:
+                of_other = {name: own for name, own, _ in _measures(other)}[measure]
+                shown = ratio(np.array([of_other]), weights)
+                cells[1:] = [_with_error(shown), _with_error(shown - plain, "+")]
             table.rows.append([score.task, score.shots, len(score.correct), measure, *cells])
     return table
 
 
-def _mean(values: Sequence[float], sign: str = "") -> str:
-    return f"{np.mean(values):{sign}.3f} ± {standard_error(values):.3f}"
+def _measures(score: Score) -> Iterator[tuple[str, list[float], np.ndarray]]:
+    """By name: the values of a score, and their weights."""
+    yield "accuracy", score.correct, np.ones(len(score.correct))
+    if any(score.sizes):
+        yield "bits per byte", score.bits, np.array(score.sizes, np.float64)
+
+
+def _with_error(estimate: Estimate, sign: str = "") -> str:
+    return f"{estimate.value:{sign}.3f} ± {estimate.document_error:.3f}"
 
 
 def study_table(

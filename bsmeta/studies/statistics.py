@@ -137,6 +137,17 @@ def ratio(values: Floats, weights: Floats) -> Estimate:
     return Estimate(totals / weight, changes, units, units - 1)
 
 
+def ratio_over_clusters(values: Floats, weights: Floats, clusters: np.ndarray) -> Estimate:
+    """As `ratio`, with clusters of documents (or questions) as the units.
+
+    Args:
+        clusters: int64 [documents], the number of each document's cluster, from 0.
+    """
+    of_clusters = sum_by_cluster(weights, clusters)
+    sums = sum_by_cluster(np.where(weights > 0, values, 0.0), clusters)
+    return replace(ratio(sums, of_clusters), degrees=cluster_degrees(of_clusters))
+
+
 @dataclass(frozen=True)
 class Curve:
     """Bits per byte at rising numbers of tokens (or FLOPs), float64 [points]."""
@@ -376,9 +387,7 @@ class Measured:
         nats = np.stack([cell[:, bins].sum(axis=1) for cell in cells])
         if self.cluster == DOCUMENT:
             return bits_per_byte(nats, sizes)
-        nats = sum_by_cluster(np.where(sizes > 0, nats, 0.0), self._clusters)
-        of_hosts = sum_by_cluster(sizes, self._clusters)
-        return replace(bits_per_byte(nats, of_hosts), degrees=cluster_degrees(of_hosts))
+        return ratio_over_clusters(nats / math.log(2), sizes, self._clusters)
 
     def curves(
         self, arm: str, metadata: str, *,

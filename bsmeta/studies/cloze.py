@@ -1,0 +1,279 @@
+"""Makes tasks for lm-evaluation-harness of held-out pages: no network, no labels, four choices.
+
+| task | a question shows | and asks |
+|---|---|---|
+| `bsmeta_cloze` | the beginning of a page | which text follows |
+| `bsmeta_word` | text of a page up to a content word | which word comes next |
+| `bsmeta_title` | the beginning of a page | which title belongs to it |
+| `bsmeta_site` | the beginning of a page | which host it is from |
+
+The answers of the last two are metadata. A model that was trained with titles or URLs was given
+what they ask, so they measure knowledge of metadata, not of language.
+
+The word is the last thing that a question of `bsmeta_word` needs: the context ends before it, and
+the choices are words alone, as in LAMBADA (Paperno et al. 2016). A causal model cannot read what
+follows a blank. Scoring each word with the rest of its sentence would let it, but most bytes of the
+answer would then be the same in all choices, and bits per byte would measure the sentence.
+
+A question of these three shows about 150 to 180 characters on one line, so that five examples and
+the question fit in 512 tokens of three characters.
+
+Questions follow from the pages and their order alone. The examples of a question are drawn by the
+harness among the other questions, from a fixed seed; no two questions show the same text.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import write_json, write_text
+from bsmeta.data import derive
+from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
+
+CLOZE, WORD, TITLE, SITE = "bsmeta_cloze", "bsmeta_word", "bsmeta_title", "bsmeta_site"
+CHOICES = 4
+SHOWN, FOLLOWING = 300, 120
+"""Characters that `bsmeta_cloze` shows, and of each of its choices (up to the next blank)."""
+SHOWN_BEFORE_WORD, SHOWN_BEGINNING, LONGEST_TITLE = 180, 150, 60
+"""Most characters that the other tasks show, and of a title."""
+
+_CANDIDATE = re.compile(r"(?<= )[a-z]{5,14}(?=[ .,;:!?])")
+_LARGEST_SHARE = 0.2
+"""Share of the pages beyond which a word is not a content word, but one like `which`."""
+
+Question = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A held-out page.
+
+    Attributes:
+        host: As the sites of a study's report; empty if unknown.
+        title: Empty if unknown.
+        line: The text with each run of white space as one blank.
+    """
+
+    url: str
+    host: str
+    title: str
+    text: str
+    line: str
+
+
+def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: int = 0) -> None:
+    """Writes tasks and their questions, made from `validation_file`, to a folder.
+
+    Args:
+        names: Keys of `QUESTIONS`.
+        shots: Largest number of examples before a question.
+
+    Raises:
+        DataError: If too few pages are long enough, or have what the task asks for.
+    """
+    pages, source = read_pages(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        questions = list(_without_repeats(QUESTIONS[name](pages)))
+        needed = max(CHOICES, shots + 1)
+        if len(questions) < needed:
+            raise DataError(
+                f"{source}: {len(questions)} questions of {name} from {len(pages)} pages; expected "
+                f"{needed} or more ({_NEEDS[name]}; with {CHOICES} different answers, and one more "
+                "question than downstream.shots)"
+            )
+        lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
+        file = folder / f"{name}.jsonl"
+        write_text(file, "".join(lines))
+        write_json(folder / f"{name}.yaml", _settings(name, file))  # JSON is YAML
+
+
+def _settings(name: str, questions: Path) -> dict[str, Any]:
+    """The file of a task, in the form of lm-evaluation-harness."""
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(questions.resolve())}},
+        "test_split": "test",
+        "fewshot_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{beginning}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+
+
+def read_pages(config: DataConfig) -> tuple[list[Page], str]:
+    """The pages of `validation_file` without duplicates, and the name of the file.
+
+    They do not depend on the metadata of the run, so that all arms answer the same questions.
+    """
+    metadata = MetadataConfig(metadata_list=["title"])
+    documents = HeldOutDocuments(
+        replace(config, metadata_config=metadata), max_documents=None, deduplicate=True
+    )
+    hosts = document_facts(documents, metadata)["site"]
+    pages = []
+    for index, host in enumerate(hosts):
+        document = documents[index]
+        titles = [str(record.value) for record in document.records("title")]
+        title = " ".join(titles[0].split()) if titles else ""
+        line = " ".join(document.text.split())
+        pages.append(Page(document.url or "", host or "", title, document.text, line))
+    return pages, str(documents.path)
+
+
+def continuation_questions(pages: Sequence[Page]) -> Iterator[Question]:
+    """Which text follows the beginning of a page."""
+    halves = [(page, parts) for page in pages if (parts := _halves(page.text)) is not None]
+    following = sorted({right for _, (_, right) in halves})
+    if len(following) < CHOICES:
+        return
+    for page, (beginning, right) in halves:
+        draw = random.Random(derive("cloze", page.url, beginning))
+        others = [text for text in following if text != right]
+        yield _question(page, beginning, right, draw.sample(others, CHOICES - 1), draw)
+
+
+def _halves(text: str) -> tuple[str, str] | None:
+    """The beginning of a text and what follows, cut before blanks; None if it is too short."""
+    first = text.find(" ", SHOWN)
+    second = text.find(" ", first + FOLLOWING)
+    if first < 0 or second < 0 or second > SHOWN + 3 * FOLLOWING:
+        return None
+    return text[:first], text[first:second]
+
+
+def word_questions(pages: Sequence[Page]) -> Iterator[Question]:
+    """Which content word comes next: that word, or three like it that the page does not have.
+
+    Words are alike if they have almost the same length and are on about as many of the pages (by
+    powers of two), so that neither length nor frequency gives the answer away.
+    """
+    counts = Counter(word for page in pages for word in set(_CANDIDATE.findall(page.line)))
+    alike: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    for word in sorted(counts):
+        if counts[word] <= max(_LARGEST_SHARE * len(pages), 1):
+            alike[_class_of(word, counts[word])].append(word)
+
+    for page in pages:
+        draw = random.Random(derive("word", page.url, page.line))
+        places = [
+            match for match in _CANDIDATE.finditer(page.line) if match.start() > SHOWN_BEFORE_WORD
+        ]
+        draw.shuffle(places)
+        for match in places:
+            word, shown = match[0], _shown_before(page.line, match.start())
+            others = alike[_class_of(word, counts[word])]
+            if word in shown or word not in others:
+                continue  # it could be copied, or is no content word
+            others = [other for other in others if other not in page.line]
+            if len(others) >= CHOICES - 1:
+                wrong = [f" {other}" for other in draw.sample(others, CHOICES - 1)]
+                yield _question(page, shown, f" {word}", wrong, draw)
+                break
+
+
+def _class_of(word: str, pages: int) -> tuple[int, int]:
+    return (len(word) + 1) // 2, pages.bit_length()
+
+
+def _shown_before(line: str, end: int) -> str:
+    """The text before a word, from the beginning of a word, without the blank at its end."""
+    return line[line.find(" ", end - 1 - SHOWN_BEFORE_WORD) + 1 : end - 1]
+
+
+def title_questions(pages: Sequence[Page]) -> Iterator[Question]:
+    """Which title belongs to a page, among those of its host if there are enough.
+
+    A page whose text begins with its title is left out. Among titles of several hosts, the name of
+    the site, which many titles end with, would answer the question.
+    """
+    titles = {page: _cut(page.title, LONGEST_TITLE) for page in pages if page.title}
+    by_host: defaultdict[str, set[str]] = defaultdict(set)
+    for page, title in titles.items():
+        by_host[page.host].add(title)
+    everything = set(titles.values())
+
+    for page, title in titles.items():
+        shown = _cut(page.line, SHOWN_BEGINNING)
+        if title.lower() in shown.lower():
+            continue
+        others = by_host[page.host] - {title}
+        if len(others) < CHOICES - 1:
+            others = everything - {title}
+        if len(others) >= CHOICES - 1:
+            draw = random.Random(derive("title", page.url, page.line))
+            wrong = [f" {other}" for other in draw.sample(sorted(others), CHOICES - 1)]
+            yield _question(page, f"{shown}\nTitle:", f" {title}", wrong, draw)
+
+
+def site_questions(pages: Sequence[Page]) -> Iterator[Question]:
+    """Which host a page is from; one whose text begins with the host's name is left out."""
+    hosts = sorted({page.host for page in pages if page.host})
+    if len(hosts) < CHOICES:
+        return
+    for page in pages:
+        shown = _cut(page.line, SHOWN_BEGINNING)
+        if page.host and page.host.lower() not in shown.lower():
+            draw = random.Random(derive("site", page.url, page.line))
+            others = [host for host in hosts if host != page.host]
+            wrong = [f" {other}" for other in draw.sample(others, CHOICES - 1)]
+            yield _question(page, f"{shown}\nSite:", f" {page.host}", wrong, draw)
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning of a text, up to a blank if there is one."""
+    if len(text) <= most:
+        return text
+    return text[:most].rsplit(" ", 1)[0]
+
+
+def _question(
+    page: Page, beginning: str, right: str, wrong: Sequence[str], draw: random.Random
+) -> Question:
+    answer = draw.randrange(CHOICES)
+    choices = [*wrong]
+    choices.insert(answer, right)
+    return {
+        "url": page.url,
+        "host": page.host,
+        "beginning": beginning,
+        "choices": choices,
+        "answer": answer,
+    }
+
+
+def _without_repeats(questions: Iterator[Question]) -> Iterator[Question]:
+    """The first of the questions that show the same text: no example shows that of a question."""
+    seen = set()
+    for question in questions:
+        if question["beginning"] not in seen:
+            seen.add(question["beginning"])
+            yield question
+
+
+QUESTIONS: dict[str, Callable[[Sequence[Page]], Iterator[Question]]] = {
+    CLOZE: continuation_questions,
+    WORD: word_questions,
+    TITLE: title_questions,
+    SITE: site_questions,
+}
+_NEEDS = {
+    CLOZE: f"pages of at least {SHOWN + FOLLOWING} characters",
+    WORD: f"pages with a content word after {SHOWN_BEFORE_WORD} characters",
+    TITLE: "pages with a title that their text does not begin with",
+    SITE: f"pages of at least {CHOICES} hosts",
+}

@@ -1,0 +1,295 @@
+"""Scores of a run's model on downstream tasks: their file, and the difference that a claim is about.
+
+The scores of a run are one small file beside its measurement, question by question: all that a
+claim about a task needs. A claim compares two arms by the bits per byte of the right answers, or by
+accuracy, paired by seed and by question; seeds and questions (or hosts) are its sources of error,
+as seeds and documents are those of other claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import write_text
+from bsmeta.core.parsing import decode_json
+from bsmeta.report.inference import clusters_of_hosts
+from bsmeta.studies.config import ACCURACY, HOST, ClaimConfig, StudyConfig
+from bsmeta.studies.runs import digest_of, results_folder, runs_of, settings_of
+from bsmeta.studies.statistics import Estimate, ratio, ratio_over_clusters
+
+QUESTION = "question"
+_DIGITS = 4
+"""Decimals of the bits of an answer in a file."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The questions of a task, answered by one model.
+
+    Attributes:
+        shots: Examples before each question.
+        prompt: The conditional prompt; empty without one.
+        correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
+        bits: Bits of the right answer to each question; 0 where it is left out, empty where the
+            task does not say which of its choices is right.
+        sizes: UTF-8 bytes of the right answer; 0 where it is left out because the tokenizer loses
+            some of it. As many as `bits`.
+        hosts: Host of the page of each question, empty if unknown; none if all are unknown.
+        asked: Hash of all questions with their examples and choices.
+    """
+
+    task: str
+    shots: int
+    prompt: str
+    correct: list[float]
+    bits: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    asked: str = ""
+
+    @property
+    def left_out(self) -> int:
+        """Questions without bits, because the tokenizer loses some of the right answer."""
+        return self.sizes.count(0)
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """The scores of a run's model.
+
+    Attributes:
+        settings: Hash of what the run and its scores depend on.
+        facts: Where, when and with which versions the model was scored.
+    """
+
+    settings: str
+    facts: dict[str, Any]
+    scores: list[Score]
+
+    def get(self, task: str, shots: int | None, prompt: str) -> Score | None:
+        """The score of a task with so many examples and this prompt."""
+        for score in self.scores:
+            if (score.task, score.shots, score.prompt) == (task, shots, prompt):
+                return score
+        return None
+
+
+ScoredRuns = Mapping[tuple[str, int], TaskScores]
+"""The scores of each run (arm, seed) that has been scored."""
+
+
+def task_settings(study: StudyConfig) -> dict[str, Any]:
+    """The settings of `downstream` that change a score, or what it is of."""
+    return {name: value for name, value in asdict(study.downstream).items() if name != "arms"}
+
+
+def scores_settings(study: StudyConfig, arm: str, seed: int) -> str:
+    """Hash of what the scores of a run depend on."""
+    return digest_of({"run": settings_of(study, arm, seed), "downstream": task_settings(study)})
+
+
+def scores_path(study: StudyConfig, arm: str, seed: int) -> Path:
+    """The file of a run's scores: in `results_dir`, or in a folder named by the settings."""
+    folder = results_folder(study)
+    if study.results_dir is None:
+        folder = Path(study.out_dir) / f"downstream-{digest_of(task_settings(study))[:8]}"
+    return folder / f"{arm}-seed{seed}.tasks.json"
+
+
+def save_scores(scores: TaskScores, path: Path) -> None:
+    """Writes the scores of a model as JSON; bits are kept with four decimals."""
+    values = asdict(scores)
+    for score in values["scores"]:
+        score["correct"] = [int(answer) for answer in score["correct"]]
+        score["bits"] = [round(bits, _DIGITS) for bits in score["bits"]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, msgspec.json.encode(values).decode() + "\n")
+
+
+def load_scores(path: Path) -> TaskScores:
+    """Reads what `save_scores` wrote.
+
+    Raises:
+        DataError: If it is damaged.
+    """
+    try:
+        found = decode_json(path.read_bytes(), TaskScores)
+        for score in found.scores:
+            _check_lengths(score)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}: not scores that can be read ({error}); delete the file, and the model is "
+            "scored again"
+        ) from error
+    return found
+
+
+def _check_lengths(score: Score) -> None:
+    """Refuses answers that do not belong to the same questions."""
+    count = len(score.correct)
+    lists = (score.bits, score.sizes, score.hosts)
+    if any(values and len(values) != count for values in lists):
+        raise ValueError(f"{score.task}: lists of different lengths")
+    if len(score.bits) != len(score.sizes):
+        raise ValueError(f"{score.task}: as many bits as sizes are expected")
+    if not {*score.correct} <= {0.0, 1.0} or min([*score.bits, *score.sizes], default=0) < 0:
+        raise ValueError(f"{score.task}: a value that no answer has")
+
+
+def find_scores(study: StudyConfig, arm: str, seed: int) -> TaskScores | None:
+    """The scores of a run; None if it has not been scored.
+
+    Raises:
+        DataError: If the file is damaged, or was made with other settings.
+    """
+    path = scores_path(study, arm, seed)
+    if not path.exists():
+        return None
+    found = load_scores(path)
+    expected = scores_settings(study, arm, seed)
+    if found.settings != expected:
+        raise DataError(
+            f"{path}: scored with other settings (hash {found.settings}, expected {expected}): "
+            "config, overrides, curve, measure or downstream of the study have changed; restore "
+            "them, or give the study another results_dir"
+        )
+    return found
+
+
+def find_all_scores(study: StudyConfig) -> dict[tuple[str, int], TaskScores]:
+    """The scores of all runs that have been scored; none if the study has no tasks."""
+    if not study.downstream.tasks:
+        return {}
+    return {
+        (run.arm, run.seed): scores
+        for run in runs_of(study)
+        if (scores := find_scores(study, run.arm, run.seed)) is not None
+    }
+
+
+@dataclass(frozen=True)
+class TaskEffect:
+    """What the scores say to a claim about a task.
+
+    Attributes:
+        effect: The difference, below 0 as claimed: for accuracy, the other arm minus this one; None
+            if there is none.
+        reason: Why it cannot be decided; empty if it can.
+        seeds: The seeds of the difference.
+        unit: `question` or `host`: the unit of the error that is not over seeds.
+        hosts: Hosts of the questions, as far as they are known.
+        without_host: Questions whose host is not known.
+    """
+
+    effect: Estimate | None
+    reason: str
+    seeds: list[int] = field(default_factory=list)
+    unit: str = QUESTION
+    hosts: int = 0
+    without_host: int = 0
+
+
+def task_effect(
+    study: StudyConfig, claim: ClaimConfig, scored: ScoredRuns, cluster: str
+) -> TaskEffect:
+    """The difference that a claim about a task is about.
+
+    Args:
+        cluster: `document` (the questions) or `host`, where the hosts of the questions are known.
+
+    Raises:
+        DataError: If two runs answered different questions.
+    """
+    against = claim.against or study.baseline
+    own = _scores_of(study, claim, claim.arm, claim.prompt, scored)
+    other = _scores_of(study, claim, against, claim.against_prompt, scored)
+    for arm, scores in ((claim.arm, own), (against, other)):
+        if not scores:
+            return TaskEffect(None, f"{arm} has no scores of {claim.task}")
+    seeds = [seed for seed in study.seeds if seed in own and seed in other]
+    if not seeds:
+        return TaskEffect(None, f"no seed has scores of both arms on {claim.task}")
+
+    pairs = [[scores[seed] for seed in seeds] for scores in (own, other)]
+    _refuse_other_questions(claim, {"arm": pairs[0], "against": pairs[1]})
+    weights = _weights(claim, [*pairs[0], *pairs[1]])
+    if not weights.any():
+        return TaskEffect(
+            None, f"{claim.task} has no bits of right answers that the tokenizers keep", seeds
+        )
+
+    hosts = pairs[0][0].hosts
+    names = set(hosts) - {""}
+    is_by_host = cluster == HOST and bool(names)
+    clusters = clusters_of_hosts(hosts) if is_by_host else None
+    of_arm, of_other = (_estimate(claim, scores, weights, clusters) for scores in pairs)
+    effect = of_other - of_arm if claim.score == ACCURACY else of_arm - of_other
+    unit = HOST if is_by_host else QUESTION
+    reason = _reason(study, claim, seeds, effect, unit)
+    return TaskEffect(effect, reason, seeds, unit, len(names), hosts.count(""))
+
+
+def _scores_of(
+    study: StudyConfig, claim: ClaimConfig, arm: str, has_prompt: bool, scored: ScoredRuns
+) -> dict[int, Score]:
+    """By seed: the score of one side of a claim."""
+    prompt = study.downstream.prompts[claim.task] if has_prompt else ""
+    scores = {
+        seed: run.get(claim.task, claim.shots, prompt)
+        for (name, seed), run in scored.items()
+        if name == arm
+    }
+    return {seed: score for seed, score in scores.items() if score is not None}
+
+
+def _refuse_other_questions(claim: ClaimConfig, sides: Mapping[str, Sequence[Score]]) -> None:
+    asked = {(score.asked, len(score.correct)) for scores in sides.values() for score in scores}
+    if len(asked) > 1:
+        raise DataError(
+            f"the runs answered different questions of {claim.task} with {claim.shots} examples "
+            "(other held-out file, task files, or version of lm_eval); expected the same in all "
+            "arms and seeds: delete the .tasks.json files that are wrong, and score these again"
+        )
+
+
+def _weights(claim: ClaimConfig, scores: Sequence[Score]) -> np.ndarray:
+    """The weight of each question in all scores, float64 [questions]: 1, or bytes of its answer.
+
+    0 for a question that the tokenizer of any of these models loses.
+    """
+    if claim.score == ACCURACY:
+        return np.ones(len(scores[0].correct))
+    if any(not score.sizes for score in scores):
+        return np.zeros(len(scores[0].correct))
+    return np.min([score.sizes for score in scores], axis=0).astype(np.float64)
+
+
+def _estimate(
+    claim: ClaimConfig, scores: Sequence[Score], weights: np.ndarray, clusters: np.ndarray | None
+) -> Estimate:
+    values = [score.correct if claim.score == ACCURACY else score.bits for score in scores]
+    if clusters is None:
+        return ratio(np.array(values), weights)
+    return ratio_over_clusters(np.array(values), weights, clusters)
+
+
+def _reason(
+    study: StudyConfig, claim: ClaimConfig, seeds: Sequence[int], effect: Estimate, unit: str
+) -> str:
+    """Why a difference decides nothing yet; empty if it does."""
+    if len(seeds) < len(study.seeds):
+        return f"{len(seeds)} of {len(study.seeds)} declared seeds have scores of {claim.task}"
+    if len(study.seeds) < 2:
+        return "one seed, which shows no variation over seeds"
+    if unit == HOST and effect.units < 2:
+        return "questions of one host, which show no variation over hosts"
+    if effect.units < 2:
+        return "one question, which shows no variation over questions"
+    return ""
