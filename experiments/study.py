@@ -108,7 +108,7 @@ def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launch
 
     measure(study, runs)
     results = results_of(study)
-    further = downstream_tables(study, list(results.arms), results.seeds)
+    further = downstream_tables(results.study, list(results.arms), results.seeds)
     commands = {run.name: launcher.line(run) or "" for run in runs}
     files = write_report(results, file, commands, further)
     print_tables([*claim_tables(results)[:1], *exploratory_tables(results)[:2], *further])

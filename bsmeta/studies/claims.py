@@ -1,10 +1,12 @@
 """The declared claims of a study: the power to decide them, and what the data say to each.
 
 A claim says that one reading of the held-out text (an arm, used with or without metadata) needs
-fewer bits per byte than another. The difference is paired by seed and by document; its p-value is
-corrected by Holm's procedure for all declared claims, those included that cannot be decided yet. So
-at most 5% of studies without any effect give a verdict. A claim is decided when every declared seed
-has been measured, and not before: looking again after each seed would give more false verdicts.
+fewer bits per byte than another, or that one arm answers the questions of a task better than
+another. The difference is paired by seed and by document, or question; its p-value is corrected by
+Holm's procedure for all declared claims of both kinds, those included that cannot be decided yet.
+So at most 5% of studies without any effect give a verdict. A claim is decided when every declared
+seed has been measured, and not before: looking again after each seed would give more false
+verdicts.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +31,10 @@ from bsmeta.report.inference import (
     simultaneous_half_widths,
 )
 from bsmeta.report.page import Cell, Column, Table
-from bsmeta.studies.config import HOST, WITH, WITHOUT, ClaimConfig, StudyConfig
+from bsmeta.studies.config import DOCUMENT, HOST, WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.statistics import NEAR, Estimate, Measured
+from bsmeta.studies.task_scores import ScoredRuns, TaskEffect, task_effect
+from bsmeta.studies.units import Unit, unit_of
 
 if TYPE_CHECKING:
     from bsmeta.studies.results import Results
@@ -53,11 +58,13 @@ class Claim:
         count: Number of declared claims.
         power: Probability that it is supported if the difference is the smallest of interest, at
             the declared seeds, by the pilot; None without a pilot.
-        effect: The difference in bits per byte; None if it has not been measured.
+        effect: The difference, below 0 as claimed; None if it has not been measured.
         reason: Why it cannot be decided; empty if it can.
         p_value: Of the hypothesis of no difference, for this claim alone.
         corrected: The p-value after Holm's correction for all declared claims.
         low, high: The interval that holds for all declared claims at once.
+        seeds: The seeds of the difference, in its order.
+        task: What the scores say, for a claim about a task; else None.
     """
 
     name: str
@@ -70,6 +77,13 @@ class Claim:
     corrected: float
     low: float
     high: float
+    seeds: list[int] = field(default_factory=list)
+    task: TaskEffect | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the difference."""
+        return unit_of(self.config)
 
     @property
     def verdict(self) -> str:
@@ -91,27 +105,56 @@ class Claim:
         return is_small and self.verdict in (SUPPORTED, UNDECIDED)
 
 
-def decide(study: StudyConfig, measured: Measured) -> list[Claim]:
-    """The verdict on every declared claim."""
+def decide(
+    study: StudyConfig, measured: Measured, scored: ScoredRuns = MappingProxyType({})
+) -> list[Claim]:
+    """The verdict on every declared claim.
+
+    Args:
+        scored: The scores of the runs on the downstream tasks.
+
+    Raises:
+        DataError: If two runs answered different questions of a task.
+    """
     count, seeds = len(study.claims), len(study.seeds)
-    read = {name: _effect(study, claim, measured) for name, claim in study.claims.items()}
+    read = {name: _read(study, claim, measured, scored) for name, claim in study.claims.items()}
     decided = {
-        name: effect for name, (effect, reason) in read.items() if effect is not None and not reason
+        name: own.effect for name, own in read.items() if own.effect is not None and not own.reason
     }
     sources = [effect.sources for effect in decided.values()]
     halves = dict(zip(decided, simultaneous_half_widths(sources, count), strict=True))
     p_values = [decided[name].p_value if name in decided else 1.0 for name in read]
     found = []
     for name, p_value, corrected in zip(read, p_values, holm(p_values), strict=True):
-        config, (effect, reason) = study.claims[name], read[name]
-        value, half = effect.value if effect else 0.0, halves.get(name, math.inf)
+        config, own = study.claims[name], read[name]
+        value, half = own.effect.value if own.effect else 0.0, halves.get(name, math.inf)
         found.append(
             Claim(
-                name, config, count, predicted_power(config, seeds, count), effect, reason,
-                p_value, corrected, value - half, value + half,
+                name, config, count, predicted_power(config, seeds, count), own.effect, own.reason,
+                p_value, corrected, value - half, value + half, own.seeds, own.task,
             )
         )  # fmt: skip
     return found
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The difference that a claim is about, why it cannot be decided, and its seeds."""
+
+    effect: Estimate | None
+    reason: str
+    seeds: list[int]
+    task: TaskEffect | None = None
+
+
+def _read(
+    study: StudyConfig, claim: ClaimConfig, measured: Measured, scored: ScoredRuns
+) -> _Reading:
+    """What the measurements, or the scores, say to a claim."""
+    if claim.task:
+        task = task_effect(study, claim, scored, measured.cluster)
+        return _Reading(task.effect, task.reason, task.seeds, task)
+    return _Reading(*_effect(study, claim, measured), measured.seeds)
 
 
 def _effect(
@@ -257,8 +300,9 @@ def declared_table(study: StudyConfig) -> Table:
         "if the difference is the smallest of interest."
     )
     columns = [
-        Column("claim"), Column("smallest difference", BITS), Column("pilot", str),
-        Column("power", "{:.0%}".format), Column("bits per byte of"), Column("minus those of"),
+        Column("claim"), *_unit_columns(study), Column("smallest difference", BITS),
+        Column("pilot", str), Column("power", "{:.0%}".format), Column(f"{_measure(study)} of"),
+        Column("minus those of"),
     ]  # fmt: skip
     table = Table("Declared claims", note, columns)
     for claim in study.claims.values():
@@ -266,33 +310,76 @@ def declared_table(study: StudyConfig) -> Table:
         if claim.pilot_deviation is not None:
             pilot = f"{claim.pilot_deviation:.4f}, {claim.pilot_document_error:.4f}"
         power = predicted_power(claim, seeds, count)
-        sides = _sides(study, claim)
-        table.rows.append([claim.label, claim.smallest_difference, pilot, power, *sides])
+        sides = _task_sides(study, claim) if claim.task else _sides(study, claim)
+        words = [claim.label, *_unit_cells(study, claim)]
+        table.rows.append([*words, claim.smallest_difference, pilot, power, *sides])
     return table
+
+
+def _has_tasks(study: StudyConfig) -> bool:
+    """Whether a claim is about a task, so that units differ."""
+    return any(claim.task for claim in study.claims.values())
+
+
+def _measure(study: StudyConfig) -> str:
+    """The head of a column for differences of all claims."""
+    return "scores" if _has_tasks(study) else "bits per byte"
+
+
+def _unit_columns(study: StudyConfig) -> list[Column]:
+    """A column for the units, where they differ."""
+    return [Column("unit")] if _has_tasks(study) else []
+
+
+def _unit_cells(study: StudyConfig, claim: ClaimConfig) -> list[Cell]:
+    return [unit_of(claim).name] if _has_tasks(study) else []
+
+
+def _pairing(study: StudyConfig) -> str:
+    """How differences are paired, and on which side of 0 they are as claimed."""
+    if not _has_tasks(study):
+        return f"bits per byte, paired by seed and by {DOCUMENT}; below 0 as claimed"
+    return (
+        f"in its unit, paired by seed and by {DOCUMENT} (of a task: by question); as claimed it is "
+        "below 0 for bits per byte, above 0 for accuracy"
+    )
+
+
+def _units_of_error(study: StudyConfig) -> str:
+    """The units of the error that is not over seeds."""
+    return f"{study.cluster}s" + (" (of a task: questions)" if _has_tasks(study) else "")
 
 
 def claim_table(results: Results) -> Table:
     """One row per claim, with its verdict."""
     note = (
-        "Difference: bits per byte, paired by seed and by document; below 0 as claimed; error over "
-        f"seeds and {results.study.cluster}s. The first "
+        f"Difference: {_pairing(results.study)}; error over seeds and "
+        f"{_units_of_error(results.study)}. The first "
         "interval is for the claim alone; the second (Bonferroni) and the p-value (Holm) are "
         f"corrected for all {len(results.claims)} declared claims. Supported, refuted: p ≤ 0.05; "
         "undecided: p > 0.05; open: the claim cannot be decided."
     )
     columns = [
-        Column("claim"), Column("difference", SIGNED), Column("95% interval", SIGNED),
+        Column("claim"), *_unit_columns(results.study), Column("difference", SIGNED),
+        Column("95% interval", SIGNED),
         Column("all at once", SIGNED), Column("p", p_words), Column("verdict"),
     ]  # fmt: skip
     table = Table("Claims", note, columns)
     for claim in results.claims:
         cells: list[Cell] = [None, None, None, None]
         if claim.effect is not None:
-            cells[:2] = [claim.effect.value, Interval(claim.effect.low, claim.effect.high)]
+            shown = claim.unit.shown(claim.effect)
+            cells[:2] = [shown.value, shown.interval]
             if not claim.reason:
-                cells[2:] = [Interval(claim.low, claim.high), claim.corrected]
-        table.rows.append([claim.config.label, *cells, claim.verdict])
+                cells[2:] = [shown_at_once(claim), claim.corrected]
+        words = [claim.config.label, *_unit_cells(results.study, claim.config)]
+        table.rows.append([*words, *cells, claim.verdict])
     return table
+
+
+def shown_at_once(claim: Claim) -> Interval:
+    """The interval that holds for all claims at once, with the difference's own sign."""
+    return claim.unit.shown(Interval(claim.low, claim.high)).interval
 
 
 def host_table(results: Results) -> Table:
@@ -303,23 +390,38 @@ def host_table(results: Results) -> Table:
         "as for other hosts. Ratio: squared standard error over hosts / over documents, about 1 if "
         "the documents of a host are independent."
     )
+    if _has_tasks(results.study):
+        note += (
+            " For a task, its questions are the documents; –: the hosts of its questions are not "
+            "known, so that each question counts by itself."
+        )
     columns = [
-        Column("claim"), Column("over documents", SIGNED), Column("over hosts", SIGNED),
+        Column("claim"), *_unit_columns(results.study), Column("over documents", SIGNED),
+        Column("over hosts", SIGNED),
         Column("ratio", "{:.1f}".format), Column("p over hosts", p_words), Column("as declared"),
         Column("with cluster: host"),
     ]  # fmt: skip
     table = Table("Are the documents of a host independent?", note, columns)
     for claim, other in zip(results.claims, results.by_host, strict=True):
-        cells: list[Cell] = [None, None, None]
-        if claim.effect is not None and other.effect is not None:
-            cells = [
-                Interval(claim.effect.low, claim.effect.high),
-                Interval(other.effect.low, other.effect.high),
+        cells: list[Cell] = [None, None, None, None]
+        if claim.effect is not None and other.effect is not None and is_over_hosts(other):
+            cells[:3] = [
+                claim.unit.shown(claim.effect).interval,
+                claim.unit.shown(other.effect).interval,
                 error_ratio(claim.effect, other.effect),
             ]
-        p_value = None if other.reason else other.corrected
-        table.rows.append([claim.config.label, *cells, p_value, claim.verdict, other.verdict])
+            cells[3] = None if other.reason else other.corrected
+        words = [claim.config.label, *_unit_cells(results.study, claim.config)]
+        table.rows.append([*words, *cells, claim.verdict, other.verdict])
     return table
+
+
+def is_over_hosts(claim: Claim) -> bool:
+    """Whether hosts are the units of a claim decided with `cluster: host`.
+
+    They are not for a task whose questions have no host that is known.
+    """
+    return claim.task is None or claim.task.unit == HOST
 
 
 def error_ratio(effect: Estimate, by_host: Estimate) -> float | None:
@@ -338,7 +440,7 @@ def host_notes(results: Results) -> list[str]:
                 f"{results.documents_without_host:,} of {results.documents:,} documents have no "
                 "host that is known: each of them counts as a host by itself."
             )
-        return notes
+        return [*notes, *_notes_on_questions(results.claims)]
     changed = [
         f"{claim.config.label} ({claim.verdict}; {other.verdict} over hosts)"
         for claim, other in zip(results.claims, results.by_host, strict=False)
@@ -354,16 +456,54 @@ def host_notes(results: Results) -> list[str]:
     ]
 
 
+def task_notes(claims: Sequence[Claim]) -> list[str]:
+    """A sentence for each task of a claim some of whose questions are left out."""
+    left_out = {
+        claim.config.task: claim.task
+        for claim in claims
+        if claim.task is not None and claim.task.left_out
+    }
+    return [
+        f"{name}: bits per byte leave out {task.left_out:,} of {task.questions:,} questions, some "
+        "of whose right answer a tokenizer loses."
+        for name, task in left_out.items()
+    ]
+
+
+def _notes_on_questions(claims: Sequence[Claim]) -> list[str]:
+    """Sentences about the hosts of the questions of each task, with `cluster: host`."""
+    notes = []
+    tasks = {
+        claim.config.task: claim.task
+        for claim in claims
+        if claim.task is not None and claim.effect is not None
+    }
+    for name, task in tasks.items():
+        if task.unit != HOST:
+            notes.append(
+                f"{name}: the hosts of its questions are not known, so the error of its claims is "
+                "over questions, each by itself, in place of hosts."
+            )
+            continue
+        notes += [f"{name}: {note}" for note in few_clusters(task.hosts, "hosts")]
+        if task.without_host:
+            notes.append(
+                f"{name}: {task.without_host:,} questions have no host that is known: each of them "
+                "counts as a host by itself."
+            )
+    return notes
+
+
 def precision_table(results: Results) -> Table:
     """One row per claim: how precise the study is, and what a larger one would need."""
     note = (
         "Standard deviation of the difference over seeds and its standard error over "
-        f"{results.study.cluster}s, as found here: for the power of a further study. Seeds: for a "
-        f"power of {POWER:.0%} with the same number of claims, if the difference is the smallest "
-        "of interest."
+        f"{_units_of_error(results.study)}, as found here: for the power of a further study. "
+        f"Seeds: for a power of {POWER:.0%} with the same number of claims, if the difference is "
+        "the smallest of interest."
     )
     columns = [
-        Column("claim"), Column("deviation over seeds", BITS),
+        Column("claim"), *_unit_columns(results.study), Column("deviation over seeds", BITS),
         Column(f"error over {results.study.cluster}s", BITS), Column("seeds needed", str),
     ]  # fmt: skip
     table = Table("Precision", note, columns)
@@ -375,7 +515,8 @@ def precision_table(results: Results) -> Table:
             seeds = seeds_needed(claim.config.smallest_difference, *spread, claim.count)
             needed = "above 1,000" if seeds is None else f"{seeds}"
             cells = [*spread, needed]
-        table.rows.append([claim.config.label, *cells])
+        words = [claim.config.label, *_unit_cells(results.study, claim.config)]
+        table.rows.append([*words, *cells])
     return table
 
 
@@ -416,6 +557,16 @@ def _side(study: StudyConfig, arm: str, metadata: str, share: float, axis: str) 
     return ", ".join(words)
 
 
+def _task_sides(study: StudyConfig, claim: ClaimConfig) -> list[str]:
+    """Both arms that a claim about a task compares, in words."""
+    sides = ((claim.arm, claim.prompt), (claim.against or study.baseline, claim.against_prompt))
+    return [
+        f"{study.arms[arm].label or arm}, {claim.task}, {claim.shots} shots"
+        + (", with the prompt" if has_prompt else "")
+        for arm, has_prompt in sides
+    ]
+
+
 def _bytes_words(part: list[int]) -> str:
     if not part:
         return "all bytes"
@@ -437,9 +588,12 @@ def _sentence(claim: Claim, setting: str) -> str:
     effect = claim.effect
     if effect is None:
         return f"{words}: {claim.reason}."
+    shown = claim.unit.shown(effect)
     found = (
-        f"{effect.value:+.4f} bits per byte, 95% interval {effect.low:+.4f} to {effect.high:+.4f}"
+        f"{shown.value:+.4f} {claim.unit.name}, 95% interval {shown.low:+.4f} to {shown.high:+.4f}"
     )
+    if claim.unit.is_higher_better:
+        found += " (above 0: as claimed)"
     if claim.reason:
         return f"{words}: {claim.reason}; so far {found}."
     words = (

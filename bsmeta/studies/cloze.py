@@ -4,7 +4,7 @@
 |---|---|---|
 | `bsmeta_cloze` | the beginning of a page | which text follows |
 | `bsmeta_word` | text of a page up to a content word | which word comes next |
-| `bsmeta_title` | the beginning of a page | which title belongs to it |
+| `bsmeta_title` | the first text of a page without its title | which title belongs to it |
 | `bsmeta_site` | the beginning of a page | which host it is from |
 
 The answers of the last two are metadata. A model that was trained with titles or URLs was given
@@ -46,9 +46,13 @@ SHOWN, FOLLOWING = 300, 120
 """Characters that `bsmeta_cloze` shows, and of each of its choices (up to the next blank)."""
 SHOWN_BEFORE_WORD, SHOWN_BEGINNING, LONGEST_TITLE = 180, 150, 60
 """Most characters that the other tasks show, and of a title."""
+LEAST_SHOWN = 60
+"""Least characters of a page that a question about its title or host shows."""
 
 _CANDIDATE = re.compile(r"(?<= )[a-z]{5,14}(?=[ .,;:!?])")
-_LARGEST_SHARE = 0.2
+_SEPARATOR = re.compile(r" [—–|·:-] |: ")
+"""Between the title of a page and the name of its site."""
+_LARGEST_SHARE = 0.1
 """Share of the pages beyond which a word is not a content word, but one like `which`."""
 
 Question = dict[str, Any]
@@ -198,8 +202,7 @@ def _shown_before(line: str, end: int) -> str:
 def title_questions(pages: Sequence[Page]) -> Iterator[Question]:
     """Which title belongs to a page, among those of its host if there are enough.
 
-    A page whose text begins with its title is left out. Among titles of several hosts, the name of
-    the site, which many titles end with, would answer the question.
+    Among titles of several hosts, the name of the site would be the answer.
     """
     titles = {page: _cut(page.title, LONGEST_TITLE) for page in pages if page.title}
     by_host: defaultdict[str, set[str]] = defaultdict(set)
@@ -208,26 +211,35 @@ def title_questions(pages: Sequence[Page]) -> Iterator[Question]:
     everything = set(titles.values())
 
     for page, title in titles.items():
-        shown = _cut(page.line, SHOWN_BEGINNING)
-        if title.lower() in shown.lower():
-            continue
+        shown = _beginning_without(page.line, _SEPARATOR.split(title)[0])
         others = by_host[page.host] - {title}
         if len(others) < CHOICES - 1:
             others = everything - {title}
-        if len(others) >= CHOICES - 1:
+        if shown and len(others) >= CHOICES - 1:
             draw = random.Random(derive("title", page.url, page.line))
             wrong = [f" {other}" for other in draw.sample(sorted(others), CHOICES - 1)]
             yield _question(page, f"{shown}\nTitle:", f" {title}", wrong, draw)
 
 
+def _beginning_without(line: str, words: str) -> str:
+    """The first text of a page in which these words are not, which could be copied; "" if none."""
+    start = 0
+    while len(shown := _cut(line[start:], SHOWN_BEGINNING)) >= LEAST_SHOWN:
+        place = shown.lower().find(words.lower())
+        if place < 0:
+            return shown
+        start = line.find(" ", start + place + len(words)) + 1 or len(line)
+    return ""
+
+
 def site_questions(pages: Sequence[Page]) -> Iterator[Question]:
-    """Which host a page is from; one whose text begins with the host's name is left out."""
+    """Which host a page is from."""
     hosts = sorted({page.host for page in pages if page.host})
     if len(hosts) < CHOICES:
         return
     for page in pages:
-        shown = _cut(page.line, SHOWN_BEGINNING)
-        if page.host and page.host.lower() not in shown.lower():
+        shown = _beginning_without(page.line, page.host) if page.host else ""
+        if shown:
             draw = random.Random(derive("site", page.url, page.line))
             others = [host for host in hosts if host != page.host]
             wrong = [f" {other}" for other in draw.sample(others, CHOICES - 1)]
@@ -274,6 +286,6 @@ QUESTIONS: dict[str, Callable[[Sequence[Page]], Iterator[Question]]] = {
 _NEEDS = {
     CLOZE: f"pages of at least {SHOWN + FOLLOWING} characters",
     WORD: f"pages with a content word after {SHOWN_BEFORE_WORD} characters",
-    TITLE: "pages with a title that their text does not begin with",
-    SITE: f"pages of at least {CHOICES} hosts",
+    TITLE: f"pages with a title, and {LEAST_SHOWN} characters without it",
+    SITE: f"pages of at least {CHOICES} hosts, and {LEAST_SHOWN} characters without their name",
 }

@@ -34,7 +34,8 @@ class Association:
     Attributes:
         name: The claim, or the arm compared with the baseline.
         factor: `machine`, `processor`, or `order` (halves of the seeds by their start).
-        means: By group: the mean of the difference over its seeds, in bits per byte.
+        means: By group: the mean of the difference over its seeds, in bits per byte where `name`
+            names no other unit.
         counts: By group: its seeds.
         p_value: Of the permutation test over seeds; None if there are too few for 5%.
     """
@@ -102,13 +103,13 @@ def permutation_p_value(groups: Sequence[np.ndarray]) -> float | None:
 def condition_table(found: Sequence[Association]) -> Table:
     """One row per difference and factor."""
     note = (
-        "Mean difference over the seeds of each machine, of each model of processor, and of the "
-        "first and the second half of the seeds by the start of their training; p: permutation "
-        "test over seeds, not corrected (–: too few seeds for 5%). If seeds differ by machine or "
-        "order, the interval over seeds is too narrow."
+        "Mean difference, in bits per byte where no other unit is named, over the seeds of each "
+        "machine, of each model of processor, and of the first and the second half of the seeds by "
+        "the start of their training; p: permutation test over seeds, not corrected (–: too few "
+        "seeds for 5%). If seeds differ by machine or order, the interval over seeds is too narrow."
     )
     columns = [
-        Column("bits per byte"), Column("by"), Column("means (seeds)", str),
+        Column("difference"), Column("by"), Column("means (seeds)", str),
         Column("p", "{:.2g}".format),
     ]  # fmt: skip
     table = Table("Machine and order", note, columns)

@@ -32,6 +32,13 @@ OWN_KEYS = (
 )  # fmt: skip
 """Keys of a training run that the study sets itself."""
 
+TASK_KEYS = ("task", "shots", "prompt", "against_prompt", "score")
+"""Keys of a claim about a task."""
+_SHARED_KEYS = (
+    "label", "arm", "against", "smallest_difference", "pilot_deviation", "pilot_document_error",
+)  # fmt: skip
+"""Keys of claims of both kinds; all others are about held-out text."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -99,7 +106,9 @@ class ClaimConfig:
     minus_against: str = key("", "… minus this one's")
     task: str = key("", "task of downstream.tasks that the claim is about, in place of the text")
     shots: int | None = key(
-        None, "with task: examples before a question, one of downstream.shots (required)", at_least=0
+        None,
+        "with task: examples before a question, one of downstream.shots (required)",
+        at_least=0,
     )
     prompt: bool = key(False, "with task: the arm has the task's text of downstream.prompts")
     against_prompt: bool = key(False, "with task: the other arm has that text")
@@ -347,8 +356,9 @@ def _problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[s
 
 
 def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
-    for name in _changed_keys(claim, _OF_TASK):
-        yield f"{name}={getattr(claim, name)}: expected a claim with a task; add task, or leave it out"
+    for name in _changed_keys(claim, TASK_KEYS):
+        value = getattr(claim, name)
+        yield f"{name}={value}: expected a claim with task; add it, or leave this out"
     for name in ("minus_arm", "minus_against"):
         arm = getattr(claim, name)
         if arm and arm not in study.arms:
@@ -374,15 +384,9 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
             yield f"{name}={part}: expected one or two rising numbers of {list(edges)}"
 
 
-_OF_TASK = ("task", "shots", "prompt", "against_prompt", "score")
-_OF_BOTH = (
-    "label", "arm", "against", "smallest_difference", "pilot_deviation", "pilot_document_error",
-)  # fmt: skip
-
-
 def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
     settings, task = study.downstream, claim.task
-    about_text = [own.name for own in fields(claim) if own.name not in (*_OF_TASK, *_OF_BOTH)]
+    about_text = [own.name for own in fields(claim) if own.name not in (*TASK_KEYS, *_SHARED_KEYS)]
     for name in _changed_keys(claim, about_text):
         yield (
             f"{name}={getattr(claim, name)}: makes no sense with task={task}, whose questions are "

@@ -18,8 +18,15 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_text
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact_values
-from bsmeta.studies.config import DOCUMENT, ArmConfig, ClaimConfig, StudyConfig
+from bsmeta.studies.config import (
+    DOCUMENT,
+    ArmConfig,
+    ClaimConfig,
+    DownstreamConfig,
+    StudyConfig,
+)
 from bsmeta.studies.runs import NOT_STARTED, measure_settings, progress_of, runs_of
+from bsmeta.studies.task_scores import task_settings
 
 DECLARATION = "study.json"
 
@@ -27,7 +34,7 @@ _WORDS = ("label", "pilot_deviation", "pilot_document_error")
 """Keys of a claim that change nothing of its verdict."""
 
 
-_BEFORE = {"cluster": DOCUMENT, "random_order": False}
+_BEFORE = {"cluster": DOCUMENT, "random_order": False, "downstream": None}
 """Keys of a declaration that is older than them, with what was done before."""
 
 
@@ -52,6 +59,7 @@ def declare(study: StudyConfig) -> None:
         if _is_started(study, earlier):
             _refuse_other_claims(earlier["claims"], now["claims"], declaration_file(study))
             _refuse_other_cluster(earlier["cluster"], now["cluster"], declaration_file(study))
+            _refuse_other_tasks(earlier["downstream"], now["downstream"], declaration_file(study))
             now["seeds"] = earlier["seeds"]
     if now != earlier:  # many processes may start at once
         declaration_file(study).parent.mkdir(parents=True, exist_ok=True)
@@ -96,8 +104,12 @@ def as_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
         *_removed("arm", declared["arms"], study.arms),
         *_changed_claims(declared["claims"], study),
         *_changed_cluster(declared["cluster"], study.cluster),
+        *_changed_tasks(declared["downstream"], study),
         *_added_seeds(declared["seeds"], study.seeds),
     ]
+    if declared["downstream"] is not None:
+        downstream = DownstreamConfig(**declared["downstream"], arms=study.downstream.arms)
+        study = replace(study, downstream=downstream)
     study = replace(study, seeds=seeds, arms=arms, claims=claims, cluster=declared["cluster"])
     return study, notes
 
@@ -118,6 +130,7 @@ def _declaration_of(study: StudyConfig) -> dict[str, Any]:
         **declaration,
         "seeds": study.seeds,
         "claims": claims,
+        "downstream": _declared_tasks(study),
         "cluster": study.cluster,
         "random_order": study.random_order,
     }
@@ -187,6 +200,30 @@ def _refuse_other_cluster(declared: str, now: str, file: Path) -> None:
         )
 
 
+def _declared_tasks(study: StudyConfig) -> dict[str, Any] | None:
+    """The settings of downstream tasks, which belong to the claims about them; None without any."""
+    is_needed = any(claim.task for claim in study.claims.values())
+    return task_settings(study) if is_needed else None
+
+
+def _refuse_other_tasks(
+    declared: Mapping[str, Any] | None, now: Mapping[str, Any] | None, file: Path
+) -> None:
+    if declared is None or now is None:  # the claims, which are the same, need none
+        return
+    differing = [
+        f"downstream.{name}={now.get(name)}, expected {before}"
+        for name, before in declared.items()
+        if now.get(name) != before
+    ]
+    if differing:
+        raise ConfigurationError(
+            f"{'; '.join(differing)}: changed since the first run of the study was started; "
+            f"expected what {file} declares, because claims are about these tasks "
+            "(downstream.arms may change)"
+        )
+
+
 def _test_of(claim: ClaimConfig) -> dict[str, Any]:
     """What decides a claim's verdict: all but its words and its prediction."""
     return {name: value for name, value in asdict(claim).items() if name not in _WORDS}
@@ -222,6 +259,15 @@ def _changed_cluster(declared: str, present: str) -> list[str]:
     return [
         f"The study's file has cluster: {present}, the declaration has {declared}, which the "
         "verdicts follow."
+    ]
+
+
+def _changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) -> list[str]:
+    if declared is None or declared == task_settings(study):
+        return []
+    return [
+        "The tasks (downstream) of the study's file are not those that were declared with its "
+        "claims: the declared ones are read, and nothing else."
     ]
 
 

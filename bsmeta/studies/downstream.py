@@ -36,7 +36,7 @@ from bsmeta.data.text.lost_text import lossy_texts
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.cloze import QUESTIONS, write_tasks
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
-from bsmeta.studies.runs import DONE, Run, digest_of, progress_of, runs_of
+from bsmeta.studies.runs import DONE, Run, digest_of, progress_of
 from bsmeta.studies.statistics import Estimate, ratio
 from bsmeta.studies.task_scores import (
     Score,

@@ -19,7 +19,16 @@ from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, short_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
-from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, answer, claim_tables, sentences
+from bsmeta.studies.claims import (
+    OPEN,
+    REFUTED,
+    SUPPORTED,
+    Claim,
+    answer,
+    claim_tables,
+    sentences,
+    shown_at_once,
+)
 from bsmeta.studies.conditions import condition_table
 from bsmeta.studies.config import AXES, FLOPS, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.results import ArmResult, Results, as_dict
@@ -322,30 +331,56 @@ def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
 
 @figures.styled
 def claim_plot(results: Results) -> Figure:
-    """The effect of each claim with its own interval, and the one for all claims at once."""
+    """The effect of each claim with its own interval, and the one for all claims at once.
+
+    Claims whose differences have another unit are in a panel of their own.
+    """
     known = [claim for claim in results.claims if claim.effect is not None]
-    names = [short_name(claim.config.label, _LONGEST_LABEL) for claim in known]
-    labels = [
-        textwrap.fill(f"{name} ({claim.verdict})", _LONGEST_LINE)
-        for name, claim in zip(names, known, strict=True)
+    panels = [
+        [claim for claim in known if claim.unit == unit]
+        for unit in dict.fromkeys(claim.unit for claim in known)
     ]
-    lines = sum(max(label.count("\n") + 1, 2) for label in labels)
-    figure, (axes,) = figures.canvas(1.3 + 0.21 * lines, width=figures.WIDE)
-    colors = {SUPPORTED: GOOD, REFUTED: BAD}
-    for place, claim in enumerate(known):
-        style = Look(colors.get(claim.verdict, MUTED))
-        outer = None if claim.verdict == OPEN else Interval(claim.low, claim.high)
-        assert claim.effect is not None
-        figures.draw_interval(axes, place, claim.effect, style, outer=outer)
-        interest = claim.config.smallest_difference
-        assert interest is not None
-        axes.plot([-interest], [place], "|", color=INK, markersize=12)
-    figures.draw_zero(axes)
-    figures.name_rows(axes, labels)
-    axes.set_xlabel("difference in bits per byte (left of 0: fewer bits, as claimed)")
+    labels = [[_claim_label(claim) for claim in claims] for claims in panels]
+    lines = [sum(max(label.count("\n") + 1, 2) for label in own) for own in labels]
+    figure, all_axes = figures.canvas(
+        0.5 + sum(0.8 + 0.21 * count for count in lines), panels=len(panels), columns=1,
+        width=figures.WIDE, shares_y=False,
+    )  # fmt: skip
+    all_axes[0].get_gridspec().set_height_ratios(lines)
+    for axes, claims, names in zip(all_axes, panels, labels, strict=True):
+        for place, claim in enumerate(claims):
+            _draw_claim(axes, place, claim)
+        figures.draw_zero(axes)
+        figures.name_rows(axes, names)
+        axes.set_xlabel(_difference_words(claims[0]))
     title = "95% intervals (thick), for all claims at once (thin), smallest of interest: |"
     figure.suptitle(title, x=0.01, ha="left")
     return figure
+
+
+def _claim_label(claim: Claim) -> str:
+    name = short_name(claim.config.label, _LONGEST_LABEL)
+    return textwrap.fill(f"{name} ({claim.verdict})", _LONGEST_LINE)
+
+
+def _draw_claim(axes: Axes, place: int, claim: Claim) -> None:
+    """Draws the difference of a claim in its own unit, and the smallest of interest."""
+    colors = {SUPPORTED: GOOD, REFUTED: BAD}
+    style = Look(colors.get(claim.verdict, MUTED))
+    outer = None if claim.verdict == OPEN else shown_at_once(claim)
+    assert claim.effect is not None
+    figures.draw_interval(axes, place, claim.unit.shown(claim.effect), style, outer=outer)
+    interest = claim.config.smallest_difference
+    assert interest is not None
+    end = claim.unit.shown(Interval(-interest, -interest)).low
+    axes.plot([end], [place], "|", color=INK, markersize=12)
+
+
+def _difference_words(claim: Claim) -> str:
+    """The unit of a claim's difference, and its side as claimed, for an axis."""
+    if claim.unit.is_higher_better:
+        return f"difference in {claim.unit.name} (right of 0: higher, as claimed)"
+    return f"difference in {claim.unit.name} (left of 0: fewer bits, as claimed)"
 
 
 @figures.styled

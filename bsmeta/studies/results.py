@@ -2,7 +2,8 @@
 
 An effect is a difference in bits per byte; below 0, the arm needs fewer bits than what it is
 compared with. The baseline is text alone, read from its curve at the text tokens that the arm was
-trained on (the same text), or at the arm's total tokens (the same compute).
+trained on (the same text), or at the arm's total tokens (the same compute). Claims may also be
+about the scores of downstream tasks, whose differences have units of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import numpy as np
 from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.core.errors import DataError
 from bsmeta.report.byte_ranges import byte_ranges
-from bsmeta.studies.claims import Claim, decide, error_ratio, host_notes
+from bsmeta.studies.claims import (
+    Claim,
+    decide,
+    error_ratio,
+    host_notes,
+    is_over_hosts,
+    shown_at_once,
+    task_notes,
+)
 from bsmeta.studies.conditions import (
     Association,
     associations,
@@ -28,6 +37,7 @@ from bsmeta.studies.config import AXES, DOCUMENT, HOST, TEXT, TOKENS, WITH, WITH
 from bsmeta.studies.declaration import as_declared
 from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of
 from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, saving
+from bsmeta.studies.task_scores import find_all_scores
 from bsmeta.tasks.causal_lm.documents import slices_of
 
 
@@ -132,11 +142,10 @@ def results_of(study: StudyConfig) -> Results:
         )
         for arm in measured.arms
     }  # fmt: skip
-    claims = decide(study, measured)
+    scored = find_all_scores(study)
+    claims = decide(study, measured, scored)
     shows_hosts = study.cluster == DOCUMENT and measured.hosts > 1
-    differences = {
-        claim.config.label: claim.effect.seeds for claim in claims if claim.effect is not None
-    }
+    differences = dict(_differences_of(claims, measured.seeds))
     for arm, values in differences_of_arms(measured, study.baseline).items():
         if not any(np.allclose(values, claimed) for claimed in differences.values()):
             differences[f"{study.arms[arm].label or arm}, without metadata"] = values
@@ -150,12 +159,24 @@ def results_of(study: StudyConfig) -> Results:
         measured.documents_without_host,
         {arm: _compared(study, measured, alone, arm) for arm in measured.arms},
         claims,
-        [*notes, *_notes(measured), *condition_notes(measured, conditions)],
+        [*notes, *_notes(measured), *task_notes(claims), *condition_notes(measured, conditions)],
         [*_shared_with_baseline(study, measured), *missing_records(measured)],
         conditions,
-        decide(study, measured.clustered_by(HOST)) if shows_hosts else [],
+        decide(study, measured.clustered_by(HOST), scored) if shows_hosts else [],
     )
     return replace(results, notes=[*results.notes, *host_notes(results)])
+
+
+def _differences_of(
+    claims: Sequence[Claim], seeds: Sequence[int]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and values, in their own unit and sign, of the claims that have exactly these seeds."""
+    for claim in claims:
+        if claim.effect is not None and claim.seeds == seeds:
+            name, sign = claim.config.label, -1 if claim.unit.is_higher_better else 1
+            if claim.config.task:
+                name += f" ({claim.unit.name})"
+            yield name, sign * claim.effect.seeds
 
 
 def _notes(measured: Measured) -> list[str]:
@@ -305,10 +326,12 @@ def as_dict(results: Results) -> dict[str, Any]:
             {
                 "name": claim.name,
                 **asdict(claim.config),
-                "difference": _plain(claim.effect),
+                "unit": claim.unit.name,
+                "as_claimed": claim.unit.side,
+                "difference": _shown(claim, claim.effect),
                 "deviation": claim.effect.deviation if claim.effect else None,
                 "document_error": claim.effect.document_error if claim.effect else None,
-                "at_once": [claim.low, claim.high],
+                "at_once": [shown_at_once(claim).low, shown_at_once(claim).high],
                 "p": claim.p_value,
                 "p_corrected": claim.corrected,
                 "power": claim.power,
@@ -321,12 +344,22 @@ def as_dict(results: Results) -> dict[str, Any]:
     }
 
 
+def _shown(claim: Claim, effect: Estimate | None) -> dict[str, float] | None:
+    """A claim's difference in its own unit and sign, as JSON."""
+    if effect is None:
+        return None
+    shown = claim.unit.shown(effect)
+    return {"value": shown.value, "low": shown.low, "high": shown.high}
+
+
 def _over_hosts(claim: Claim, by_host: Claim | None) -> dict[str, Any] | None:
     """A claim with hosts as the units of the error over documents; None if it has no such form."""
     if by_host is None or by_host.effect is None or claim.effect is None:
         return None
+    if not is_over_hosts(by_host):
+        return None
     return {
-        "difference": _plain(by_host.effect),
+        "difference": _shown(by_host, by_host.effect),
         "hosts": by_host.effect.units,
         "host_error": by_host.effect.document_error,
         "error_ratio": error_ratio(claim.effect, by_host.effect),

@@ -330,7 +330,8 @@ def _overrides_of_arm(study: StudyConfig, name: str) -> list[str]:
     arm = study.arms[name]
     if arm.branch_of is None:
         return [*study.overrides, *arm.overrides]
-    assert arm.branch_at is not None and arm.decay_steps is not None
+    assert arm.branch_at is not None
+    assert arm.decay_steps is not None
     return [
         *study.overrides,
         *study.arms[arm.branch_of].overrides,

@@ -1,4 +1,4 @@
-"""Scores of a run's model on downstream tasks: their file, and the difference that a claim is about.
+"""Scores of a run's model on downstream tasks: their file, and the differences of claims.
 
 The scores of a run are one small file beside its measurement, question by question: all that a
 claim about a task needs. A claim compares two arms by the bits per byte of the right answers, or by
@@ -186,6 +186,8 @@ class TaskEffect:
         unit: `question` or `host`: the unit of the error that is not over seeds.
         hosts: Hosts of the questions, as far as they are known.
         without_host: Questions whose host is not known.
+        questions: Questions of the task.
+        left_out: Questions that do not take part, because a tokenizer loses some of their answer.
     """
 
     effect: Estimate | None
@@ -194,6 +196,8 @@ class TaskEffect:
     unit: str = QUESTION
     hosts: int = 0
     without_host: int = 0
+    questions: int = 0
+    left_out: int = 0
 
 
 def task_effect(
@@ -213,7 +217,7 @@ def task_effect(
     for arm, scores in ((claim.arm, own), (against, other)):
         if not scores:
             return TaskEffect(None, f"{arm} has no scores of {claim.task}")
-    seeds = [seed for seed in study.seeds if seed in own and seed in other]
+    seeds = sorted({*study.seeds} & own.keys() & other.keys())
     if not seeds:
         return TaskEffect(None, f"no seed has scores of both arms on {claim.task}")
 
@@ -233,7 +237,10 @@ def task_effect(
     effect = of_other - of_arm if claim.score == ACCURACY else of_arm - of_other
     unit = HOST if is_by_host else QUESTION
     reason = _reason(study, claim, seeds, effect, unit)
-    return TaskEffect(effect, reason, seeds, unit, len(names), hosts.count(""))
+    left_out = int((weights == 0).sum())
+    return TaskEffect(
+        effect, reason, seeds, unit, len(names), hosts.count(""), len(weights), left_out
+    )
 
 
 def _scores_of(

@@ -1,0 +1,49 @@
+"""Units of the differences that claims are about, and on which side of 0 they are as claimed.
+
+A claim is tested with its difference below 0 as claimed, whatever its unit. Tables, sentences and
+figures show it in its own unit, with its own sign: a higher accuracy is above 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsmeta.report.inference import Bounded, Estimate, Interval, value_of
+from bsmeta.studies.config import ACCURACY, ClaimConfig
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit.
+
+    Attributes:
+        name: In tables and sentences.
+        is_higher_better: Whether a difference is above 0 as claimed.
+    """
+
+    name: str
+    is_higher_better: bool = False
+
+    @property
+    def side(self) -> str:
+        """Where a difference is as claimed."""
+        return "above 0" if self.is_higher_better else "below 0"
+
+    def shown(self, tested: Bounded) -> Estimate:
+        """A difference that is below 0 as claimed, with its own sign."""
+        value = value_of(tested)
+        if self.is_higher_better:
+            return Estimate(-value, Interval(-tested.high, -tested.low))
+        return Estimate(value, Interval(tested.low, tested.high))
+
+
+TEXT_BITS = Unit("bits per byte")
+ANSWER_BITS = Unit("bits per byte of the right answers")
+ACCURACIES = Unit("accuracy", is_higher_better=True)
+
+
+def unit_of(claim: ClaimConfig) -> Unit:
+    """The unit of a claim's difference."""
+    if not claim.task:
+        return TEXT_BITS
+    return ACCURACIES if claim.score == ACCURACY else ANSWER_BITS
