@@ -28,7 +28,7 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,8 @@ def word_questions(pages: Sequence[Page]) -> Iterator[Question]:
     """Which content word comes next: that word, or three like it that the page does not have.
 
     Words are alike if they have almost the same length and are on about as many of the pages (by
-    powers of two), so that neither length nor frequency gives the answer away.
+    powers of two), so that neither length nor frequency gives the answer away. Within such a class,
+    a word that is on more pages is more often the answer, so it is drawn more often as well.
     """
     counts = Counter(word for page in pages for word in set(_CANDIDATE.findall(page.line)))
     alike: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
@@ -174,20 +175,28 @@ def word_questions(pages: Sequence[Page]) -> Iterator[Question]:
 
     for page in pages:
         draw = random.Random(derive("word", page.url, page.line))
-        places = [
-            match for match in _CANDIDATE.finditer(page.line) if match.start() > SHOWN_BEFORE_WORD
-        ]
-        draw.shuffle(places)
-        for match in places:
-            word, shown = match[0], _shown_before(page.line, match.start())
+        places: dict[str, int] = {}
+        for match in _CANDIDATE.finditer(page.line):
+            if match.start() > SHOWN_BEFORE_WORD:
+                places.setdefault(match[0], match.start())
+        for word in draw.sample(sorted(places), len(places)):
+            shown = _shown_before(page.line, places[word])
             others = alike[_class_of(word, counts[word])]
             if word in shown or word not in others:
                 continue  # it could be copied, or is no content word
             others = [other for other in others if other not in page.line]
             if len(others) >= CHOICES - 1:
-                wrong = [f" {other}" for other in draw.sample(others, CHOICES - 1)]
+                wrong = [f" {other}" for other in _weighted_sample(others, counts, draw)]
                 yield _question(page, shown, f" {word}", wrong, draw)
                 break
+
+
+def _weighted_sample(
+    words: Sequence[str], counts: Mapping[str, int], draw: random.Random
+) -> list[str]:
+    """Draws words without replacement, with weights (Efraimidis and Spirakis 2006)."""
+    keys = {word: draw.random() ** (1 / counts[word]) for word in words}
+    return sorted(words, key=lambda word: keys[word])[-(CHOICES - 1) :]
 
 
 def _class_of(word: str, pages: int) -> tuple[int, int]:

@@ -358,7 +358,7 @@ def _problems_of_any_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[s
 def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
     for name in _changed_keys(claim, TASK_KEYS):
         value = getattr(claim, name)
-        yield f"{name}={value}: expected a claim with task; add it, or leave this out"
+        yield f"{name}={value}: expected a claim with task; add it, or leave it out"
     for name in ("minus_arm", "minus_against"):
         arm = getattr(claim, name)
         if arm and arm not in study.arms:
