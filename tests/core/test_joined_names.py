@@ -84,9 +84,9 @@ JOINS = {
         "folder / json_name": "names in the code",
         "folder / markdown_name": "names in the code",
     },
-    "studies/downstream.py": {
-        "Path(study.out_dir) / f'downstream-{digest}' / f'{run.folder.name}.json'": "a hash, a run",
-        "Path(study.out_dir) / f'downstream-{digest}'": "a hash",
+    "studies/cloze.py": {
+        "folder / f'{name}.jsonl'": "names in the code",
+        "folder / f'{name}.yaml'": "names in the code",
     },
     "studies/measuring.py": {"run.folder / f'checkpoint-{step}step'": "a number"},
     "studies/runs.py": {
@@ -95,6 +95,10 @@ JOINS = {
         "ROOT / 'experiments' / study.launch": "the study's file says what to run",
         "folder / 'runs' / f'{arm}-seed{seed}'": "checked by the study's configuration",
         "run.folder.with_name(f'{run.folder.name}.log')": "beside a path",
+    },
+    "studies/task_scores.py": {
+        "Path(study.out_dir) / f'downstream-{digest_of(task_settings(study))[:8]}'": "a hash",
+        "folder / f'{arm}-seed{seed}.tasks.json'": "checked by the study's configuration",
     },
     "tasks/causal_lm/checks.py": {
         "os.path.join(name, 'config.json')": "a constant below the user's path",

@@ -1,0 +1,216 @@
+"""Tasks on models: the harness, conditional prompts, models whose answers are known, tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.data import DataConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.studies import downstream
+from bsmeta.studies.cloze import CLOZE, SITE, TITLE, WORD, read_pages, write_tasks
+from bsmeta.studies.config import DownstreamConfig
+from bsmeta.studies.downstream import (
+    conditioned_model,
+    filled,
+    missing_harness,
+    model_table,
+    score_choices,
+    score_model,
+    study_table,
+)
+from bsmeta.studies.task_scores import Score
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from tests.studies.bigram import followers, known_pages, write_model, write_pages
+from tests.studies.test_cloze import SAMPLE, questions
+
+needs_harness = pytest.mark.skipif(missing_harness() is not None, reason=str(missing_harness()))
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+@pytest.fixture(scope="module")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of the demo with random weights."""
+    folder = tmp_path_factory.mktemp("demo")
+    language_model = CausalLanguageModel(compose(CausalLMConfig, "demo", [f"out_dir={folder}"]))
+    torch.manual_seed(0)
+    model = language_model.build_model()
+    language_model.export(model, model.state_dict(), folder / "model")
+    return folder / "model"
+
+
+def test_a_prompt_is_filled_from_the_question() -> None:
+    assert filled("url: {url} ||| ", {"url": "a.b", "text": "x"}) == "url: a.b ||| "
+    with pytest.raises(ConfigurationError, match="names host; expected fields of the task's"):
+        filled("{host}", {"url": "a.b"})
+
+
+def test_the_table_of_a_model_has_paired_differences() -> None:
+    scores = [
+        Score("cloze", 0, "", [1.0, 0.0, 0.0, 1.0], [20.0, 25.0, 20.0, 25.0], [10] * 4),
+        Score("cloze", 0, "url: {url}", [1.0, 1.0, 0.0, 1.0], [19.0, 25.0, 19.0, 25.0], [10] * 4),
+        Score("cloze", 5, "", [0.0, 0.0, 0.0, 1.0]),
+    ]
+    assert model_table("demo", scores).texts() == [
+        ["cloze", "0", "4", "accuracy", "0.500 ± 0.289", "0.750 ± 0.250", "+0.250 ± 0.250"],
+        ["cloze", "0", "4", "bits per byte", "2.250 ± 0.144", "2.200 ± 0.173", "-0.050 ± 0.029"],
+        ["cloze", "5", "4", "accuracy", "0.250 ± 0.250", "–", "–"],
+    ]
+
+
+def test_bits_per_byte_weigh_answers_by_their_bytes_and_leave_out_lost_ones() -> None:
+    """(10 + 60) / (10 + 30); the third answer has no bytes that count."""
+    score = Score("cloze", 0, "", [1.0, 0.0, 1.0], [10.0, 60.0, 0.0], [10, 30, 0])
+    table = model_table("demo", [score])
+    assert table.texts()[1][4].startswith("1.750 ± ")
+    assert "1 of cloze." in table.note
+
+
+def test_the_table_of_a_study_pairs_seeds_and_questions() -> None:
+    generator = np.random.default_rng(0)
+
+    def answers(rate: float, easy: np.ndarray) -> list[float]:
+        return (easy < rate).astype(float).tolist()
+
+    def of_seed(plain: float, prompted: float, easy: np.ndarray) -> list[Score]:
+        return [
+            Score("cloze", 0, "", answers(plain, easy)),
+            Score("cloze", 0, "u", answers(prompted, easy)),
+        ]
+
+    easy = [generator.random(400) for _ in range(3)]
+    arms = {
+        "none": [of_seed(0.4, 0.4, one)[:1] for one in easy],
+        "url": [of_seed(0.5, 0.7, one) for one in easy],
+    }
+    labels = {"none": "text alone", "url": "URL"}
+    rows = study_table(arms, labels, "none").texts()
+    assert [row[:4] for row in rows] == [
+        ["cloze", "0", "text alone", "no"],
+        ["cloze", "0", "URL", "no"],
+        ["cloze", "0", "URL", "yes"],
+    ]
+    assert float(rows[2][6].split()[0]) == pytest.approx(0.2, abs=0.03)
+    assert float(rows[2][5].split()[0]) == pytest.approx(0.3, abs=0.03)
+    assert rows[0][5:] == ["–", "–"]
+
+
+@pytest.mark.slow
+@needs_harness
+def test_the_harness_answers_with_and_without_a_prompt(demo_model: Path, tmp_path: Path) -> None:
+    write_tasks(DataConfig(validation_file=str(SAMPLE)), tmp_path / "tasks", [CLOZE])
+    settings = DownstreamConfig(
+        tasks=[CLOZE], shots=[0, 2], prompts={CLOZE: "url: {url} ||| "}, limit=12,
+    )  # fmt: skip
+    scores = score_model(demo_model, settings, "cpu", tmp_path / "tasks")
+    assert [(one.shots, one.prompt) for one in scores] == [
+        (0, ""), (0, "url: {url} ||| "), (2, ""), (2, "url: {url} ||| "),
+    ]  # fmt: skip
+    assert all(len(one.correct) == 12 and set(one.correct) <= {0.0, 1.0} for one in scores)
+    for score in scores:
+        ratios = np.divide(score.bits, score.sizes)
+        assert len(ratios) == 12
+        assert 2 < ratios.min() < ratios.max() < 8
+    assert scores[0].bits != scores[1].bits  # the prompt was read
+    assert scores[0].asked == scores[1].asked != scores[2].asked == scores[3].asked
+    with pytest.raises(ConfigurationError, match="no_such_task unknown"):
+        score_model(
+            demo_model,
+            DownstreamConfig(tasks=["no_such_task", CLOZE], include_path=str(tmp_path / "tasks")),
+            "cpu",
+        )
+
+
+@pytest.mark.slow
+@needs_harness
+def test_a_context_that_is_read_once_gives_the_scores_of_the_harness(demo_model: Path) -> None:
+    """Choices of one token and of several, and a context that the model must cut."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    (page, *_), _ = read_pages(DataConfig(validation_file=str(SAMPLE)))
+    choices = [" a", " of the class", " a template that is defined in this header", " and 0x7f"]
+    requests = [
+        Instance("loglikelihood", {}, (context, choice), number)
+        for number, context in enumerate(("Macro", page.line[:200], page.line[:400] * 30))
+        for choice in choices
+    ]
+    ours = conditioned_model(demo_model, "cpu").loglikelihood(requests)
+    theirs = HFLM(pretrained=str(demo_model), device="cpu", batch_size=1).loglikelihood(requests)
+    assert len({value for value, _ in ours}) == 12
+    assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], rel=1e-4)
+    assert [likeliest for _, likeliest in ours] == [likeliest for _, likeliest in theirs]
+
+
+@pytest.mark.slow
+@needs_harness
+@pytest.mark.parametrize("probability", [0.5, None])
+def test_a_model_that_knows_the_answers_is_right_and_a_random_one_is_not(
+    probability: float | None, tmp_path: Path
+) -> None:
+    pages = known_pages()
+    write_pages(pages, tmp_path / "test.jsonl")
+    names = [WORD, TITLE, SITE]
+    write_tasks(
+        DataConfig(validation_file=str(tmp_path / "test.jsonl")), tmp_path / "tasks", names, 5
+    )
+    write_model(tmp_path / "model", followers(pages), probability)
+    settings = DownstreamConfig(tasks=names, shots=[0, 5])
+    scores = score_model(tmp_path / "model", settings, "cpu", tmp_path / "tasks")
+    assert [(score.task, score.shots) for score in scores] == [
+        (name, shots) for name in names for shots in (0, 5)
+    ]
+    assert [len(score.correct) for score in scores] == [24] * 6
+    assert all(score.left_out == 0 for score in scores)
+    if probability is None:
+        low, high = binom.interval(0.9999, 24 * 6, 0.25)
+        assert low <= sum(sum(score.correct) for score in scores) <= high
+        return
+    # one token of probability 1/2 is one bit; a title has two of them
+    assert all(score.correct == [1.0] * 24 for score in scores)
+    for score in scores:
+        assert score.bits == pytest.approx([2.0 if score.task == TITLE else 1.0] * 24, abs=1e-3)
+    words = [one["choices"][one["answer"]] for one in questions(tmp_path / "tasks", WORD)]
+    assert scores[0].sizes == [len(word) for word in words] == [7] * 24
+    assert scores[4].hosts == [one["host"] for one in questions(tmp_path / "tasks", SITE)]
+
+
+@pytest.mark.slow
+@needs_harness
+def test_the_model_reads_five_other_pages_with_their_answers(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[list[int]] = []
+
+    def recorded(model: object, context: list[int], choices: list[list[int]]) -> object:
+        contexts.append(context)
+        return score_choices(model, context, choices)
+
+    monkeypatch.setattr(downstream, "score_choices", recorded)
+    names = [WORD, TITLE, SITE]
+    write_tasks(DataConfig(validation_file=str(SAMPLE)), tmp_path / "tasks", names, 5)
+    settings = DownstreamConfig(tasks=names, shots=[5], limit=8)
+    score_model(demo_model, settings, "cpu", tmp_path / "tasks")
+    decode = conditioned_model(demo_model, "cpu").tokenizer.decode
+    shown = [decode(context) for context in contexts]
+    assert len(shown) == 24
+    for number, name in enumerate(names):
+        asked = questions(tmp_path / "tasks", name)
+        solved = {one["beginning"] + one["choices"][one["answer"]]: one["url"] for one in asked}
+        for question, text in zip(asked, shown[8 * number : 8 * number + 8], strict=False):
+            *examples, last = text.split("\n\n")
+            assert last == question["beginning"]
+            assert len({*examples}) == 5
+            assert {*examples} <= solved.keys()
+            assert question["url"] not in {solved[example] for example in examples}
