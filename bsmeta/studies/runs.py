@@ -33,16 +33,18 @@ from rich import box
 from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import value_problems
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import compose
 from bsmeta.config.schema import WSD
 from bsmeta.core.environment import machine_hash
-from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError, refuse
 from bsmeta.core.files import ROOT, replacing
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
+from bsmeta.metadata.checks import metadata_problems, row_budget_problems
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig
 from bsmeta.training.run_folder import (
     METRICS,
@@ -407,6 +409,9 @@ def check(study: StudyConfig) -> None:
     for name in study.arms:
         try:
             config = _composed(study, _overrides_of_arm(study, name))
+            data = config.data_config
+            problems = [*value_problems(config), *metadata_problems(data.metadata_config)]
+            refuse([*problems, *row_budget_problems(data)])
         except ConfigurationError as error:
             raise ConfigurationError(f"arm {name}: {error}", error.keys) from error
         types[name] = config.data_config.metadata_config.metadata_list

@@ -61,6 +61,8 @@ BRANCHED = {
 }
 """Two arms at a constant rate, and a decay of each."""
 
+SHORT = ["max_train_steps=20", "num_warmup_steps=2"]
+
 CLAIM = {"label": "URL beats text", "arm": "url", "smallest_difference": 0.01}
 
 
@@ -363,7 +365,7 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, changes: dict, message: str) 
 
 
 def test_a_branch_starts_from_its_stable_run(tmp_path: Path) -> None:
-    study = loaded(tmp_path, arms=BRANCHED, curve=[0.5, 1.0])
+    study = loaded(tmp_path, arms=BRANCHED, overrides=SHORT, curve=[0.5, 1.0])
     check(study)
     names = ["none", "none_18", "url", "url_18"]
     assert [run.arm for run in runs_of(study)] == [*names, *names]
@@ -373,6 +375,7 @@ def test_a_branch_starts_from_its_stable_run(tmp_path: Path) -> None:
     assert overrides_of(study, branch) is None
     finished(tmp_path, "url-seed3", step=20, targets=4000)
     assert overrides_of(study, branch) == [
+        "num_warmup_steps=2",
         URL,
         "save_steps=1",
         "lr_scheduler_type=wsd",
@@ -400,7 +403,7 @@ def test_a_branch_whose_checkpoint_is_not_here_says_so(
 def test_a_branch_after_the_end_of_its_stable_run_is_refused(tmp_path: Path) -> None:
     late = {"branch_of": "url", "branch_at": 21, "decay_steps": 2}
     with pytest.raises(ConfigurationError, match=r"branch_at=21: expected a step of url, which .*"):
-        check(loaded(tmp_path, arms={**BRANCHED, "late": late}))
+        check(loaded(tmp_path, arms={**BRANCHED, "late": late}, overrides=SHORT))
 
 
 def test_a_branch_that_begins_elsewhere_is_another_measurement(tmp_path: Path) -> None:
@@ -417,6 +420,14 @@ def test_a_misspelt_key_is_found_before_the_first_run(tmp_path: Path) -> None:
     arms = {"none": {"overrides": ["learning_rat=1"]}}
     with pytest.raises(ConfigurationError, match=r"(?s)arm none: .*learning_rat "):
         check(loaded(tmp_path, arms=arms))
+
+
+def test_values_that_a_run_would_refuse_are_found_before_the_first_run(tmp_path: Path) -> None:
+    templates = "data_config.metadata_config.metadata_templates={title:'{value}'}"
+    arms = {"none": {"overrides": [NONE, templates, "max_train_steps=0"]}}
+    message = r"(?s)arm none: .*max_train_steps.*metadata_templates .* found the type title"
+    with pytest.raises(ConfigurationError, match=message):
+        check(loaded(tmp_path, arms=arms, overrides=[]))
 
 
 def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
