@@ -517,6 +517,37 @@ def read_measurement(path: Path) -> None:
     Measurement.load(path)
 
 
+def read_task_scores(path: Path) -> None:
+    """The scores of a run, and a claim about them."""
+    from bsmeta.studies.config import ClaimConfig, StudyConfig
+    from bsmeta.studies.task_scores import load_scores, task_effect
+
+    scores = load_scores(path)
+    study = StudyConfig(baseline="none", seeds=[1, 2])
+    runs = {(arm, seed): scores for arm in ("none", "url") for seed in study.seeds}
+    for score in ("bits", "accuracy"):
+        claim = ClaimConfig(arm="url", task="quiz", shots=5, score=score)
+        task_effect(study, claim, runs, "host")
+
+
+TASK_SCORES = {
+    "settings": "x",
+    "facts": {"scored": {"lm_eval": "0.4"}},
+    "scores": [
+        {
+            "task": "quiz",
+            "shots": 5,
+            "prompt": "",
+            "correct": [1, 0, 1],
+            "bits": [20.5, 31.25, 12.0],
+            "sizes": [10, 12, 4],
+            "hosts": ["a.org", "b.org", ""],
+            "asked": "y",
+        }
+    ],
+}
+
+
 DOWNLOADS = {
     "files": [
         {
@@ -671,6 +702,12 @@ TARGETS = {
         (REPOSITORY / "experiments/studies/known_answers.yaml").read_bytes(),
         read_study,
         (put_words, change_yaml),
+    ),
+    "task scores": Target(
+        "none-seed1.tasks.json",
+        json.dumps(TASK_SCORES).encode(),
+        read_task_scores,
+        (put_words, change_json),
     ),
 }
 

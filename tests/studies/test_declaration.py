@@ -9,7 +9,7 @@ import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.studies.claims import sentences
-from bsmeta.studies.config import StudyConfig
+from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
 from bsmeta.studies.declaration import as_declared, declaration_file, declare
 from bsmeta.studies.results import results_of
 from bsmeta.studies.runs import measurement_path
@@ -74,6 +74,38 @@ def test_nothing_is_declared_again_by_removing_what_was_run(declared: StudyConfi
         declare(
             replace(declared, measure=coarse, results_dir=str(declaration_file(declared).parent))
         )
+
+
+def test_a_declaration_that_is_older_than_claims_about_tasks_is_read(
+    declared: StudyConfig,
+) -> None:
+    file = declaration_file(declared)
+    older = json.loads(file.read_text())
+    del older["downstream"]
+    for claim in older["claims"].values():
+        for key in ("task", "shots", "prompt", "against_prompt", "score"):
+            del claim[key]
+    file.write_text(json.dumps(older))
+    declare(declared)
+    whole, notes = as_declared(declared)
+    assert (whole, notes) == (declared, [])
+    assert [claim.verdict for claim in results_of(declared).claims] == [
+        "supported", "open", "supported",
+    ]  # fmt: skip
+
+
+def test_the_declared_tasks_are_read_whatever_the_file_says(kept: StudyConfig) -> None:
+    quiz = ClaimConfig(label="a", arm="url", task="quiz", shots=5, smallest_difference=0.1)
+    tasks = DownstreamConfig(tasks=["quiz"], limit=9)
+    declared = replace(kept, claims={"quiz": quiz}, downstream=tasks)
+    declare(declared)
+    easier = replace(tasks, limit=2, arms=["none", "url"])
+    study, notes = as_declared(replace(declared, downstream=easier))
+    assert study.downstream == replace(tasks, arms=["none", "url"])
+    assert notes == [
+        "The tasks (downstream) of the study's file are not those that were declared with its "
+        "claims: the declared ones are read, and nothing else."
+    ]
 
 
 def test_a_damaged_declaration_is_refused(declared: StudyConfig) -> None:

@@ -245,6 +245,34 @@ def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [3, 1]
 
 
+def test_the_tasks_of_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
+    quiz = {**CLAIM, "task": "quiz", "shots": 5}
+    tasks = {"tasks": ["quiz"], "shots": [5]}
+    more = {**tasks, "shots": [0, 5]}
+    declare(loaded(tmp_path, claims={"a": quiz}, downstream=tasks))
+    declare(loaded(tmp_path, claims={"a": quiz}, downstream=more))  # nothing has been run
+    finished(tmp_path, "none-seed3", step=20, targets=4000)
+    declare(loaded(tmp_path, claims={"a": quiz}, downstream={**more, "arms": ["none", "url"]}))
+    with pytest.raises(ConfigurationError, match=r"downstream.limit=9, expected None: changed sin"):
+        declare(loaded(tmp_path, claims={"a": quiz}, downstream={**more, "limit": 9}))
+    for other in ({**quiz, "shots": 0}, {**quiz, "score": "accuracy"}, CLAIM):
+        with pytest.raises(ConfigurationError, match="claims: a added, removed or changed since"):
+            declare(loaded(tmp_path, claims={"a": other}, downstream=more))
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert kept["claims"]["a"]["task"] == "quiz"
+    assert kept["downstream"] == {
+        "tasks": ["quiz"], "include_path": None, "shots": [0, 5], "prompts": {}, "limit": None
+    }  # fmt: skip
+
+
+def test_without_claims_about_them_tasks_may_change(tmp_path: Path) -> None:
+    declare(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["quiz"]}))
+    finished(tmp_path, "none-seed3", step=20, targets=4000)
+    declare(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["riddle"]}))
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert kept["downstream"] is None
+
+
 def test_the_runs_of_one_seed(tmp_path: Path) -> None:
     study_file(tmp_path, out_dir=str(tmp_path / "study"))
     for name in ("none-seed1", "url-seed1", "short-seed1"):
@@ -324,6 +352,60 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
         (
             {"downstream": {"tasks": ["arc_easy"], "prompts": {"arc_esy": "x"}}},
             r"downstream.prompts: arc_esy; expected some of tasks \['arc_easy'\]",
+        ),
+        (
+            {"claims": {"a": {**CLAIM, "shots": 5, "score": "accuracy", "prompt": True}}},
+            r"(?s)claims.a.shots=5: expected a claim with task; add it, or leave it out.*"
+            r"claims.a.prompt=True: expected a claim with task.*"
+            r"claims.a.score=accuracy: expected a claim with task",
+        ),
+        (
+            {
+                "claims": {
+                    "a": {
+                        **CLAIM,
+                        "task": "quiz",
+                        "shots": 3,
+                        "prompt": True,
+                        "metadata": "with",
+                        "at": 0.52,
+                        "saves": 0.1,
+                        "bytes": [256],
+                        "minus_bytes": [0, 256],
+                        "equal": "FLOPs",
+                    }
+                }
+            },
+            r"(?s)claims.a.metadata=with: makes no sense with task=quiz, whose questions are "
+            r"answered by finished models; leave it out.*claims.a.at=0.52: makes no sense.*"
+            r"claims.a.equal=FLOPs: makes no sense.*claims.a.saves=0.1: makes no sense.*"
+            r"claims.a.bytes=\[256\]: makes no sense.*claims.a.minus_bytes=\[0, 256\]: makes no .*"
+            r"claims.a.task=quiz: expected one of downstream.tasks=\[\].*"
+            r"claims.a.shots=3: expected one of downstream.shots=\[0, 5\].*"
+            r"claims.a.prompt=true: expected a text for quiz in downstream.prompts",
+        ),
+        (
+            {
+                "claims": {
+                    "a": {**CLAIM, "task": "quiz", "score": "accuracy", "smallest_difference": 2},
+                    "b": {**CLAIM, "task": "quiz", "shots": 0, "against": "url"},
+                },
+                "downstream": {"tasks": ["quiz"], "arms": ["none"]},
+            },
+            r"(?s)claims.a.shots is missing; expected one of downstream.shots=\[0, 5\].*"
+            r"claims.a.arm=url: expected one of downstream.arms=\['none'\].*"
+            r"claims.a.smallest_difference=2.0: expected a number below 1, because accuracy is a .*"
+            r"claims.b.against=url: expected one of downstream.arms=\['none'\].*"
+            r"claims.b.against=url: compares the arm with itself; expected another arm, or prompt",
+        ),
+        (
+            {"claims": {"a": {**CLAIM, "task": "quiz", "score": "f1"}}},
+            'claims.a.score="f1": expected one of bits, accuracy',
+        ),
+        (
+            {"downstream": {"tasks": ["quiz"], "arms": ["url", "nun"]}},
+            r"(?s)downstream.arms: nun: expected some of the arms short, url, none.*"
+            r"downstream.arms=\['url', 'nun'\]: expected the baseline none among them",
         ),
         ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: expected different ones"),
         ({"overrides": ["seed=3"]}, "seed=3: the study sets it itself; leave it out"),

@@ -154,9 +154,9 @@ def test_words_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> Non
     assert " accuracy, 95% interval +0.13" in accuracy
     assert "(above 0: as claimed); p = 0.0" in accuracy
 
-    claims, hosts, declared, precision = claim_tables(results)
+    claims, declared, precision = claim_tables(results)
     units = ["bits per byte"] * 3 + ["bits per byte of the right answers", "accuracy"]
-    for table in (claims, hosts, declared, precision):
+    for table in (claims, declared, precision):
         assert [row[1] for row in table.texts()] == units
     assert claims.texts()[3][2].startswith("-0.2")
     row = claims.texts()[4]
@@ -167,7 +167,7 @@ def test_words_and_tables_name_the_unit_and_its_sign(scored: StudyConfig) -> Non
     assert "above 0 for accuracy" in claims.note
     assert "(of a task: questions)" in precision.note
     assert declared.texts()[3][2:] == [
-        "0.0500", "0.0100, 0.0100", "17%", "URL, quiz, 5 shots", "text alone, quiz, 5 shots",
+        "0.0500", "0.0100, 0.0100", "42%", "URL, quiz, 5 shots", "text alone, quiz, 5 shots",
     ]  # fmt: skip
 
 
@@ -206,25 +206,39 @@ def test_without_claims_about_tasks_no_table_has_units(kept: StudyConfig) -> Non
     assert row[1] == "0.1000"
 
 
-def test_hosts_of_the_questions(scored: StudyConfig) -> None:
-    by_host = results_of(replace(scored, cluster="host"))
-    quiz = by_host.claims[3]
+def test_hosts_of_the_questions_are_the_units_if_they_are_declared(scored: StudyConfig) -> None:
+    results = results_of(replace(scored, cluster="host"))
+    quiz = results.claims[3]
     assert quiz.task is not None
     assert (quiz.task.unit, quiz.task.hosts) == ("host", 10)
-    assert not any("quiz" in note for note in by_host.notes)
+    assert not any("quiz" in note for note in results.notes)
     for seed in SEEDS:
-        save_answers(scored, "none", seed, hosts=0)
-        save_answers(scored, "url", seed, hosts=0)
-    by_host = results_of(replace(scored, cluster="host"))
+        for arm in ("none", "url"):
+            save_answers(scored, arm, seed, hosts=0)
     assert (
         "quiz: the hosts of its questions are not known, so the error of its claims is over "
-        "questions, each by itself, in place of hosts." in by_host.notes
-    )
-    several = replace(scored, cluster="document")
-    save(several, "none", 1, replace(a_run([4.0, 3.0, 2.0], None, 1),
-                                     sites=np.array(["a.org", "b.org"] * 10)))  # fmt: skip
-    hosts = claim_tables(results_of(several))[1]
-    assert hosts.texts()[3][2:6] == ["–"] * 4
+        "questions, each by itself, in place of hosts."
+    ) in results_of(replace(scored, cluster="host")).notes
+
+
+def test_the_table_of_hosts_has_the_tasks_whose_hosts_are_known(scored: StudyConfig) -> None:
+    run = a_run([4.0, 3.0, 2.0], None, 1)
+    save(scored, "none", 1, replace(run, sites=np.array(["a.org", "b.org"] * 10)))
+    results = results_of(scored)
+    title, rows = claim_tables(results)[1].title, claim_tables(results)[1].texts()
+    assert title == "Are the documents of a host independent?"
+    assert [row[1] for row in rows[3:]] == ["bits per byte of the right answers", "accuracy"]
+    assert rows[4][2].startswith("+0.1")
+    assert rows[4][3].startswith("+0.1")
+    over_hosts = as_dict(results)["claims"][4]["over_hosts"]
+    assert over_hosts["hosts"] == 10
+    assert over_hosts["difference"]["value"] == pytest.approx(0.205)
+    for seed in SEEDS:
+        for arm in ("none", "url"):
+            save_answers(scored, arm, seed, hosts=0)
+    results = results_of(scored)
+    assert claim_tables(results)[1].texts()[4][2:6] == ["–"] * 4
+    assert as_dict(results)["claims"][4]["over_hosts"] is None
 
 
 def test_a_claim_about_a_task_is_tested_against_machine_and_order_in_its_sign(
