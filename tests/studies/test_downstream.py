@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +15,24 @@ from scipy.stats import binom
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
+from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies import downstream
 from bsmeta.studies.cloze import CLOZE, SITE, TITLE, WORD, read_pages, write_tasks
-from bsmeta.studies.config import DownstreamConfig
+from bsmeta.studies.config import ArmConfig, DownstreamConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.downstream import (
     conditioned_model,
+    downstream_tables,
     filled,
     missing_harness,
     model_table,
     score_choices,
     score_model,
+    score_study,
     study_table,
 )
-from bsmeta.studies.task_scores import Score
+from bsmeta.studies.runs import runs_of
+from bsmeta.studies.task_scores import Score, find_scores
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.studies.bigram import followers, known_pages, write_model, write_pages
 from tests.studies.test_cloze import SAMPLE, questions
@@ -184,6 +191,65 @@ def test_a_model_that_knows_the_answers_is_right_and_a_random_one_is_not(
     words = [one["choices"][one["answer"]] for one in questions(tmp_path / "tasks", WORD)]
     assert scores[0].sizes == [len(word) for word in words] == [7] * 24
     assert scores[4].hosts == [one["host"] for one in questions(tmp_path / "tasks", SITE)]
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> StudyConfig:
+    """A study whose runs are done: that of `url` knows the answers, the others answer at random."""
+    pages = known_pages()
+    write_pages(pages, tmp_path / "test.jsonl")
+    study = StudyConfig(
+        title="a study", out_dir=str(tmp_path / "out"), results_dir=str(tmp_path / "kept"),
+        config="demo", baseline="none", seeds=[1],
+        arms={name: ArmConfig() for name in ("none", "url", "title")},
+        measure=MeasureConfig(validation_file=str(tmp_path / "test.jsonl")),
+        downstream=DownstreamConfig(arms=["none", "url"], tasks=[SITE], shots=[0]),
+    )  # fmt: skip
+    config = compose(CausalLMConfig, "demo", [f"out_dir={tmp_path / 'run'}"])
+    for run in runs_of(study):
+        write_model(run.folder / "model", followers(pages), 0.5 if run.arm == "url" else None)
+        (run.folder / "config.yaml").write_text(to_yaml(config))
+        (run.folder / "metrics.jsonl").write_text("")
+        (run.folder / "status.json").write_text('{"state": "done"}')
+    return study
+
+
+@pytest.mark.slow
+@needs_harness
+def test_a_study_scores_its_finished_models_once(finished: StudyConfig) -> None:
+    runs = runs_of(finished)
+    lines = list(score_study(finished, runs, "cpu"))
+    assert [line.partition(": ")[0] for line in lines] == [
+        "downstream tasks of none seed 1",
+        "downstream tasks of url seed 1",
+    ]
+    kept = Path(str(finished.results_dir))
+    assert {file.name for file in kept.iterdir()} == {
+        "none-seed1.tasks.json", "url-seed1.tasks.json",
+    }  # fmt: skip
+    assert list(score_study(finished, runs, "cpu")) == []
+    scores = find_scores(finished, "url", 1)
+    assert scores is not None
+    assert scores.scores[0].correct == [1.0] * 24
+    assert scores.scores[0].bits == pytest.approx([1.0] * 24, abs=1e-3)
+    assert {*scores.scores[0].hosts} == {f"host{number}.example" for number in range(6)}
+    assert scores.facts["scored"]["lm_eval"] == version("lm_eval")
+    (table,) = downstream_tables(finished, ["none", "url", "title"], [1])
+    assert [row[2] for row in table.texts()] == ["none", "url"]
+    assert downstream_tables(finished, ["none", "url"], [1, 2]) == []
+
+
+def test_without_the_harness_a_study_says_so_if_there_is_something_to_score(
+    finished: StudyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    runs = runs_of(finished)
+    assert list(score_study(finished, runs, "cpu")) == [
+        "downstream tasks are left out: lm_eval is not installed: pip install -e .[downstream]"
+    ]
+    for run in runs:
+        shutil.rmtree(run.folder / "model")
+    assert list(score_study(finished, runs, "cpu")) == []
 
 
 @pytest.mark.slow
