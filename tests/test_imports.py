@@ -30,7 +30,7 @@ ALLOWED = {
         "report", "data", "metadata", "config", "core",
     },
     "studies": {
-        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.task",
+        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.checkpoint", "training.task",
         "training.run_folder", "report", "data", "metadata", "config", "core",
     },
     "api": {
