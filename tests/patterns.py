@@ -82,13 +82,11 @@ class Module:
             outermost = node if isinstance(node, ast.FunctionDef) else outermost
         return outermost
 
-    def imports(self, module: str, name: str) -> bool:
-        return any(
-            isinstance(node, ast.ImportFrom)
-            and node.module == module
-            and any(alias.name == name for alias in node.names)
-            for node in self.nodes
-        )
+    @cached_property
+    def imported(self) -> set[tuple[str | None, str]]:
+        """The modules and names of its `from` imports."""
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
+        return {(node.module, alias.name) for node in imports for alias in node.names}
 
     def place(self, node: ast.AST) -> str:
         return f"{self.file}:{node.lineno}"  # type: ignore[attr-defined]
@@ -252,7 +250,7 @@ def _uses_of_name(
     name = target.id if isinstance(target, ast.Name) else ast.unparse(target).rpartition(".")[2]
     uses: set[tuple[str, int | None]] = set()
     for other in modules:
-        if other is not module and not other.imports(module.name, name):
+        if other is not module and (module.name, name) not in other.imported:
             continue
         for node in other.nodes:
             is_name = isinstance(node, ast.Name) and node.id == name
