@@ -124,7 +124,7 @@ def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
 
 def canvas(
     height: float, *, panels: int = 1, columns: int | None = None, width: float | None = None,
-    shares_x: bool = False, shares_y: bool = True,
+    shares_x: bool = False, shares_y: bool = True, row_heights: Sequence[float] | None = None,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
     """A figure and the axes of its panels, row by row.
 
@@ -132,6 +132,7 @@ def canvas(
         height: In inches.
         columns: How many panels stand beside each other; None: all.
         width: In inches; None: that of all figures with one panel, or with several.
+        row_heights: Relative heights of the rows; None: all the same.
     """
     from matplotlib.figure import Figure
 
@@ -139,7 +140,12 @@ def canvas(
     size = (width or (NARROW if panels == 1 else WIDE), height)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(
-        math.ceil(panels / columns), columns, sharex=shares_x, sharey=shares_y, squeeze=False
+        math.ceil(panels / columns),
+        columns,
+        sharex=shares_x,
+        sharey=shares_y,
+        squeeze=False,
+        height_ratios=row_heights,
     ).ravel()
     for axis in grid:
         axis.tick_params(length=0)

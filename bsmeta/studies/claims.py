@@ -119,19 +119,22 @@ def decide(
     count, seeds = len(study.claims), len(study.seeds)
     read = {name: _read(study, claim, measured, scored) for name, claim in study.claims.items()}
     decided = {
-        name: own.effect for name, own in read.items() if own.effect is not None and not own.reason
+        name: reading.effect
+        for name, reading in read.items()
+        if reading.effect is not None and not reading.reason
     }
     sources = [effect.sources for effect in decided.values()]
     halves = dict(zip(decided, simultaneous_half_widths(sources, count), strict=True))
     p_values = [decided[name].p_value if name in decided else 1.0 for name in read]
     found = []
     for name, p_value, corrected in zip(read, p_values, holm(p_values), strict=True):
-        config, own = study.claims[name], read[name]
-        value, half = own.effect.value if own.effect else 0.0, halves.get(name, math.inf)
+        config, reading = study.claims[name], read[name]
+        effect, half = reading.effect, halves.get(name, math.inf)
+        value = effect.value if effect else 0.0
         found.append(
             Claim(
-                name, config, count, predicted_power(config, seeds, count), own.effect, own.reason,
-                p_value, corrected, value - half, value + half, own.seeds, own.task,
+                name, config, count, predicted_power(config, seeds, count), effect, reading.reason,
+                p_value, corrected, value - half, value + half, reading.seeds, reading.task,
             )
         )  # fmt: skip
     return found

@@ -385,8 +385,8 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
 
 
 def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
-    settings, task = study.downstream, claim.task
-    about_text = [own.name for own in fields(claim) if own.name not in (*TASK_KEYS, *_SHARED_KEYS)]
+    settings, task, of_tasks = study.downstream, claim.task, {*TASK_KEYS, *_SHARED_KEYS}
+    about_text = [entry.name for entry in fields(claim) if entry.name not in of_tasks]
     for name in _changed_keys(claim, about_text):
         yield (
             f"{name}={getattr(claim, name)}: makes no sense with task={task}, whose questions are "

@@ -145,7 +145,7 @@ def _read(study: StudyConfig) -> dict[str, Any] | None:
         declared = parse_json(file.read_text(encoding="utf-8"))
         _ = [declared[name] for name in ("arms", "seeds")]
         claims = {name: _test_of(ClaimConfig(**own)) for name, own in declared["claims"].items()}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{file}: not the declaration of a study that can be read ({error}); restore it, "
             "because without it nothing says what was declared before the first run"

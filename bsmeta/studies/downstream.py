@@ -266,13 +266,13 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
         started, clock = utc_now(), time.monotonic()
         with made_tasks(settings, run.folder, study.measure.validation_file) as made:
             scores = score_model(run.folder / "model", settings, device, made)
-        place = {
+        facts = {
             **describe_environment(torch.device(device)),
             "lm_eval": importlib.metadata.version("lm_eval"),
             "started": started,
             "ended": utc_now(),
         }
-        of_run = TaskScores(scores_settings(study, run.arm, run.seed), {"scored": place}, scores)
+        of_run = TaskScores(scores_settings(study, run.arm, run.seed), {"scored": facts}, scores)
         save_scores(of_run, scores_path(study, run.arm, run.seed))
         yield f"downstream tasks of {run.name}: done ({time.monotonic() - clock:,.0f} s)"
 

@@ -344,9 +344,8 @@ def claim_plot(results: Results) -> Figure:
     lines = [sum(max(label.count("\n") + 1, 2) for label in own) for own in labels]
     figure, all_axes = figures.canvas(
         0.5 + sum(0.8 + 0.21 * count for count in lines), panels=len(panels), columns=1,
-        width=figures.WIDE, shares_y=False,
+        width=figures.WIDE, shares_y=False, row_heights=lines,
     )  # fmt: skip
-    all_axes[0].get_gridspec().set_height_ratios(lines)
     for axes, claims, names in zip(all_axes, panels, labels, strict=True):
         for place, claim in enumerate(claims):
             _draw_claim(axes, place, claim)

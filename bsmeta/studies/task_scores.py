@@ -120,15 +120,15 @@ def load_scores(path: Path) -> TaskScores:
         DataError: If it is damaged.
     """
     try:
-        found = decode_json(path.read_bytes(), TaskScores)
-        for score in found.scores:
+        read = decode_json(path.read_bytes(), TaskScores)
+        for score in read.scores:
             _check_lengths(score)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path}: not scores that can be read ({error}); delete the file, and the model is "
             "scored again"
         ) from error
-    return found
+    return read
 
 
 def _check_lengths(score: Score) -> None:
@@ -152,15 +152,15 @@ def find_scores(study: StudyConfig, arm: str, seed: int) -> TaskScores | None:
     path = scores_path(study, arm, seed)
     if not path.exists():
         return None
-    found = load_scores(path)
+    scores = load_scores(path)
     expected = scores_settings(study, arm, seed)
-    if found.settings != expected:
+    if scores.settings != expected:
         raise DataError(
-            f"{path}: scored with other settings (hash {found.settings}, expected {expected}): "
+            f"{path}: scored with other settings (hash {scores.settings}, expected {expected}): "
             "config, overrides, curve, measure or downstream of the study have changed; restore "
             "them, or give the study another results_dir"
         )
-    return found
+    return scores
 
 
 def find_all_scores(study: StudyConfig) -> dict[tuple[str, int], TaskScores]:
@@ -212,18 +212,19 @@ def task_effect(
         DataError: If two runs answered different questions.
     """
     against = claim.against or study.baseline
-    own = _scores_of(study, claim, claim.arm, claim.prompt, scored)
-    other = _scores_of(study, claim, against, claim.against_prompt, scored)
-    for arm, scores in ((claim.arm, own), (against, other)):
-        if not scores:
+    scores = _scores_of(study, claim, claim.arm, claim.prompt, scored)
+    other_scores = _scores_of(study, claim, against, claim.against_prompt, scored)
+    for arm, of_arm in ((claim.arm, scores), (against, other_scores)):
+        if not of_arm:
             return TaskEffect(None, f"{arm} has no scores of {claim.task}")
-    seeds = sorted({*study.seeds} & own.keys() & other.keys())
+    seeds = sorted({*study.seeds} & scores.keys() & other_scores.keys())
     if not seeds:
         return TaskEffect(None, f"no seed has scores of both arms on {claim.task}")
 
-    pairs = [[scores[seed] for seed in seeds] for scores in (own, other)]
-    _refuse_other_questions(claim, {"arm": pairs[0], "against": pairs[1]})
-    weights = _weights(claim, [*pairs[0], *pairs[1]])
+    pairs = [[of_arm[seed] for seed in seeds] for of_arm in (scores, other_scores)]
+    compared = [*pairs[0], *pairs[1]]
+    _refuse_other_questions(claim, compared)
+    weights = _weights(claim, compared)
     if not weights.any():
         return TaskEffect(
             None, f"{claim.task} has no bits of right answers that the tokenizers keep", seeds
@@ -233,8 +234,9 @@ def task_effect(
     names = set(hosts) - {""}
     is_by_host = cluster == HOST and bool(names)
     clusters = clusters_of_hosts(hosts) if is_by_host else None
-    of_arm, of_other = (_estimate(claim, scores, weights, clusters) for scores in pairs)
-    effect = of_other - of_arm if claim.score == ACCURACY else of_arm - of_other
+    estimate, other_estimate = (_estimate(claim, side, weights, clusters) for side in pairs)
+    is_accuracy = claim.score == ACCURACY
+    effect = other_estimate - estimate if is_accuracy else estimate - other_estimate
     unit = HOST if is_by_host else QUESTION
     reason = _reason(study, claim, seeds, effect, unit)
     left_out = int((weights == 0).sum())
@@ -256,9 +258,8 @@ def _scores_of(
     return {seed: score for seed, score in scores.items() if score is not None}
 
 
-def _refuse_other_questions(claim: ClaimConfig, sides: Mapping[str, Sequence[Score]]) -> None:
-    asked = {(score.asked, len(score.correct)) for scores in sides.values() for score in scores}
-    if len(asked) > 1:
+def _refuse_other_questions(claim: ClaimConfig, scores: Sequence[Score]) -> None:
+    if len({(score.asked, len(score.correct)) for score in scores}) > 1:
         raise DataError(
             f"the runs answered different questions of {claim.task} with {claim.shots} examples "
             "(other held-out file, task files, or version of lm_eval); expected the same in all "

@@ -110,7 +110,8 @@ def test_the_declared_tasks_are_read_whatever_the_file_says(kept: StudyConfig) -
 
 def test_a_damaged_declaration_is_refused(declared: StudyConfig) -> None:
     file = declaration_file(declared)
-    for content in ("{", "[]", json.dumps({"seeds": [1]})):
+    no_claims = json.dumps({"seeds": [1], "arms": {}, "claims": ["url"]})
+    for content in ("{", "[]", json.dumps({"seeds": [1]}), no_claims):
         file.write_text(content)
         with pytest.raises(DataError, match=r"study\.json: not the declaration of a study"):
             results_of(declared)
