@@ -64,7 +64,8 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     if is_main:
         from bsmeta.training.estimate import print_memory
 
-        print_memory(config, task, checked)
+        with refusal_in_status(config):
+            print_memory(config, task, checked)
 
     from bsmeta.training.run import run
 

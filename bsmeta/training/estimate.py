@@ -40,7 +40,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from bsmeta.config.checks import CheckedRun
 from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule, print_summary
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.process import StopRequest
 from bsmeta.core.terminal import Console
 from bsmeta.training.cuda_rules import follow_cuda_rules
@@ -508,13 +508,19 @@ def print_memory(config: RunConfig, task: Task, checked: CheckedRun) -> None:
     """Prints the memory that a run needs beside that of the device, before it begins (rank 0).
 
     Nothing is printed for a model that cannot be counted, nor for a task whose data it depends on.
+
+    Raises:
+        UserError: If the model cannot be loaded, which would end the run later, and with a model of
+            the Hub only after it has been looked up again.
     """
     if not task.shape_needs_no_data:
         return
     try:
         shape = task.shape()
         counted = None if shape is None else Forecast(config, shape, checked, find_device(None))
-    except Exception as error:  # whatever a model raises; the run itself reports what it lacks
+    except UserError:
+        raise
+    except Exception as error:  # whatever a model raises while it is counted
         logger.info("the memory of the run cannot be counted: %s", error)
         return
     if counted is not None:
