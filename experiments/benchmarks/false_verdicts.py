@@ -201,7 +201,7 @@ def _measurement(nats: np.ndarray, machine: int, place: int) -> Measurement:
         digests=np.arange(DOCUMENTS, dtype=np.uint64), lengths=np.full(DOCUMENTS, BYTES),
         sites=np.char.add(hosts_of_documents().astype(str), ".org"),
         sizes=np.full((DOCUMENTS, 1), float(BYTES)),
-        without=nats[:1, :, None], shown=nats[1:, :, None], types={},
+        without=nats[:1, :, None], shown=nats[1:, :, None], types={}, averaged=nats[:0, :, None],
         step_documents=np.zeros(0, np.uint16), logged_targets=np.zeros(0, np.int64),
     )  # fmt: skip
 

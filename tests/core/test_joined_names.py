@@ -93,6 +93,8 @@ JOINS = {
         "Path(study.out_dir) / f'measured-{digest_of(measure_settings(study))[:8]}'": "a hash",
         "results_folder(study) / f'{arm}-seed{seed}.npz'": "checked by the study's configuration",
         "ROOT / 'experiments' / study.launch": "the study's file says what to run",
+        "stable.folder / f'checkpoint-{branch_at}step'": "a number",
+        "stable.folder.resolve() / f'checkpoint-{arm.branch_at}step'": "a number",
         "folder / 'runs' / f'{arm}-seed{seed}'": "checked by the study's configuration",
         "run.folder.with_name(f'{run.folder.name}.log')": "beside a path",
     },

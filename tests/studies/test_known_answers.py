@@ -231,7 +231,7 @@ def test_the_report_has_every_number_and_its_command(study: StudyConfig, results
     assert own[-1]["low"] < own[-1]["value"] < own[-1]["high"]
     text = (Path(study.out_dir) / "report.md").read_text()
     assert "python experiments/study.py study.yaml --report" in text
-    assert "three_bits seed 3: train.sh seed=3" in text
+    assert "train.sh seed=3  # three_bits seed 3\n" in text
     assert f"{results.arms['three_bits'].last(WITH).value:.4f}" in text
 
 
