@@ -7,6 +7,7 @@ and of several runs the fastest, so the load of the machine does not matter.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -58,7 +59,16 @@ def measure_growth(
 
 
 def _seconds(run: Callable[[str], object], text: str) -> float:
-    """The processor time of a run."""
-    start = time.thread_time()
-    run(text)
-    return time.thread_time() - start
+    """The processor time of a run, without collections of garbage.
+
+    These walk over all objects of the process, and a longer text may cause one more of them.
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.thread_time()
+        run(text)
+        return time.thread_time() - start
+    finally:
+        if is_collecting:
+            gc.enable()

@@ -72,7 +72,7 @@ def test_the_byte_that_ended_the_process(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("reader", [read_for_training, read_for_annotation])
 def test_each_byte_changed(reader: Reader) -> None:
-    inputs = changed_bytes(SMALL, values=(0x00, 0xFF))
+    inputs = changed_bytes(SMALL, values=(0xFF,))
     assert failures(read_all(reader, inputs, intact=SMALL, name="a.parquet")) == []
 
 

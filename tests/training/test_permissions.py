@@ -38,7 +38,7 @@ def other_modes(folder: Path, mask: str) -> list[str]:
     return sorted(found)
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=["027", pytest.param("022", marks=pytest.mark.slow)])
 def mask(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
