@@ -2,7 +2,8 @@
 
 Where time is linear, a text of twice the length takes twice as long; where it grows with the
 square, four times. Only such ratios are judged, never a time by itself, of the time of this thread,
-and of several runs the fastest, so the load of the machine does not matter.
+of the fastest of several runs, and the lowest of several such ratios: the load of the machine does
+not matter.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _MEASURABLE_S = 0.002
 _ENOUGH_S = 0.01  # of a suspicious run: longer texts would show no more
 _SUSPICIOUS = 1.5  # times the growth of a linear function
 _RUNS = 3
+_ROUNDS = 5
 
 
 def measure_growth(
@@ -54,7 +56,16 @@ def measure_growth(
         return 0.0
 
     texts = make(judged // 2), make(judged)
-    runs = [[_seconds(run, text) for text in texts] for _ in range(_RUNS)]
+    return min(_ratio(run, *texts) for _ in range(_ROUNDS))
+
+
+def _ratio(run: Callable[[str], object], shorter: str, longer: str) -> float:
+    """The ratio of the times of two texts, in one short period.
+
+    Where processes share caches, a longer text may lose more to the others than a shorter one, but
+    not in every period: time that grows with the square does so in all of them.
+    """
+    runs = [(_seconds(run, shorter), _seconds(run, longer)) for _ in range(_RUNS)]
     return min(long for _, long in runs) / min(short for short, _ in runs)
 
 

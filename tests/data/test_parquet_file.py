@@ -79,7 +79,7 @@ def test_each_byte_changed(reader: Reader) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("reader", [read_for_training, read_for_annotation])
 def test_nested_columns_changed_at_random(reader: Reader) -> None:
-    inputs = random_changes(NESTED, 2000)
+    inputs = random_changes(NESTED, 700)
     assert failures(read_all(reader, inputs, intact=NESTED, name="a.parquet")) == []
 
 

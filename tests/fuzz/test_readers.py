@@ -18,7 +18,7 @@ import pytest
 from tests.fuzz.readers import REFUSALS, TARGETS, Target
 from tests.hostile import Ending, Limits, Outcome, random_changes, read_all
 
-QUICK = 4  # inputs of each reader in `make test`
+QUICK = 3  # inputs of each reader in `make test`
 ROUND = 150  # inputs of each reader between looks at the time
 
 LIMITS = Limits(memory_bytes=100 << 20, cpu_s=20, refusals=REFUSALS)

@@ -60,6 +60,7 @@ def trainers(folder: Path) -> list[int]:
     return [int(line) for line in found.stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_killed_study_continues(tmp_path: Path) -> None:
     none, url = (tmp_path / "study/runs" / f"{arm}-seed1" for arm in ("none", "url"))

@@ -15,6 +15,9 @@ MANY_EPOCHS = 4
 """Up to here, repeated data is worth about as much as new (Muennighoff et al. 2023, "Scaling
 data-constrained language models", arXiv 2305.16264)."""
 
+_SIZES: dict[str, DataSize | None] = {}
+"""The last size, by what it depends on."""
+
 
 def size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
     """Yields the row of the data's size, if it is on this machine."""
@@ -68,5 +71,14 @@ def _planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
 
 
 def _size(config: CausalLMConfig) -> DataSize | None:
+    """The size of the data, which the table and its notes both show; it is estimated once."""
+    key = repr((config.data_config, config.tokenizer_name, config.model_name))
+    if key not in _SIZES:
+        _SIZES.clear()
+        _SIZES[key] = _estimated_size(config)
+    return _SIZES[key]
+
+
+def _estimated_size(config: CausalLMConfig) -> DataSize | None:
     folder = config.tokenizer_name or config.model_name
     return data_size(config.data_config, folder if os.path.isdir(folder) else None)
