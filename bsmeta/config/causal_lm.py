@@ -72,7 +72,7 @@ class CausalLMConfig(PretrainedConfig):
     """logits of a micro-batch that exist at one time: its loss and gradient are made in chunks
     where there would be more; 0: all at once"""
     torch_compile: bool = key(False)
-    """torch.compile each layer for batches of one shape (not under ZeRO-3 or FSDP2)"""
+    """torch.compile each layer for batches of one shape (not under ZeRO-3)"""
     liger_kernel: bool = key(False)
     """Liger's Triton kernels for norms, rotary positions and MLP (pip install, GPUs only)"""
 

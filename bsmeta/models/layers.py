@@ -157,7 +157,8 @@ def compile_layers(model: nn.Module) -> None:
     """Compiles each layer for the shape that it is called with.
 
     All layers share the compiled code, so that it takes seconds and not minutes; the rest of the
-    model (embedding, output layer and loss) does not benefit from compilation.
+    model (embedding, output layer and loss) does not benefit from compilation. Only the forward
+    pass is compiled, not the hooks of a layer, by which FSDP2 gathers its weights beforehand.
 
     Raises:
         ConfigurationError: If the model's layers cannot be found.
@@ -169,7 +170,7 @@ def compile_layers(model: nn.Module) -> None:
         )
     _report_compilation()
     for layer in layers:
-        layer.compile(dynamic=False)
+        layer.forward = torch.compile(layer.forward, dynamic=False)  # type: ignore[method-assign]
 
 
 @cache

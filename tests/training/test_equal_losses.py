@@ -117,6 +117,7 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
         {"name": "zero3 chunked", "stage": 3, **CHUNKED},
         {"name": "fsdp2", "stage": "FSDP2"},
         {"name": "fsdp2 chunked", "stage": "FSDP2", **CHUNKED},
+        {"name": "fsdp2 compiled", "stage": "FSDP2", "torch_compile": True},
         {"name": "ddp bf16", **half},
         {"name": "fsdp2 bf16", "stage": "FSDP2", **half},
         {"name": "fsdp2 bf16 chunked", "stage": "FSDP2", **half, **CHUNKED},
@@ -130,6 +131,7 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
     assert losses["zero3 chunked"] == pytest.approx(losses["zero3"], rel=1e-4)
     assert losses["fsdp2"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["fsdp2 chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
+    assert losses["fsdp2 compiled"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["fsdp2 bf16"] == pytest.approx(losses["ddp"], rel=2e-3)
     assert losses["fsdp2 bf16 chunked"] == pytest.approx(losses["ddp"], rel=2e-3)
     assert losses["ddp bf16"] == pytest.approx(losses["ddp"], rel=2e-3)

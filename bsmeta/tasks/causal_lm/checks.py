@@ -127,10 +127,6 @@ def speed_problems(
         expected = "false under ZeRO-3, which gathers weights between the compiled operations"
         fix = "torch_compile=false, or ZeRO-2"
         yield Problem("torch_compile", HYDRA, show(True), expected, fix)
-    if config.torch_compile and launch.fsdp is not None:
-        expected = "false under FSDP2, which gathers weights between the compiled operations"
-        fix = "torch_compile=false, or a launch file without FSDP"
-        yield Problem("torch_compile", HYDRA, show(True), expected, fix)
     every = config.gradient_checkpointing_every
     if every > 1 and not config.gradient_checkpointing:
         key = "gradient_checkpointing_every"
