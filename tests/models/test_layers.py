@@ -127,10 +127,28 @@ def test_every_so_many_layers_are_recomputed(
 def test_each_layer_is_compiled_for_one_shape(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **named: calls.append(named))
+    compiled: list[tuple[object, dict[str, Any]]] = []
+
+    def compile_forward(forward: Any, **named: Any) -> Any:
+        compiled.append((forward, named))
+        return forward
+
+    monkeypatch.setattr(torch, "compile", compile_forward)
+    forwards = [layer.forward for layer in layers_of(model)]
     compile_layers(model)
-    assert calls == [{"dynamic": False}] * 4
+    assert compiled == [(forward, {"dynamic": False}) for forward in forwards]
+
+
+@pytest.mark.slow
+def test_all_layers_share_the_compiled_code(model: nn.Module) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    ids = torch.arange(16).unsqueeze(0)
+    expected = model.eval()(input_ids=ids, use_cache=False).logits
+    compile_layers(model)
+    logits = model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_model_of_unknown_layers_is_refused() -> None:
