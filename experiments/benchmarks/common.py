@@ -16,7 +16,7 @@ import psutil
 from isal import igzip
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
 
 SAMPLE_PAGES = 1000

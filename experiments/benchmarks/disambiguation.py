@@ -21,7 +21,7 @@ import torch
 from common import own_arguments
 
 from bsmeta.config.compose import run_entry_point
-from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score
 from bsmeta.tasks.disambiguation.predict import open_detector

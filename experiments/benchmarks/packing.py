@@ -23,7 +23,7 @@ from common import own_arguments
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.windows import Window, WindowMaker
 from bsmeta.data.text.chunks import best_fit, one_each

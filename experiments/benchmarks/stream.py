@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.data.batch import StepData
-from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import BACKENDS, Unavailable, byte_lengths, load_tokenizer

@@ -16,7 +16,7 @@ from filelock import FileLock
 from bsmeta.annotate.shard import ShardFiles, read_journal
 from bsmeta.core import files, progress
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shard_lines import first_lines
 from tests.annotate.helpers import WORDS, annotate, rows, some_pages, write_pages
 
 CUSTOM = "tests.annotate.custom"

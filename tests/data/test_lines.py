@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.data.io.files import BLOCK, Cache
-from bsmeta.data.io.lines import IndexCache, LineReader, has_line, open_shard
+from bsmeta.data.io.lines import IndexCache, LineReader
+from bsmeta.data.io.shard_lines import has_line, open_shard
 
 LINES = [b"%d %s" % (i, b"x" * (i * 37 % 91)) for i in range(500)]
 

@@ -12,8 +12,8 @@ import pytest
 
 from bsmeta.annotate.sources import decode, read_items
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.parquet_file import ParquetSource
+from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import read_records
 from tests.conftest import REPOSITORY

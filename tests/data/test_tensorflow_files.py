@@ -14,7 +14,7 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.files import size_of
-from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.io.tensorflow_files import tensorflow
 from bsmeta.data.stream.live import open_corpora

@@ -26,7 +26,8 @@ from bsmeta.data.io.files import (
     open_file,
     shard_content,
 )
-from bsmeta.data.io.lines import BYTE_ORDER_MARK, open_shard
+from bsmeta.data.io.lines import BYTE_ORDER_MARK
+from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import PARQUET, is_parquet
 from bsmeta.metadata.records import UNREADABLE
 

@@ -2,7 +2,8 @@
 
 A `LineReader` has a position in one shard; continuing from there needs no seek, and a later
 position is reached through an access point, if there is one. It does not parse JSON: `windows`
-interprets the lines. `open_shard` returns it, or a `ParquetReader`, whose rows are read as lines.
+interprets the lines. `shard_lines.open_shard` returns it, or a `ParquetReader`, whose rows are read
+as lines.
 
     python -m bsmeta.data.io.lines 'shards/*.jsonl.gz' [--cache FOLDER]
 
@@ -22,8 +23,7 @@ import struct
 import sys
 import threading
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -47,8 +47,9 @@ from bsmeta.data.io.files import (
     size_of,
     zst_blocks,
 )
+from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.data.io.shards import check_are_files, expand, is_parquet
-from bsmeta.metadata.records import Line, WholeLine
+from bsmeta.metadata.records import WholeLine
 
 log = logging.getLogger(__name__)
 
@@ -230,55 +231,6 @@ def begins_with_long_frame(path: str | FileRef) -> bool:
     return False
 
 
-class ShardReader(ABC):
-    """The documents of one shard as lines of JSON, whatever its format.
-
-    Attributes:
-        line: Number of the next line.
-        ended: Whether the last `read` reached the end of what can be read.
-        damage: Why no further line can be read, in a truncated or damaged file; else empty.
-    """
-
-    def __init__(self, path: str | FileRef) -> None:
-        self.path = path
-        self.line = 0
-        self.ended = False
-        self.damage = ""
-
-    def read(self, first: int, count: int) -> Sequence[Line]:
-        """Up to `count` lines from line `first` on; fewer if the shard ends or is damaged."""
-        return self.take(range(first, first + count))
-
-    @abstractmethod
-    def take(self, numbers: Sequence[int]) -> Sequence[Line]:
-        """The lines with these numbers, which increase; fewer if the shard ends or is damaged."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes the file."""
-
-
-def open_shard(
-    path: str | FileRef,
-    indexes: IndexCache | None = None,
-    columns: Collection[str] | None = None,
-    late: Collection[str] = (),
-) -> ShardReader:
-    """The reader for the format of a shard.
-
-    Args:
-        indexes: Where access points of a compressed shard may be found.
-        columns: The columns that are needed (see `metadata.decoding.Decoder`); a Parquet shard is
-            read without the others. None reads all.
-        late: Those of them that its lines may lack until they are needed: see `PartialLine`.
-    """
-    if is_parquet(path):
-        from bsmeta.data.io.parquet import ParquetReader
-
-        return ParquetReader(path, columns, late)
-    return LineReader(path, indexes)
-
-
 class LineReader(ShardReader):
     """The lines of one shard, without their ends and a byte order mark before the first.
 
@@ -399,18 +351,6 @@ class LineReader(ShardReader):
         line = OVERLONG if self._rest_bytes > LONGEST_LINE else b"".join(self._rest)
         self._rest, self._rest_bytes = [], 0
         return line
-
-
-def first_lines(path: str | FileRef, count: int) -> list[bytes]:
-    """The first lines of a shard, with all columns."""
-    with contextlib.closing(open_shard(path)) as reader:
-        return [bytes(line) for line in reader.read(0, count)]
-
-
-def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
-    """Whether a shard has a line of this number."""
-    with contextlib.closing(open_shard(path, indexes, columns=())) as reader:
-        return bool(reader.read(line, 1))
 
 
 def main() -> int:

@@ -34,8 +34,8 @@ from pyarrow import types
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import LFS, LFS_POINTER, FileRef, open_file, refuse_bad_copy
-from bsmeta.data.io.lines import ShardReader
 from bsmeta.data.io.parquet_file import DAMAGED, ColumnChunk, ParquetSource, is_selected
+from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.metadata.records import Line, PartialLine
 
 BATCH_BYTES = 2 << 20  # decoded at a time

@@ -23,7 +23,7 @@ from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.core.errors import HYDRA, Problem, UserError, much_like, nearest, show
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.file_start import describe_start, explain_no_document, has_document
-from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of, validation_path
 from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY

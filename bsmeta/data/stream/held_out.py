@@ -25,7 +25,7 @@ from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import decode_json
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.files import Cache, FileRef, kept_if_possible
-from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import numbered, validation_path, what_it_is
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY

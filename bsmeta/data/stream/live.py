@@ -22,13 +22,9 @@ from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import Cache
-from bsmeta.data.io.lines import (
-    LONG_FRAME,
-    IndexCache,
-    ShardReader,
-    begins_with_long_frame,
-    open_shard,
-)
+from bsmeta.data.io.lines import LONG_FRAME, IndexCache, begins_with_long_frame
+from bsmeta.data.io.shard_lines import open_shard
+from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.data.io.shards import (
     Shard,
     check_is_listed,

@@ -20,7 +20,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import Row
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.core.errors import HYDRA, Problem, UserError, refuse, show
-from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.data.io.shards import some_of
 from bsmeta.data.stream.columns import local_shards
 from bsmeta.data.text.lossless import is_lossless

@@ -17,7 +17,7 @@ from bsmeta.config.data import DataConfig, check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, refuse
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.files import Cache, FileRef
-from bsmeta.data.io.lines import first_lines, has_line
+from bsmeta.data.io.shard_lines import first_lines, has_line
 from bsmeta.data.io.shards import (
     Shard,
     entries_of,

@@ -26,7 +26,8 @@ from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import decay_start
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.io.files import Cache
-from bsmeta.data.io.lines import IndexCache, open_shard
+from bsmeta.data.io.lines import IndexCache
+from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard
 from bsmeta.data.stream.held_out import held_out
 from bsmeta.data.stream.live import deal_corpora, open_corpora
