@@ -29,8 +29,8 @@ from bsmeta.data.io.files import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard
+from bsmeta.data.stream.corpora import deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import held_out
-from bsmeta.data.stream.live import deal_corpora, open_corpora
 from bsmeta.data.stream.plan import Share
 from bsmeta.data.stream.survey import checked_lines
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker

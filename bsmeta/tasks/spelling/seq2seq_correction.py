@@ -19,13 +19,13 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import cut
 from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokenizer_of
 from bsmeta.models.pretrained import check_files, explained, load_exported
-from bsmeta.tasks.spelling.correction import Corrector
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     align_chunks,
     correction_counts,
     restricted,
 )
+from bsmeta.tasks.spelling.corrector import Corrector
 from bsmeta.tasks.spelling.inputs import ROOM
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.training.processes import Processes
