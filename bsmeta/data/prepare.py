@@ -42,14 +42,10 @@ from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.io.shards import shards_fingerprint
+from bsmeta.data.stream.corpora import open_corpora
+from bsmeta.data.stream.fingerprint import fingerprint, saved_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
-from bsmeta.data.stream.live import (
-    LiveStreams,
-    fingerprint,
-    open_corpora,
-    phases_of,
-    saved_fingerprint,
-)
+from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.plan import Phases, Position
 from bsmeta.data.stream.survey import Survey, survey_data
@@ -81,7 +77,7 @@ class Manifest(msgspec.Struct):
     """What was prepared.
 
     Attributes:
-        fingerprint: Of the data, as `live.fingerprint` makes it.
+        fingerprint: Of the data, as `stream.fingerprint` makes it.
         shards: Names of the shards; the files refer to them by their index.
     """
 

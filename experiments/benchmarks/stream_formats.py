@@ -39,7 +39,7 @@ from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard, list_shards
-from bsmeta.data.stream import live
+from bsmeta.data.stream import corpora
 from bsmeta.metadata.processors import column_keys
 
 OWN_KEYS = {"rounds": "5"}
@@ -120,7 +120,7 @@ def pass_by_stem(config: CausalLMConfig) -> dict[str, float]:
     def renamed(data: DataConfig) -> list[Shard]:
         return [replace(shard, name=shard.name.partition(".")[0]) for shard in list_shards(data)]
 
-    with mock.patch.object(live, "list_shards", renamed):
+    with mock.patch.object(corpora, "list_shards", renamed):
         return one_pass("ours", config)
 
 

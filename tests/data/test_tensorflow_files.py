@@ -17,7 +17,7 @@ from bsmeta.data.io.files import size_of
 from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.io.tensorflow_files import tensorflow
-from bsmeta.data.stream.live import open_corpora
+from bsmeta.data.stream.corpora import open_corpora
 from bsmeta.data.stream.plan import Share
 from tests.data.helpers import Run, pages, run, same, small_config, write_shard, write_shards
 

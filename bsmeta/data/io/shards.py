@@ -253,7 +253,7 @@ def remote_settings(config: DataConfig) -> RemoteSettings:
 def validation_path(config: DataConfig) -> str | FileRef | None:
     """The path of the validation file; None without one.
 
-    A local file may be missing: training refuses that (`live.held_out`), unless its data is
+    A local file may be missing: training refuses that (`held_out.held_out`), unless its data is
     prepared and has been filtered.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The logical streams, produced from the shards during training, and their fingerprint.
+"""The logical streams, produced from the shards during training.
 
 A logical stream yields the packed sequences of its windows, epoch after epoch, each with the
 position after it. The position after the last trained sequence is all that a resumed run needs: it
@@ -8,122 +8,30 @@ rebuilds that window and continues in it. `train_stream` divides the sequences a
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import BY_TEXT, DataConfig, source_configs
-from bsmeta.config.metadata import MetadataConfig, phase_starts
+from bsmeta.config.data import BY_TEXT, DataConfig
+from bsmeta.config.metadata import phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.files import Cache
-from bsmeta.data.io.lines import LONG_FRAME, IndexCache, begins_with_long_frame
-from bsmeta.data.io.shard_lines import open_shard
-from bsmeta.data.io.shard_reader import ShardReader
-from bsmeta.data.io.shards import (
-    Shard,
-    check_is_listed,
-    list_shards,
-    shards_fingerprint,
-    some_of,
-)
-from bsmeta.data.stream.plan import Phases, Position, Share, deal, order_of, sequence_order
-from bsmeta.data.stream.windows import (
-    HALF_USED,
-    PlacedWindow,
-    Window,
-    WindowMaker,
-    number_bad,
-    skipped_counts,
-)
+from bsmeta.data.io.lines import LONG_FRAME, begins_with_long_frame
+from bsmeta.data.io.shards import shards_fingerprint, some_of
+from bsmeta.data.stream.corpora import Corpus, deal_corpora
+from bsmeta.data.stream.fingerprint import fingerprint
+from bsmeta.data.stream.plan import Phases, Position, Share, order_of, sequence_order
+from bsmeta.data.stream.survey import Survey
+from bsmeta.data.stream.windows import HALF_USED, Window, WindowMaker, number_bad, skipped_counts
 from bsmeta.data.text.chunks import PackedSequence, PackedWindow
-from bsmeta.data.text.tokenizer import tokenizer_fingerprint
-from bsmeta.metadata.decoding import make_decoder
-
-if TYPE_CHECKING:
-    from bsmeta.data.stream.survey import Survey
 
 log = logging.getLogger(__name__)
 
 Sequences = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as a packed window and its index in it."""
-
-
-class Corpus:
-    """The documents of one source of a mixture, or of a run without one.
-
-    Attributes:
-        name: Name of the source; "" without a mixture.
-        shards: The shards, sorted; in a mixture, their names begin with that of the source.
-    """
-
-    def __init__(self, name: str, config: DataConfig, shards: Sequence[Shard]) -> None:
-        self.name = name
-        self.config = config
-        self.shards = [replace(one, name=f"{name}/{one.name}") if name else one for one in shards]
-        self.indexes = IndexCache(Cache(config.cache_dir))
-        self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
-
-    def windows(
-        self, epoch: int, order: Sequence[Share], place: int, number: int
-    ) -> Iterator[PlacedWindow]:
-        """The windows of an epoch from a place on.
-
-        A window's lines are dropped when the next window is requested.
-
-        Args:
-            order: The shares in the order of the epoch.
-            place: The share to start with.
-            number: The window of that share to start with.
-        """
-        for at in range(place, len(order)):
-            share = order[at]
-            reader = self._reader(share.shard)
-            window = number if at == place else 0
-            while not reader.ended:
-                documents = share.documents(window, self.config.window_documents)
-                # Nothing here may keep the lines while the window is processed.
-                yield (
-                    at,
-                    window,
-                    Window(epoch, share.shard, documents, reader.take(documents), reader.damage),
-                )
-                window += 1
-            reader.close()
-
-    def _reader(self, shard: Shard) -> ShardReader:
-        try:
-            check_is_listed(shard)
-            self.indexes.request(shard.path)
-            decoder = self._decoder
-            return open_shard(shard.path, self.indexes, decoder.columns, decoder.late)
-        except OSError as error:
-            raise DataError(f"{shard.path} cannot be read: {error}") from error
-
-
-def open_corpora(
-    config: DataConfig, shards: Mapping[str, Sequence[Shard]] | None = None
-) -> list[Corpus]:
-    """The corpora of a run, in the order of `data_config.sources`.
-
-    Args:
-        shards: The shards of each source, by its name; None lists them.
-    """
-    return [
-        Corpus(name, data, list_shards(data) if shards is None else shards[name])
-        for name, data in source_configs(config).items()
-    ]
-
-
-def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
-    """The shares of each stream of each corpus."""
-    order = sequence_order(config)
-    return [deal(corpus.shards, order.portions(number)) for number, corpus in enumerate(corpora)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,54 +231,3 @@ def phases_of(
             "phases in their order: change the shares, or the decay"
         )
     return Phases(tuple(start * global_batch_size for start in starts), sequence_order(config))
-
-
-def fingerprint(
-    config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-    phases: Phases,
-    shards: Mapping[str, Any],
-    held_out: str,
-) -> dict[str, Any]:
-    """Everything that determines the sequences of a run; JSON-serializable.
-
-    It is saved with checkpoints and prepared data, which are rejected for other data.
-
-    Args:
-        shards: See `shards.shards_fingerprint`.
-        held_out: See `held_out_fingerprint`.
-    """
-    found: dict[str, Any] = {
-        "seed": seed,
-        "num_streams": config.num_streams,
-        "window_documents": config.window_documents,
-        "packing": config.packing,
-        "bad_documents": config.bad_documents,
-        "max_document_chars": config.max_document_chars,
-        "on_test_overlap": config.on_test_overlap,
-        "held_out": held_out,
-        "phase_starts": list(phases.starts),
-    }
-    if config.row_budget == BY_TEXT:  # what decides the length of rows
-        found["row_budget"] = {"of": config.row_budget, "metadata": config.row_metadata_budget}
-    if config.columns:
-        found["columns"] = config.columns
-    if config.content != "all":
-        found["content"] = config.content
-    if config.sources:
-        found["sources"] = [
-            {"name": source.name, "weight": source.weight, "columns": source.columns}
-            for source in config.sources
-        ]
-    return found | {
-        "metadata_config": dataclasses.asdict(config.metadata_config),
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "shards": dict(shards),
-    }
-
-
-def saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
-    """A saved fingerprint; a metadata setting that is newer has its default, hence no effect."""
-    settings = dataclasses.asdict(MetadataConfig()) | saved["metadata_config"]
-    return saved | {"metadata_config": settings}

@@ -28,8 +28,8 @@ from bsmeta.data.io.shards import (
     with_samples,
 )
 from bsmeta.data.stream.columns import document_problems, source_key, unknown_types
+from bsmeta.data.stream.corpora import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import HeldOutFingerprints, held_out, held_out_fingerprint
-from bsmeta.data.stream.live import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.lost_text import SAMPLE_LINES
 from bsmeta.data.stream.plan import Share, sequence_order
 

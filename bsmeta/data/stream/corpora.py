@@ -1,0 +1,93 @@
+"""The corpora of a run: the shards of each source, dealt to the logical streams, read in windows.
+
+A run without a mixture has one corpus. `survey` opens them to check the data before the start,
+`live` to train on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.core.errors import DataError
+from bsmeta.data.io.files import Cache
+from bsmeta.data.io.lines import IndexCache
+from bsmeta.data.io.shard_lines import open_shard
+from bsmeta.data.io.shard_reader import ShardReader
+from bsmeta.data.io.shards import Shard, check_is_listed, list_shards
+from bsmeta.data.stream.plan import Share, deal, sequence_order
+from bsmeta.data.stream.windows import PlacedWindow, Window
+from bsmeta.metadata.decoding import make_decoder
+
+
+class Corpus:
+    """The documents of one source of a mixture, or of a run without one.
+
+    Attributes:
+        name: Name of the source; "" without a mixture.
+        shards: The shards, sorted; in a mixture, their names begin with that of the source.
+    """
+
+    def __init__(self, name: str, config: DataConfig, shards: Sequence[Shard]) -> None:
+        self.name = name
+        self.config = config
+        self.shards = [replace(one, name=f"{name}/{one.name}") if name else one for one in shards]
+        self.indexes = IndexCache(Cache(config.cache_dir))
+        self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
+
+    def windows(
+        self, epoch: int, order: Sequence[Share], place: int, number: int
+    ) -> Iterator[PlacedWindow]:
+        """The windows of an epoch from a place on.
+
+        A window's lines are dropped when the next window is requested.
+
+        Args:
+            order: The shares in the order of the epoch.
+            place: The share to start with.
+            number: The window of that share to start with.
+        """
+        for at in range(place, len(order)):
+            share = order[at]
+            reader = self._reader(share.shard)
+            window = number if at == place else 0
+            while not reader.ended:
+                documents = share.documents(window, self.config.window_documents)
+                # Nothing here may keep the lines while the window is processed.
+                yield (
+                    at,
+                    window,
+                    Window(epoch, share.shard, documents, reader.take(documents), reader.damage),
+                )
+                window += 1
+            reader.close()
+
+    def _reader(self, shard: Shard) -> ShardReader:
+        try:
+            check_is_listed(shard)
+            self.indexes.request(shard.path)
+            decoder = self._decoder
+            return open_shard(shard.path, self.indexes, decoder.columns, decoder.late)
+        except OSError as error:
+            raise DataError(f"{shard.path} cannot be read: {error}") from error
+
+
+def open_corpora(
+    config: DataConfig, shards: Mapping[str, Sequence[Shard]] | None = None
+) -> list[Corpus]:
+    """The corpora of a run, in the order of `data_config.sources`.
+
+    Args:
+        shards: The shards of each source, by its name; None lists them.
+    """
+    return [
+        Corpus(name, data, list_shards(data) if shards is None else shards[name])
+        for name, data in source_configs(config).items()
+    ]
+
+
+def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
+    """The shares of each stream of each corpus."""
+    order = sequence_order(config)
+    return [deal(corpus.shards, order.portions(number)) for number, corpus in enumerate(corpora)]

@@ -1,0 +1,68 @@
+"""The fingerprint of a run's sequences: everything that determines them.
+
+It is saved with checkpoints and prepared data, which are refused for other data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import BY_TEXT, DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.stream.plan import Phases
+from bsmeta.data.text.tokenizer import tokenizer_fingerprint
+
+
+def fingerprint(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    phases: Phases,
+    shards: Mapping[str, Any],
+    held_out: str,
+) -> dict[str, Any]:
+    """Everything that determines the sequences of a run; JSON-serializable.
+
+    It is saved with checkpoints and prepared data, which are rejected for other data.
+
+    Args:
+        shards: See `shards.shards_fingerprint`.
+        held_out: See `held_out_fingerprint`.
+    """
+    found: dict[str, Any] = {
+        "seed": seed,
+        "num_streams": config.num_streams,
+        "window_documents": config.window_documents,
+        "packing": config.packing,
+        "bad_documents": config.bad_documents,
+        "max_document_chars": config.max_document_chars,
+        "on_test_overlap": config.on_test_overlap,
+        "held_out": held_out,
+        "phase_starts": list(phases.starts),
+    }
+    if config.row_budget == BY_TEXT:  # what decides the length of rows
+        found["row_budget"] = {"of": config.row_budget, "metadata": config.row_metadata_budget}
+    if config.columns:
+        found["columns"] = config.columns
+    if config.content != "all":
+        found["content"] = config.content
+    if config.sources:
+        found["sources"] = [
+            {"name": source.name, "weight": source.weight, "columns": source.columns}
+            for source in config.sources
+        ]
+    return found | {
+        "metadata_config": dataclasses.asdict(config.metadata_config),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "shards": dict(shards),
+    }
+
+
+def saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved fingerprint; a metadata setting that is newer has its default, hence no effect."""
+    settings = dataclasses.asdict(MetadataConfig()) | saved["metadata_config"]
+    return saved | {"metadata_config": settings}
