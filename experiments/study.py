@@ -63,7 +63,7 @@ def main() -> int:
     runs = runs_of(study)
     launcher = Launcher(study)
     if given.claims:
-        from bsmeta.studies.claims import declared_table
+        from bsmeta.studies.claim_report import declared_table
 
         print_tables([declared_table(study)])
         return 0
@@ -101,7 +101,7 @@ def main() -> int:
 def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launcher) -> int:
     """Measure what has been trained, write the report, and print its main tables."""
     # here, what loads torch: it takes seconds
-    from bsmeta.studies.claims import claim_tables, sentences
+    from bsmeta.studies.claim_report import claim_tables, sentences
     from bsmeta.studies.downstream import downstream_tables
     from bsmeta.studies.report import exploratory_tables, write_report
     from bsmeta.studies.results import results_of

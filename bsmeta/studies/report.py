@@ -19,16 +19,8 @@ from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, short_name
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
-from bsmeta.studies.claims import (
-    OPEN,
-    REFUTED,
-    SUPPORTED,
-    Claim,
-    answer,
-    claim_tables,
-    sentences,
-    shown_at_once,
-)
+from bsmeta.studies.claim_report import answer, claim_tables, sentences
+from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, Claim, shown_at_once
 from bsmeta.studies.conditions import condition_table
 from bsmeta.studies.config import AXES, FLOPS, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.results import ArmResult, Results, as_dict

@@ -17,15 +17,8 @@ import numpy as np
 from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.core.errors import DataError
 from bsmeta.report.byte_ranges import byte_ranges
-from bsmeta.studies.claims import (
-    Claim,
-    decide,
-    error_ratio,
-    host_notes,
-    is_over_hosts,
-    shown_at_once,
-    task_notes,
-)
+from bsmeta.studies.claim_notes import host_notes, task_notes
+from bsmeta.studies.claims import Claim, decide, error_ratio, is_over_hosts, shown_at_once
 from bsmeta.studies.conditions import (
     Association,
     associations,
@@ -150,7 +143,14 @@ def results_of(study: StudyConfig) -> Results:
         if not any(np.allclose(values, claimed) for claimed in differences.values()):
             differences[f"{study.arms[arm].label or arm}, without metadata"] = values
     conditions = associations(measured, differences)
-    results = Results(
+    by_host = decide(study, measured.clustered_by(HOST), scored) if shows_hosts else []
+    notes += [
+        *_notes(measured),
+        *task_notes(claims),
+        *condition_notes(measured, conditions),
+        *host_notes(measured, claims, by_host),
+    ]
+    return Results(
         study,
         measured.seeds,
         len(measured.digests),
@@ -159,12 +159,11 @@ def results_of(study: StudyConfig) -> Results:
         measured.documents_without_host,
         {arm: _compared(study, measured, alone, arm) for arm in measured.arms},
         claims,
-        [*notes, *_notes(measured), *task_notes(claims), *condition_notes(measured, conditions)],
+        notes,
         [*_shared_with_baseline(study, measured), *missing_records(measured)],
         conditions,
-        decide(study, measured.clustered_by(HOST), scored) if shows_hosts else [],
+        by_host,
     )
-    return replace(results, notes=[*results.notes, *host_notes(results)])
 
 
 def _differences_of(

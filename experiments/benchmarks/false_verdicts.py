@@ -45,7 +45,7 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from bsmeta.report.inference import ALPHA
-from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide, power
+from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide
 from bsmeta.studies.conditions import MACHINE, associations
 from bsmeta.studies.config import (
     CLUSTERS,
@@ -57,6 +57,7 @@ from bsmeta.studies.config import (
     StudyConfig,
 )
 from bsmeta.studies.declaration import as_declared, declare
+from bsmeta.studies.power import power
 from bsmeta.studies.runs import Measurement
 from bsmeta.studies.statistics import Measured
 

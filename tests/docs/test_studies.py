@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu, t
 
-from bsmeta.studies.claims import decide, seeds_needed, sentences
+from bsmeta.studies.claim_report import sentences
+from bsmeta.studies.claims import decide
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig, load_study
+from bsmeta.studies.power import seeds_needed
 from bsmeta.studies.results import Measured, load, results_of
 from bsmeta.studies.statistics import Estimate
 from tests.conftest import REPOSITORY

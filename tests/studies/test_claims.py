@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import nct, t, ttest_1samp
 
-from bsmeta.studies.claims import Claim, decide, power, predicted_power, seeds_needed
+from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.power import power, predicted_power, seeds_needed
 from bsmeta.studies.runs import Measurement
 from tests.studies.simulated import flat, measured, measurement
 

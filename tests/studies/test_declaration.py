@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.studies.claims import sentences
+from bsmeta.studies.claim_report import sentences
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
 from bsmeta.studies.declaration import as_declared, declaration_file, declare
 from bsmeta.studies.results import results_of

@@ -13,7 +13,8 @@ import pytest
 from scipy.stats import binom
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.studies.claims import Claim, claim_tables, decide, sentences
+from bsmeta.studies.claim_report import claim_tables, sentences
+from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig, load_study
 from bsmeta.studies.declaration import as_declared, declaration_file, declare
 from bsmeta.studies.report import write_report

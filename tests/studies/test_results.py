@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.studies.claims import answer, claim_tables, declared_table, sentences
+from bsmeta.studies.claim_report import answer, claim_tables, declared_table, sentences
 from bsmeta.studies.config import ClaimConfig, StudyConfig
 from bsmeta.studies.declaration import declare
 from bsmeta.studies.report import effect_table, exploratory_tables, write_report

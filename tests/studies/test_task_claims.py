@@ -14,7 +14,7 @@ import yaml
 from scipy.special import stdtrit
 
 from bsmeta.core.process import exit_code
-from bsmeta.studies.claims import claim_tables, declared_table, sentences
+from bsmeta.studies.claim_report import claim_tables, declared_table, sentences
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
 from bsmeta.studies.report import claim_plot, write_report
 from bsmeta.studies.results import as_dict, results_of
