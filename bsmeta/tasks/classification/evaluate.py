@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -65,11 +65,9 @@ from bsmeta.tasks.classification.report import NAMES, report
 from bsmeta.tasks.classification.results import Choice, Results, TestSet, results_of, scores_of
 from bsmeta.tasks.classification.store import SPLITS, text_key
 from bsmeta.tasks.classification.systems import fit_words
+from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.run_folder import steps_and_evaluations
-
-if TYPE_CHECKING:
-    from bsmeta.tasks.classification.task import TextClassifier
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +245,7 @@ def baselines(
 
 
 def finish(
-    task: TextClassifier, model: nn.Module, others: Mapping[str, nn.Module],
+    task: ClassifierTask, model: nn.Module, others: Mapping[str, nn.Module],
     choice: Choice | None, context: FinishContext,
 ) -> dict[str, float]:  # fmt: skip
     """Scores the test split and writes the results (rank 0).

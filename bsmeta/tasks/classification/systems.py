@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,10 +48,8 @@ from bsmeta.tasks.classification.config import (
 )
 from bsmeta.tasks.classification.model import means_over_chunks, texts_of
 from bsmeta.tasks.classification.results import SCORES, Compared, Confusion, compare
+from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.training.processes import Processes
-
-if TYPE_CHECKING:
-    from bsmeta.tasks.classification.task import TextClassifier
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +90,7 @@ class Systems:
         return load_linear(self._folder / method, encoder)
 
 
-def open_systems(task: TextClassifier, methods: Sequence[str]) -> Systems:
+def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
     """The fitted systems of a run, which are fitted first if they are not in its folder.
 
     Every process calls it: one fits while the others wait.
@@ -157,7 +155,7 @@ def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
         follow_umask(part)
 
 
-def _read_splits(task: TextClassifier, encoder: PreTrainedModel | None) -> tuple[Split, Split]:
+def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple[Split, Split]:
     """The training and the validation split; the encoder is run on them if there is one."""
     examples, device, model = task.examples, default_device(), None
     if encoder is not None:
