@@ -18,8 +18,8 @@ import torch.distributed as dist
 import transformers
 
 from bsmeta.config.causal_lm import EvaluateConfig
-from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
+from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT

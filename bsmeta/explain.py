@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, Problem, refuse
 from bsmeta.core.terminal import Console
 from bsmeta.tasks import TASKS

@@ -10,8 +10,8 @@ python bsmeta/generate.py mode=attribute type=url
 from __future__ import annotations
 
 from bsmeta.config.causal_lm import GenerateConfig
-from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
+from bsmeta.config.task_entry import check_program
 from bsmeta.config.values import refuse_unused
 from bsmeta.tasks import TASKS
 

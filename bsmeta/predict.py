@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.causal_lm import PredictConfig
-from bsmeta.config.checks import check_program
 from bsmeta.config.compose import run_entry_point
+from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.process import stoppable

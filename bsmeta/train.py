@@ -18,7 +18,8 @@ from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.sources import reading, shown_path
-from bsmeta.config.steps import launch_notes, print_summary, set_branch_length, summary
+from bsmeta.config.startup_table import launch_notes, print_summary, summary
+from bsmeta.config.steps import set_branch_length
 from bsmeta.core.process import StopRequest, checks_for_all, rank, release_signals
 from bsmeta.tasks import TASKS
 from bsmeta.training.run_folder import note_early_stop, refusal_in_status

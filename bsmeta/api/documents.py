@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import entry_of, value_problems
+from bsmeta.config.checks import value_problems
 from bsmeta.config.command_line import choose
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.task_entry import entry_of
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, nearest, refuse
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import bound_problems

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bsmeta.config.launch import FILE_KEYS, FSDP_FIELDS, Launch
 from bsmeta.config.schema import ADAMW, OPTIMIZERS, UNDER_FSDP2, RunConfig
 from bsmeta.config.steps import BatchPlan
+from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import HYDRA, Problem, nearest, same, show
 from bsmeta.core.files import ROOT
-
-if TYPE_CHECKING:
-    from bsmeta.config.checks import TaskEntry
 
 PRECISIONS = ("no", "bf16", "fp16")
 LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")

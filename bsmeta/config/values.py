@@ -44,8 +44,8 @@ from bsmeta.core.parsing import parse_json, parse_yaml
 from bsmeta.core.secrets import redact_values
 
 if TYPE_CHECKING:
-    from bsmeta.config.checks import TaskEntry
     from bsmeta.config.schema import RunConfig
+    from bsmeta.config.task_entry import TaskEntry
 
 Config = TypeVar("Config")
 Run = TypeVar("Run", bound="RunConfig")

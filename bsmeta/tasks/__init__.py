@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bsmeta.config.checks import TaskEntry, imported
+from bsmeta.config.task_entry import TaskEntry, imported
 
 _CAUSAL_LM = "bsmeta.tasks.causal_lm"
 _CLASSIFICATION = "bsmeta.tasks.classification"

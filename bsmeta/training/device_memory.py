@@ -8,9 +8,9 @@ from typing import Protocol
 
 import psutil
 
-from bsmeta.config.checks import Row
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.task_entry import Row
 from bsmeta.training.device_fit import find_device
 
 

@@ -39,7 +39,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from bsmeta.config.checks import CheckedRun
 from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
-from bsmeta.config.steps import BatchPlan, Schedule, print_summary
+from bsmeta.config.startup_table import print_summary
+from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.process import StopRequest
 from bsmeta.core.terminal import Console

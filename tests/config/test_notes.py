@@ -15,7 +15,7 @@ from bsmeta.config.checks import loop_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
-from bsmeta.config.steps import launch_notes
+from bsmeta.config.startup_table import launch_notes
 from bsmeta.data.stream.columns import missing_types, type_problems
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.tasks import TASKS

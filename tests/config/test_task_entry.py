@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import TaskEntry, check, entry_of
+from bsmeta.config.checks import check
 from bsmeta.config.command_line import choose
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import Schedule, summary
+from bsmeta.config.startup_table import summary
+from bsmeta.config.steps import Schedule
+from bsmeta.config.task_entry import TaskEntry, entry_of
 from bsmeta.config.values import load_resolved, saved_config, store_name
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key

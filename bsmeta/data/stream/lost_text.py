@@ -17,8 +17,8 @@ from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import Row
 from bsmeta.config.data import DataConfig, source_configs
+from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, UserError, refuse, show
 from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.data.io.shards import some_of

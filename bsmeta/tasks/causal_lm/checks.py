@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
-from bsmeta.config.checks import Row, missing, model_problems, uses_model_name
+from bsmeta.config.checks import missing, model_problems, uses_model_name
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
@@ -29,7 +29,9 @@ from bsmeta.config.data import (
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.model_file import positions_in
-from bsmeta.config.steps import BatchPlan, decay_start, evaluations
+from bsmeta.config.startup_table import evaluations
+from bsmeta.config.steps import BatchPlan, decay_start
+from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import checks_for_all

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import Row
 from bsmeta.config.launch import Launch
 from bsmeta.config.steps import BatchPlan
+from bsmeta.config.task_entry import Row
 from bsmeta.data.stream.data_size import BYTES_PER_TOKEN, DataSize, data_size
 
 MANY_EPOCHS = 4

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bsmeta.config.checks import Row, is_offline, is_on_machine, is_path, missing, model_problems
+from bsmeta.config.checks import is_offline, is_on_machine, is_path, missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
+from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, show
 from bsmeta.core.keys import inherited, key
 

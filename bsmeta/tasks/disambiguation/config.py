@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bsmeta.config.checks import Row, missing, model_problems
+from bsmeta.config.checks import missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
+from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.keys import inherited, key
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
-from bsmeta.config.checks import Row, missing, model_problems
+from bsmeta.config.checks import missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.task_entry import Row
 from bsmeta.config.values import is_read, unread_keys
 from bsmeta.core.errors import HYDRA, MISSING, Problem, look_up, show
 from bsmeta.core.keys import bound_problems, inherited, key
