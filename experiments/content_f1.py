@@ -35,7 +35,7 @@ import xxhash
 from bsmeta.annotate.content import EXTRACTORS, Extract, Span, Text
 from bsmeta.annotate.page import Page, parse_page
 from bsmeta.annotate.tags import TagRecord
-from bsmeta.metadata.spans import COLUMN, KeptText, content_spans
+from bsmeta.metadata.content import COLUMN, KeptText, content_spans
 
 _WORD = re.compile(r"\w+")
 _SHINGLE = 4

@@ -25,7 +25,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from bsmeta.annotate.annotator import NO_HTML, AnnotationError, Annotator, Columns, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.metadata.spans import COLUMN
+from bsmeta.metadata.content import COLUMN
 
 Extract = Callable[[str], str]
 

@@ -30,8 +30,9 @@ from bsmeta.core.keys import bound_problems
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.windows import check_length
 from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.tasks import TASKS
 from bsmeta.training.task import Task

@@ -24,9 +24,9 @@ from bsmeta.api.runs import Run
 from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.core.keys import refuse_out_of_bounds
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS

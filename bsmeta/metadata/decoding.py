@@ -30,21 +30,10 @@ import msgspec
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.parsing import JSONDecoder
+from bsmeta.metadata.content import ALL, COLUMN, KeptText, content_spans
+from bsmeta.metadata.document import NO_COLUMN, Document, Undecoded, group, is_empty
 from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, column_keys, type_of
-from bsmeta.metadata.records import (
-    NO_COLUMN,
-    UNREADABLE,
-    BadDocument,
-    Document,
-    Line,
-    PartialLine,
-    Record,
-    Undecoded,
-    bad_document,
-    group,
-    is_empty,
-)
-from bsmeta.metadata.spans import ALL, COLUMN, KeptText, content_spans
+from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record, bad_document
 
 MARK = b"-1"
 """Placeholder for a column that was cut out; not a list of records."""

@@ -1,29 +1,15 @@
-"""Records: a line of a shard, and the document and its metadata that `decoding` makes of it.
-
-Every later stage reads documents. A column of many records stays undecoded until a document is
-rendered with it: bytes of its line, or what its line can produce.
-"""
+"""A line of a shard, the metadata records in it, and why a document is refused."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-from bsmeta.core.parsing import JSONDecoder
-
-if TYPE_CHECKING:
-    from bsmeta.metadata.spans import KeptText
-
-NO_COLUMN = msgspec.Raw()
-
 UNREADABLE = (msgspec.DecodeError,)
 """Raised by the decoder if a line or column is not JSON of the expected types."""
-
-_EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
 
 WholeLine = bytes | memoryview
 """A line, or a view into the block it was read in: copying costs as much as decompression."""
@@ -90,123 +76,6 @@ class Record(msgspec.Struct, gc=False):
         return self.type == "local"
 
 
-class _Value(msgspec.Struct, gc=False):
-    """Only the value of a record, which takes half as long to decode."""
-
-    value: str | int | float
-
-
-_ADDRESSES = JSONDecoder(str | list[_Value | str] | None)
-_RECORD_LIST = JSONDecoder(list[Record] | None)
-_KEYS = JSONDecoder(dict[str, msgspec.Raw])
-
-Undecoded = msgspec.Raw | Callable[[], bytes]
-"""The JSON of a column, or a function that returns it."""
-
-
-class Document:
-    """A document: its text, its address, and its metadata records by key.
-
-    Attributes:
-        text: The plain text; may be empty.
-        whole_text: The text before `keep`.
-        url: The `url` column (not the metadata record), if there is one.
-    """
-
-    __slots__ = (
-        "_address_column", "_kept", "_records", "_undecoded", "text", "url", "whole_text",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        text: str,
-        url: str | None,
-        records: dict[str, list[Record]],
-        undecoded: dict[str, Undecoded] | None = None,
-        address_column: msgspec.Raw = NO_COLUMN,
-    ) -> None:
-        self.text = self.whole_text = text
-        self.url = url
-        self._kept: KeptText | None = None
-        self._records = records
-        self._undecoded = undecoded or {}
-        self._address_column = address_column
-
-    def has(self, key: str) -> bool:
-        """Whether the document has a record of this metadata key."""
-        return key in self._records or key in self._undecoded
-
-    def records(self, key: str) -> Sequence[Record]:
-        """The records of a key, in the order of the data.
-
-        Raises:
-            BadDocument: If a column that was left undecoded does not hold valid records.
-        """
-        column = self._undecoded.get(key)
-        if column is not None:
-            records = _decode_column(key, column() if callable(column) else column)
-            group(
-                self._records, key, self._kept.clip(key, records or ()) if self._kept else records
-            )
-            del self._undecoded[key]
-        return self._records.get(key, ())
-
-    def keep(self, kept: KeptText) -> None:
-        """Cuts the text and the local records; those not yet decoded are cut when they are.
-
-        Raises:
-            BadDocument: If a local record's span is not one of the text.
-        """
-        self.text, self._kept = kept.text, kept
-        clipped = {key: kept.clip(key, records) for key, records in self._records.items()}
-        self._records = {key: records for key, records in clipped.items() if records}
-
-    def add(self, key: str, record: Record) -> None:
-        """Adds a record to those of a key."""
-        self._records.setdefault(key, []).append(record)
-
-    def addresses(self, key: str) -> set[str]:
-        """The addresses in the `url` column and in the metadata records of the address key.
-
-        The records are read whether or not `metadata_list` has that key; if the column was not
-        requested and cannot be decoded, the document is still accepted.
-        """
-        found = {str(record.value) for record in self._records.get(key, ())}
-        if self.url is not None:
-            found.add(self.url)
-        if self._address_column is not NO_COLUMN:
-            with contextlib.suppress(*UNREADABLE):
-                addresses = _ADDRESSES.decode(self._address_column) or ()
-                for address in [addresses] if isinstance(addresses, str) else addresses:
-                    found.add(address if isinstance(address, str) else str(address.value))
-        return found
-
-
-def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None:
-    try:
-        return _RECORD_LIST.decode(raw)
-    except UNREADABLE as error:
-        with contextlib.suppress(*UNREADABLE):
-            # It may have been cut out together with the columns after it.
-            alone = bytes(_KEYS.decode(b'{"":' + memoryview(raw) + b"}")[""])
-            if alone != bytes(raw):
-                return _decode_column(column, alone)
-        raise bad_document(error, f"metadata_{column}: ") from error
-
-
-def group(
-    groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
-) -> None:
-    """Add records to the groups by their key; a record without a key gets that of its column."""
-    if not records:
-        return
-    if len(records) == 1 or len({record.key for record in records}) == 1:  # as in most columns
-        groups.setdefault(records[0].key or column_key, []).extend(records)
-        return
-    for record in records:
-        groups.setdefault(record.key or column_key, []).append(record)
-
-
 def local_records(records: Sequence[Record]) -> list[Record]:
     """The local ones of some records: `Record.is_local`, without a call for each of hundreds."""
     return [
@@ -214,14 +83,6 @@ def local_records(records: Sequence[Record]) -> list[Record]:
         for record in records
         if record.type == "local" or (record.type is None and record.char_start_idx is not None)
     ]
-
-
-def is_empty(raw: msgspec.Raw) -> bool:
-    """Whether an undecoded column holds no records (it is absent, `null` or `[]`)."""
-    found = memoryview(raw)
-    if len(found) > _EMPTY_LIST_BYTES:
-        return False
-    return bytes(found).translate(None, b" \t\r\n") in (b"", b"[]", b"null")
 
 
 def bad_document(error: Exception, where: str = "") -> BadDocument:

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import refuse
 from bsmeta.metadata.checks import metadata_problems
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import MATCHED, OWN, SHUFFLED
 from bsmeta.metadata.processors import make_types, type_of
-from bsmeta.metadata.records import Document, Record, local_records
+from bsmeta.metadata.records import Record, local_records
 from bsmeta.metadata.spans import (
     LocalTags,
     arrange,

@@ -26,8 +26,8 @@ from bsmeta.core.environment import describe_environment, utc_now
 from bsmeta.core.errors import DataError
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.parsing import parse_json
-from bsmeta.metadata.records import Document
-from bsmeta.metadata.spans import KeptText
+from bsmeta.metadata.content import KeptText
+from bsmeta.metadata.document import Document
 from bsmeta.studies.config import MeasureConfig, StudyConfig
 from bsmeta.studies.runs import (
     DONE,

@@ -15,8 +15,8 @@ import pytest
 from bsmeta.annotate.plan import ANNOTATORS
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.metadata.content import KeptText, content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.spans import KeptText, content_spans
 from tests.annotate.helpers import RAWPAGES, annotate, rows
 from tests.conftest import REPOSITORY
 from tests.docs.pages import runnable

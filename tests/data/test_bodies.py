@@ -13,7 +13,8 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk, cut, fair_share, fitting, within
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokens import TextTokenizer, Tokens, places_between
-from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import small_tokenizer, word_tokenizer
 

@@ -14,7 +14,8 @@ from bsmeta.data.text.chunks import cut
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.data.helpers import small_tokenizer, word_tokenizer
 

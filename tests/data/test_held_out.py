@@ -18,7 +18,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import Cache
 from bsmeta.data.stream.held_out import KIND, HeldOutFingerprints
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.records import Document
+from bsmeta.metadata.document import Document
 from tests.data.helpers import (
     batches,
     page,

@@ -13,7 +13,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.checks import metadata_problems
-from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.records import Document
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from bsmeta.annotate import content
 from bsmeta.annotate.page import parse_page
 from bsmeta.config.data import EXTRACTORS
+from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.decoding import make_decoder
-from bsmeta.metadata.records import BadDocument, Document, Record
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.metadata.spans import KeptText
 from tests.metadata.helpers import config, html, local, world
 
 TEXT = "Home About\nThe title\nA first line.\nA second line.\nFooter"

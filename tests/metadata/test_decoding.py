@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.decoding import DocumentDecoder, cut_column, make_decoder
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Renderer
 
 TAG = {"key": "html", "type": "local", "value": "b", "char_start_idx": 0, "char_end_idx": 1}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Renderer
 from tests.metadata.helpers import config, html, local, world
 

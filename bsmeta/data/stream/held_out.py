@@ -28,8 +28,9 @@ from bsmeta.data.io.files import Cache, FileRef, kept_if_possible
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import numbered, validation_path, what_it_is
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
+from bsmeta.metadata.document import NO_COLUMN, Document
 from bsmeta.metadata.processors import ADDRESS_KEY
-from bsmeta.metadata.records import NO_COLUMN, UNREADABLE, BadDocument, Document, Line
+from bsmeta.metadata.records import UNREADABLE, BadDocument, Line
 
 KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could not be read
 BATCH = 256

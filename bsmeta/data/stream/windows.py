@@ -32,9 +32,10 @@ from bsmeta.data.text.chunks import Chunk, PackedWindow, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.checks import row_budget_problems
 from bsmeta.metadata.decoding import Decoder, make_decoder
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import SHUFFLED
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import BadDocument, Document, Line
+from bsmeta.metadata.records import BadDocument, Line
 from bsmeta.metadata.rendering import Donors, Rendered, Renderer, TypeSampler
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import WORDS
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 
 TEXT = "text"

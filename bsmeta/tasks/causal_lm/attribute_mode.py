@@ -38,8 +38,9 @@ from bsmeta.core.terminal import Console
 from bsmeta.data.text.characters import utf8_lengths
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.lost_share import describe_lost_bytes
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import BadDocument, Document, Record
+from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report.inference import Interval, bootstrap
 from bsmeta.report.page import COUNT, Cell, Column, Table, print_table, report_console

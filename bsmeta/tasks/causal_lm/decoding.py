@@ -27,8 +27,9 @@ from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import column_keys, type_of
-from bsmeta.metadata.records import BadDocument, Document, Record
+from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 
 

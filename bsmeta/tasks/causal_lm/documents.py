@@ -32,8 +32,9 @@ from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
 from bsmeta.data.stream.windows import check_length, reason_of
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Documents, Renderer
 
 LINES_AT_ONCE = 256

@@ -35,8 +35,9 @@ from bsmeta.data.stream.plan import Share
 from bsmeta.data.stream.survey import checked_lines
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import column_keys, type_of
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered
 
 NAMES_SHOWN = 5

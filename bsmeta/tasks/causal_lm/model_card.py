@@ -21,9 +21,10 @@ from bsmeta.config.data import BY_TEXT, SCHEME, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.config.saved import changed_texts, mark
 from bsmeta.core.secrets import redact, redact_values
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report import markdown
 from bsmeta.report.inference import rough_intervals

@@ -29,8 +29,8 @@ from bsmeta.core.progress import Advance, reporting
 from bsmeta.data.io.files import FileRef
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.data.text.lost_share import describe_lost_bytes
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
-from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Donors, Rendered
 from bsmeta.tasks.causal_lm.arms import (
     AGAINST,

@@ -13,7 +13,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.data.text.chunks import Chunk, cut
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.records import Document
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.rendering import Renderer
 
 Token = tuple[int, int, float]

@@ -8,7 +8,8 @@ from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import WORDS
-from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Donors, Renderer
 from bsmeta.tasks.causal_lm.arms import (
     Arm,

@@ -20,7 +20,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import UnsafeNameError
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.records import Document
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.tasks.causal_lm.attribute_mode import (
     Attribution,

@@ -12,7 +12,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.tasks.causal_lm.decoding import Context, Contexts
 
