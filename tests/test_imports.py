@@ -39,9 +39,7 @@ ALLOWED = {
 }  # fmt: skip
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
-DISTRIBUTED = [
-    f"training/{name}*" for name in ("trainer", "step", "engines", "fsdp", "distributed")
-]
+DISTRIBUTED = [f"training/{name}*" for name in ("trainer", "step", "engine", "fsdp", "distributed")]
 ROOMS = {
     "accelerate": DISTRIBUTED,
     "deepspeed": [*DISTRIBUTED, "config/deepspeed*"],

@@ -34,7 +34,8 @@ from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import opaque_work, report_progress
 from bsmeta.training.checkpoint import naming_file
 from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engines import PlainEngine, Snapshot
+from bsmeta.training.engine import Snapshot
+from bsmeta.training.engine_plain import PlainEngine
 from bsmeta.training.processes import Processes
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"

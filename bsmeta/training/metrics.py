@@ -44,7 +44,7 @@ from bsmeta.core.terminal import ProgressDisplay, TextColumn
 from bsmeta.training.optimization import NonFiniteGuard
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import METRICS, Log, RunFolder
-from bsmeta.training.step import DataStats, StepResult, StepStats
+from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 
 RUNS = "trackers.json"
 _METRICS_SHOWN = 4

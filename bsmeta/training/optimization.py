@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,10 +28,8 @@ from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import decay_start, warm_up_steps
 from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.core.secrets import redact
+from bsmeta.training.step_stats import StepResult, StepStats
 from bsmeta.training.task import Metric
-
-if TYPE_CHECKING:  # imports this module
-    from bsmeta.training.step import StepResult, StepStats
 
 RATE_SCALE = "rate_scale"
 """Key of a parameter group: the factor of its learning rate."""

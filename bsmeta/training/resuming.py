@@ -54,7 +54,8 @@ from bsmeta.training.checkpoint import (
 )
 from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engines import FSDP, PLAIN, TAG, engine_name
+from bsmeta.training.engine import FSDP, PLAIN, engine_name
+from bsmeta.training.engine_deepspeed import TAG
 from bsmeta.training.engines_states import check_states
 from bsmeta.training.processes import Processes
 

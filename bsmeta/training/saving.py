@@ -1,21 +1,14 @@
-"""Saves: what goes into a checkpoint, when it is written, and which checkpoints are kept after it.
+"""Saves: what goes into a checkpoint, and when it is written; `retention` deletes old ones.
 
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
 FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
 is in progress at a time. Under DeepSpeed, the ranks write their own partitions together, so every
 save is synchronous.
-
-The last k checkpoints, every n-th, the best, and those marked by the user are kept. Old ones are
-deleted after a new one is committed, so that there is always an intact one. Only intact checkpoints
-count among the last k; otherwise damaged ones would displace those that a run can resume from.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import queue
-import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,43 +16,31 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
 from bsmeta.config.values import to_yaml
-from bsmeta.core.errors import CheckpointError, ConfigurationError
+from bsmeta.core.errors import CheckpointError
 from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import opaque_work
 from bsmeta.models.pretrained import record_tokenizer, write_model_manifest
 from bsmeta.training import checkpoint
-from bsmeta.training.checkpoint import (
-    Checkpoint,
-    list_checkpoints,
-    naming_file,
-    problems,
-)
+from bsmeta.training.checkpoint import Checkpoint, problems
 from bsmeta.training.disk_space import check_room, explain_full_disk
-from bsmeta.training.engines import Engine, Snapshot
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.engine import Engine, Snapshot
+from bsmeta.training.generators import capture_rng, write_rng
+from bsmeta.training.processes import Processes
+from bsmeta.training.retention import Retention
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.task import Exports, Metric, Task
+from bsmeta.training.task import Exports, Task
 
-KEEP = "KEEP"
-"""A checkpoint that contains a file of this name is never deleted."""
 # Before each further attempt at a save during which the run folder is deleted: the deletion of a
 # large folder takes a while, and takes along what is written into it meanwhile.
 _PAUSES = (0.1, 1.0, 10.0)
-
-# For each file of a checkpoint: path, size and time of the last modification (ns).
-Stamps = list[tuple[str, int, int]]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -272,172 +253,3 @@ class Saver:
                 self._task.export(self._engine.plain, weights, folder)
             record_tokenizer(folder)
             follow_umask(folder)
-
-
-def capture_rng(device: torch.device) -> dict[str, Any]:
-    """Captures Python's, numpy's and torch's generator states, in plain types.
-
-    Args:
-        device: This rank's. The generators of other GPUs that it can see are those of other ranks,
-            which save them.
-    """
-    python = random.getstate()
-    kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
-    return {
-        "python": [python[0], list(python[1]), python[2]],
-        "numpy": [kind, np.asarray(state).tolist(), position, has_gauss, gauss],
-        "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
-    }
-
-
-def write_rng(states: dict[str, Any], folder: Path, rank: int) -> None:
-    """Writes the states of one rank to a checkpoint."""
-    torch.save(states, _rng_file(folder, rank))
-
-
-def _rng_file(folder: Path, rank: int) -> Path:
-    return folder / "rng" / f"rank{rank}.pt"
-
-
-def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int, device: torch.device) -> None:
-    """Restores the generators from a checkpoint.
-
-    Args:
-        saved_ranks: Number of ranks that saved the checkpoint. A rank beyond them has no saved
-            states and seeds its generators with `seed`: its dropout is new, its data is not.
-        device: This rank's, which need not have the index that it had when it saved.
-
-    Raises:
-        CheckpointError: If the file of a rank that saved the checkpoint is missing, or holds
-            something else.
-    """
-    if rank >= saved_ranks:
-        torch.manual_seed(seed)
-        return
-    file = _rng_file(folder, rank)
-    if not file.is_file():
-        raise CheckpointError(f"{file}: is missing, but {saved_ranks} ranks saved")
-    with naming_file(file):
-        states = torch.load(file, map_location="cpu", weights_only=True)
-        version, values, gauss = states["python"]
-        random.setstate((version, tuple(values), gauss))
-        kind, state, *rest = states["numpy"]
-        np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
-        torch.set_rng_state(states["torch"])
-        if states["cuda"] and device.type == "cuda":
-            (state_of_device,) = states["cuda"]
-            torch.cuda.set_rng_state(state_of_device, device)
-
-
-class Retention:
-    """Deletes the old checkpoints of a run (rank 0).
-
-    A checkpoint that this process did not write is read and verified once; after that, only the
-    sizes and modification times of its files are compared.
-    """
-
-    def __init__(self, out_dir: Path, config: RunConfig) -> None:
-        self._out_dir = out_dir
-        self._config = config
-        self._verified: dict[Path, tuple[Stamps, bool]] = {}
-        self._resumed_from: Path | None = None
-
-    def protect(self, resumed_from: Checkpoint) -> None:
-        """Keeps the checkpoint that the run resumed from, for as long as this process runs."""
-        self._resumed_from = resumed_from.folder.resolve()
-
-    def prune(self, written: Checkpoint) -> None:
-        """Deletes the checkpoints that no rule keeps, after one was written, which is intact.
-
-        Those of later steps do not belong to this run's past, and are left alone.
-        """
-        self._verified[written.folder] = (_stamps(written.folder), True)
-        past = [saved for saved in list_checkpoints(self._out_dir) if saved.step <= written.step]
-        kept = self._to_keep(past)
-        for old in past:
-            if old not in kept and old.folder.resolve() != self._resumed_from:
-                _delete(old)
-
-    def best(self) -> Checkpoint | None:
-        return self._best_of(list_checkpoints(self._out_dir))
-
-    def _to_keep(self, checkpoints: list[Checkpoint]) -> set[Checkpoint]:
-        """Selects the last intact checkpoints, all that are newer, and those of the other keys.
-
-        As few as possible are verified, which may have to read them.
-        """
-        count, every = self._config.keep_last_checkpoints, self._config.keep_every_checkpoint_steps
-        if count == 0:
-            return set(checkpoints)
-        last = list(islice(filter(self._is_whole, reversed(checkpoints)), count))
-        oldest = last[-1].step if len(last) == count else 0
-        kept = {
-            saved
-            for saved in checkpoints
-            if saved.step >= oldest
-            or (every and saved.step % every == 0)
-            or (saved.folder / KEEP).exists()
-        }
-        best = self._best_of(checkpoints)
-        return kept if best is None else kept | {best}
-
-    def _best_of(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
-        """The first intact checkpoint with the best finite value of the metric."""
-        name = self._config.keep_best_by
-        costs = [(cost, saved) for saved in checkpoints for cost in _costs(saved, name)]
-        ranked = sorted(costs, key=lambda pair: pair[0])
-        return next((saved for _, saved in ranked if self._is_whole(saved)), None)
-
-    def _is_whole(self, saved: Checkpoint) -> bool:
-        try:
-            stamps = _stamps(saved.folder)
-            known = self._verified.get(saved.folder)
-            if known is not None and known[0] == stamps:
-                return known[1]
-            faults = problems(saved, ALONE)
-        except OSError as error:  # it is being deleted or changed concurrently
-            logger.warning("%s could not be verified: %s", saved.folder, error)
-            return False
-        if faults:
-            logger.warning(
-                "%s is damaged and does not count among keep_last_checkpoints:\n  %s",
-                saved.folder, "\n  ".join(faults),
-            )  # fmt: skip
-        self._verified[saved.folder] = (stamps, not faults)
-        return not faults
-
-
-def _stamps(folder: Path) -> Stamps:
-    files = [(path, path.lstat()) for path in folder.rglob("*")]
-    return sorted((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files)
-
-
-def _delete(saved: Checkpoint) -> None:
-    try:
-        # Renamed first, so that an interrupted deletion leaves no damaged checkpoint in the list.
-        doomed = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")
-        saved.folder.rename(doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        logger.warning("%s could not be deleted: %s", saved.folder, error)
-
-
-def _costs(saved: Checkpoint, name: str | None) -> list[float]:
-    """The finite costs of a metric (`Metric.cost`) in the evaluation at a checkpoint's step."""
-    try:
-        metrics = saved.state()["evaluation"]
-        costs = [Metric(**metric).cost for metric in metrics if metric["name"] == name]
-        return [cost for cost in costs if math.isfinite(cost)]
-    except (CheckpointError, KeyError, TypeError):
-        return []
-
-
-def check_metric(name: str | None, metrics: list[Metric]) -> None:
-    """Refuses a `keep_best_by` that the evaluation does not have, or that has no direction."""
-    names = sorted(metric.name for metric in metrics if metric.better is not None)
-    if name is not None and name not in names:
-        raise ConfigurationError(
-            f"keep_best_by={name}: the evaluation has no such metric; expected one of "
-            f"{', '.join(names) or 'none (there is no held-out file)'}"
-        )

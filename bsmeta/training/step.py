@@ -8,235 +8,31 @@ targets is summed in the same all-reduce as the losses: one collective per step 
 gradient's.
 
 Nothing waits for the device but `ReducedStats.read`, which the loop calls later, while the device
-is busy with the next step. A rank's statistics are a flat tensor only inside the all-reduce.
+is busy with the next step.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.process import StopRequest, WaitEnded
-from bsmeta.core.progress import opaque_work
 from bsmeta.data.batch import StepData, Stream
-from bsmeta.training.engines import Engine
+from bsmeta.training.device_copy import copy_to
+from bsmeta.training.engine import Engine
 from bsmeta.training.optimization import learning_rate, set_learning_rate
 from bsmeta.training.processes import Processes
+from bsmeta.training.profile import Profile
 from bsmeta.training.saving import Saver
+from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task
 from bsmeta.training.watchdog import Watchdog, report_of, reported_error
-
-PROFILES = "profile"
-
-
-class Profile:
-    """`profile=true`: records a trace of some steps by torch's profiler; does nothing if it is off.
-
-    Chrome's about:tracing and https://ui.perfetto.dev read it. Its ranges are named `bsmeta: …`
-    after the phases of the loop. Each rank writes `profile/steps-{first}-{last}-rank{r}.json` in
-    the run folder.
-    """
-
-    def __init__(self, config: RunConfig, folder: Path, rank: int) -> None:
-        self._first, self._last = config.profile_steps if config.profile else (0, 0)
-        self._file = folder / PROFILES / f"steps-{self._first}-{self._last}-rank{rank}.json"
-        self._running: profile | None = None
-
-    def range(self, name: str) -> AbstractContextManager[Any]:
-        """A named range of the trace."""
-        return nullcontext() if self._running is None else record_function(f"bsmeta: {name}")
-
-    def before(self, step: int) -> None:
-        if self._running is None and step == self._first:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            self._running = profile(activities=activities)
-            self._running.start()
-
-    def after(self, step: int) -> None:
-        if step == self._last:
-            self.stop()
-
-    def stop(self) -> None:
-        """Writes the trace, even if the run ends before the last step to record."""
-        if self._running is None:
-            return
-        running, self._running = self._running, None
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        running.stop()
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with opaque_work():
-            running.export_chrome_trace(str(self._file))
-
-
-@dataclass(frozen=True)
-class DataStats:
-    """Sums over the micro-batches of a step, on one rank or on all; see `MicroBatch`."""
-
-    targets: float = 0.0
-    tokens: float = 0.0
-    padding: float = 0.0
-    counts: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, data: StepData) -> DataStats:
-        batches = data.micro_batches
-        names = batches[0].counts if batches else ()
-        return cls(
-            targets=float(sum(batch.weight for batch in batches)),
-            tokens=float(sum(batch.tokens for batch in batches)),
-            padding=float(sum(batch.padding for batch in batches)),
-            counts={name: float(sum(batch.counts[name] for batch in batches)) for name in names},
-        )
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """Per-step statistics: what a rank contributes to the all-reduce, then those of all ranks.
-
-    Attributes:
-        next_data: Statistics of the next step's data; zeros after the last step.
-        stop: Number of ranks that were asked to stop.
-        save_failed: Number of ranks whose checkpoint writer has failed.
-        out_of_data: Number of ranks whose next data cannot be read.
-        loss: Mean over the targets of the global batch, in nats.
-        parts: Weighted mean of each named part of the loss whose weight is not 0.
-        grad_norm: Norm of the gradient of the global batch; None if the engine reports none.
-    """
-
-    next_data: DataStats
-    stop: float
-    save_failed: float = 0.0
-    out_of_data: float = 0.0
-    loss: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
-    grad_norm: float | None = None
-
-    @property
-    def finite(self) -> bool:
-        """Whether loss and gradient norm are finite numbers.
-
-        DeepSpeed returns -1 or infinity for a norm that is NaN.
-        """
-        norm = self.grad_norm
-        return math.isfinite(self.loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
-
-
-def copy_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """Starts a copy from main memory for which the host does not wait.
-
-    From memory that is not page-locked, the driver may first wait for the device. A loader locks
-    its batches, but not what a task adds to them.
-    """
-    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
-
-
-class ReducedStats:
-    """A step's statistics, summed over all ranks; on the device until they are read."""
-
-    def __init__(
-        self, processes: Processes, own: StepStats, losses: Sequence[Loss] = (),
-        norm: torch.Tensor | float | None = None, *, scaled: bool = False,
-    ) -> None:  # fmt: skip
-        """Starts the all-reduce; every rank calls it with the same names of counts and parts.
-
-        Args:
-            own: This rank's statistics that are known on the host.
-            losses: Losses of this rank's micro-batches, on the device; none before the first step.
-            norm: The norm of the gradient of the global batch, on the device or on the host.
-            scaled: Whether there is a loss scaler, which itself skips gradients that are not
-                finite.
-        """
-        self._norm = norm
-        self._scaled = scaled
-        self._count_names = list(own.next_data.counts)
-        self._part_names = list(losses[0].parts) if losses else []
-        data = own.next_data
-        host = [own.stop, own.save_failed, own.out_of_data]
-        host += [data.targets, data.tokens, data.padding, *data.counts.values()]
-        self._num_host = len(host)
-        values = copy_to(processes.device, torch.tensor(host, dtype=torch.float64))
-        if losses:
-            values = torch.cat([values, torch.stack([_flat(loss) for loss in losses]).sum(0)])
-        values = processes.sum(values)
-        if isinstance(norm, torch.Tensor):
-            values = torch.cat([values, norm.detach().double().reshape(1)])
-        self._values = self._host = values
-        self._copied: torch.cuda.Event | None = None
-        if values.device.type == "cuda":  # the copy starts at once
-            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._host.copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-
-    @property
-    def next_targets(self) -> torch.Tensor:
-        """Number of targets of the next step over all ranks: a float64 scalar on the device."""
-        return self._values[3]
-
-    @property
-    def loss(self) -> torch.Tensor:
-        """Sum of the step's losses over all ranks: a float64 scalar on the device."""
-        return self._values[self._num_host]
-
-    def read(self, targets: float = 0.0) -> StepStats:
-        """Waits for the device; `targets` is the number of targets of the global batch."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        values = self._host.tolist()
-        norm = values.pop() if isinstance(self._norm, torch.Tensor) else self._norm
-        stop, save_failed, out_of_data, *sums = values[: self._num_host]
-        next_targets, tokens, padding, *counted = sums
-        counts = dict(zip(self._count_names, counted, strict=True))
-        loss, *sums = values[self._num_host :] or [0.0]
-        weighted = zip(self._part_names, sums[::2], sums[1::2], strict=True)
-        parts = {name: total / weight for name, total, weight in weighted if weight}
-        data = DataStats(next_targets, tokens, padding, counts)
-        mean = loss / max(targets, 1.0)
-        stats = StepStats(data, stop, save_failed, out_of_data, mean, parts, norm)
-        if self._scaled and not replace(stats, loss=0.0).finite:
-            # fp16: the scale was too high; the scaler skips the step and lowers it
-            return replace(stats, grad_norm=None)
-        return stats
-
-
-def _flat(loss: Loss) -> torch.Tensor:
-    """A micro-batch's loss and parts: float64[1 + 2 * parts], detached."""
-    parts = [value for pair in loss.parts.values() for value in pair]
-    return torch.stack([value.detach().double() for value in (loss.sum, *parts)])
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """A step that the device has completed or is still working on.
-
-    Attributes:
-        step: Its number, from 1.
-        data_wait_s: Seconds that the loop waited for the step's data.
-        losses: Sum of losses of each of this rank's micro-batches, on the device.
-        weights_changed: Whether the weights were changed even if the step is not finite.
-    """
-
-    step: int
-    data: StepData
-    data_wait_s: float
-    learning_rate: float
-    losses: list[torch.Tensor]
-    reduced: ReducedStats
-    weights_changed: bool
 
 
 @dataclass(frozen=True)

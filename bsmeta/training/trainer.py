@@ -24,6 +24,7 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name, naming_file
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
+from bsmeta.training.generators import restore_rng
 from bsmeta.training.metrics import (
     RUNS,
     Progress,
@@ -34,6 +35,7 @@ from bsmeta.training.metrics import (
 )
 from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard, build_optimizer
 from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.profile import Profile
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,
@@ -41,9 +43,11 @@ from bsmeta.training.resuming import (
     parameter_shapes,
     rollback_point,
 )
+from bsmeta.training.retention import check_metric
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.saving import Saver, check_metric, restore_rng
-from bsmeta.training.step import DataStats, Profile, StepResult, StepRunner, StepStats
+from bsmeta.training.saving import Saver
+from bsmeta.training.step import StepRunner
+from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 from bsmeta.training.task import Metric, Task
 from bsmeta.training.watchdog import Watchdog
 

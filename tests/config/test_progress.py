@@ -39,7 +39,7 @@ from bsmeta.tasks.causal_lm import scoring
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.evaluate import baselines
 from bsmeta.tasks.spelling.samples import samples_of
-from bsmeta.training import engines
+from bsmeta.training import engine_deepspeed
 from bsmeta.training.processes import ALONE
 from bsmeta.training.task import spread
 from tests.waiting import wait_until
@@ -196,7 +196,7 @@ def opaque(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         happened.append("end")
 
-    for module in (layers, engines):
+    for module in (layers, engine_deepspeed):
         monkeypatch.setattr(module, "opaque_work", recorded)
     return happened
 
@@ -230,7 +230,7 @@ def test_the_files_of_deepspeed_are_progress(opaque: list[str], tmp_path: Path) 
         mixed_precision="no", state=SimpleNamespace(deepspeed_plugin=plugin),
         prepare=lambda *given: given, unwrap_model=lambda model: model,
     )  # fmt: skip
-    engines.DeepSpeedEngine(accelerator, model, None)
+    engine_deepspeed.DeepSpeedEngine(accelerator, model, None)
     files = model.checkpoint_engine
     files.save({"weights": torch.ones(2)}, str(tmp_path / "state.pt"))
     assert opaque == ["begin", "end"]

@@ -178,13 +178,17 @@ JOINS = {
         "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
         "folder / name": "drawn by another rank",
     },
-    "training/saving.py": {
+    "training/generators.py": {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
-        "folder.with_name(f'.tmp-{folder.name}')": "beside a path",
+    },
+    "training/retention.py": {
         "saved.folder.with_name(f'tmp-{saved.folder.name}-deleted')": "beside a path",
+    },
+    "training/saving.py": {
+        "folder.with_name(f'.tmp-{folder.name}')": "beside a path",
         "folder / part": "constant names",
     },
-    "training/step.py": {
+    "training/profile.py": {
         "folder / PROFILES / f'steps-{self._first}-{self._last}-rank{rank}.json'": "numbers",
     },
     "training/watchdog.py": {

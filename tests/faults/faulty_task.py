@@ -66,14 +66,14 @@ def killing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def kill_after(phase: str) -> None:
     """Has this process killed after a phase of its first save."""
-    from bsmeta.training import checkpoint, engines, fsdp, saving
-    from bsmeta.training.saving import Retention
+    from bsmeta.training import checkpoint, engine_deepspeed, engine_plain, fsdp, saving
+    from bsmeta.training.retention import Retention
 
     stage = os.environ.get("TOY_ZERO_STAGE")
-    plain = (fsdp, "write_shards") if stage == "fsdp2" else (engines, "write_state")
+    plain = (fsdp, "write_shards") if stage == "fsdp2" else (engine_plain, "write_state")
     owner, name = {
         "begin": (checkpoint.Writer, "_begin"),
-        "state": plain if stage in ("", "fsdp2") else (engines.DeepSpeedEngine, "save"),
+        "state": plain if stage in ("", "fsdp2") else (engine_deepspeed.DeepSpeedEngine, "save"),
         "rng": (saving, "write_rng"),
         "export": (toy_task.ToyTask, "export"),
         "data": (checkpoint.Writer, "write_json"),

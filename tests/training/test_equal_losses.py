@@ -66,7 +66,7 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
         assert one["losses"] == pytest.approx(bare, rel=1e-4), name
         # Nothing of a micro-batch is read: once at the start, and once a step; and the rehearsal
         # reads the difference of the exported model's logits.
-        reads = {"training/step.py: read": 9, "models/rehearsal.py: check_export": 1}
+        reads = {"training/step_stats.py: read": 9, "models/rehearsal.py: check_export": 1}
         assert one["reads"] == reads, name
     whole = events(tmp_path / "ours", "step")
     for one, other in zip(events(tmp_path / "chunked", "step"), whole, strict=True):

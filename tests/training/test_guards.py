@@ -17,7 +17,7 @@ from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard
 from bsmeta.training.processes import ALONE
-from bsmeta.training.step import DataStats, ReducedStats, StepResult, StepStats
+from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Metric
 
 NAN, INF = float("nan"), float("inf")

@@ -11,10 +11,11 @@ from torch import nn
 
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training import metrics as metrics_module
+from bsmeta.training.device_copy import copy_to
 from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection
 from bsmeta.training.metrics import Throughput
 from bsmeta.training.processes import ALONE, Processes
-from bsmeta.training.step import DataStats, ReducedStats, StepStats, copy_to
+from bsmeta.training.step_stats import DataStats, ReducedStats, StepStats
 from bsmeta.training.task import Loss, flops_per_token
 
 CPU = torch.device("cpu")

@@ -16,7 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.engines import PlainEngine, make_engine
+from bsmeta.training.engine_plain import PlainEngine
+from bsmeta.training.engines import make_engine
 from bsmeta.training.optimization import build_optimizer, learning_rate, matrices_in_layers
 from tests.conftest import REPOSITORY
 

@@ -21,7 +21,7 @@ from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.pretrained import Manifest, describe_file, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint
-from bsmeta.training.engines import FSDP, PLAIN
+from bsmeta.training.engine import FSDP, PLAIN
 from bsmeta.training.resuming import (
     branch_problems,
     changed_settings,

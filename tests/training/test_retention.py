@@ -12,7 +12,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
 from bsmeta.training.processes import ALONE, Processes
-from bsmeta.training.saving import KEEP, Retention, check_metric
+from bsmeta.training.retention import KEEP, Retention, check_metric
 from bsmeta.training.task import Metric
 
 
@@ -123,7 +123,7 @@ def test_one_that_was_verified_is_read_again_only_when_it_has_changed(
         read.append(saved.step)
         return checkpoint.problems(saved, processes)
 
-    monkeypatch.setattr("bsmeta.training.saving.problems", problems)
+    monkeypatch.setattr("bsmeta.training.retention.problems", problems)
     make(tmp_path, dict.fromkeys((1, 2, 3)))
     keep_two = Retention(tmp_path, CausalLMConfig(keep_last_checkpoints=2))
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))

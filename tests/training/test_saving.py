@@ -16,8 +16,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.engines import PlainEngine
-from bsmeta.training.saving import capture_rng, restore_rng, write_rng
+from bsmeta.training.engine_plain import PlainEngine
+from bsmeta.training.generators import capture_rng, restore_rng, write_rng
 
 CPU = torch.device("cpu")
 

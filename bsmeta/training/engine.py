@@ -1,0 +1,102 @@
+"""An engine steps the optimizer: its interface to the loop, and the state that it writes.
+
+Engines differ in how they clip and step, and in how they save weights and optimizer: plain torch
+(`engine_plain`), FSDP2 (`fsdp`) and DeepSpeed (`engine_deepspeed`); `engines` chooses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from bsmeta.training.processes import Processes
+
+PLAIN, FSDP = "torch", "FSDP2"
+"""Names of the engines other than DeepSpeed's."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of an engine to be written, or a copy of it in main memory.
+
+    Attributes:
+        processes: Those that write it together; for a copy, each in a thread.
+        write: Writes weights and optimizer into a new folder.
+        weights: Returns the full state dict of the model on rank 0, given the folder that `write`
+            has written.
+    """
+
+    processes: Processes
+    write: Callable[[Path], None]
+    weights: Callable[[Path], dict[str, torch.Tensor]]
+
+
+class Engine(ABC):
+    """The interface of an engine to the loop. All ranks call each method together.
+
+    Attributes:
+        name: Identifies the engine that a checkpoint belongs to.
+        scaled: Whether the loss is scaled (fp16): such an engine skips gradients that are not
+            finite.
+        plain: The model without what the engine wraps it in.
+    """
+
+    scaled: bool
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        self.accelerator = accelerator
+        self.name = engine_name(accelerator)
+        self.model: Any
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        # Its first call imports DeepSpeed, which a save, perhaps in a hurry, need not wait for.
+        self.plain = accelerator.unwrap_model(self.model)
+
+    @abstractmethod
+    def clip(self, limit: float) -> torch.Tensor | float | None:
+        """Clips the gradient to the norm `limit` and returns its norm; called after backward.
+
+        A returned tensor is a scalar on the device, which has not been synchronized.
+        """
+
+    @abstractmethod
+    def step(self, finite: torch.Tensor) -> bool:
+        """Updates the weights if loss and gradient are `finite`; zeroes the gradient.
+
+        The host does not wait for `finite`, a boolean scalar on the device. Returns whether the
+        weights were changed regardless of it.
+        """
+
+    @abstractmethod
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Returns the full state dict of the model on rank 0."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes weights and optimizer into a new folder."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote."""
+
+    def snapshot(self) -> Snapshot | None:
+        """Copies the state to main memory; None: this rank writes nothing.
+
+        The copy is valid until the next call. DeepSpeed has none: its ranks write their partitions
+        together, and the checks refuse `async_save`.
+        """
+        raise NotImplementedError
+
+
+def engine_name(accelerator: Accelerator) -> str:
+    """The name of the engine that this launch uses."""
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin is not None:
+        return f"deepspeed ZeRO-{plugin.zero_stage}"
+    return FSDP if accelerator.is_fsdp2 else PLAIN

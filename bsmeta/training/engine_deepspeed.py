@@ -1,0 +1,96 @@
+"""The engine of DeepSpeed, also for checkpoints of another number of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from bsmeta.core.errors import CheckpointError, TrainingError
+from bsmeta.core.progress import opaque_work
+from bsmeta.training.checkpoint import naming_file
+from bsmeta.training.engine import Engine
+from bsmeta.training.engines_states import only_values
+from bsmeta.training.optimization import own_settings
+
+TAG = "pytorch_model"  # of DeepSpeed's checkpoints
+
+
+class DeepSpeedEngine(Engine):
+    """DeepSpeed, which clips, steps and skips steps within the backward pass.
+
+    The model is DeepSpeed's own engine.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        super().__init__(accelerator, model, optimizer)
+        self.scaled = accelerator.mixed_precision == "fp16"
+        # Each file that this rank writes or reads is progress; not the barriers around them.
+        files = self.model.checkpoint_engine
+        files.save, files.load = (opaque_work()(call) for call in (files.save, files.load))
+
+    def clip(self, limit: float) -> torch.Tensor | float | None:
+        norm: torch.Tensor | float | None = self.model.get_global_grad_norm()
+        return norm
+
+    def step(self, finite: torch.Tensor) -> bool:
+        return bool(self.model.was_step_applied())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self.accelerator.get_state_dict(self.model)
+
+    def save(self, folder: Path) -> None:
+        if self.model.zero_optimization_stage() == 0:
+            self._refuse_damaged_weights()
+        self.model.save_checkpoint(str(folder), TAG)
+
+    def _refuse_damaged_weights(self) -> None:
+        """Raises an error if a weight is not finite.
+
+        Without ZeRO, DeepSpeed neither reports a norm nor skips a step that is not finite.
+        """
+        for name, parameter in self.model.module.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise TrainingError(
+                    f"{name} is not finite: a gradient was not; no checkpoint of it was written. "
+                    "Resume with a lower learning_rate, or under ZeRO 1-3, which skips such steps"
+                )
+
+    def load(self, folder: Path) -> None:
+        optimizer = self.model.optimizer
+        limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 load this as well
+        with own_settings(optimizer), naming_file(folder), only_values():
+            if self.model.load_universal_checkpoint():
+                self._load_universal(folder)
+                # This run's own checkpoints are loaded in the format in which it saves them.
+                self.model._config.load_universal_checkpoint = False
+            else:
+                path, _ = self.model.load_checkpoint(str(folder), TAG)
+                if path is None:
+                    raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
+        if limit is not None:
+            optimizer.clip_grad = limit
+
+    def _load_universal(self, folder: Path) -> None:
+        """Loads a checkpoint saved by another number of processes, and repairs the optimizer.
+
+        For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first group
+        (biases would be decayed; see `own_settings`) and one shared step counter (which is then
+        incremented too often).
+        """
+        optimizer = self.model.optimizer.optimizer
+        try:
+            with opaque_work():  # reads a file for each parameter
+                self.model.load_checkpoint(str(folder), "universal")
+        except (IndexError, KeyError) as error:
+            raise CheckpointError(
+                f"{folder}: DeepSpeed cannot cut the checkpoint for "
+                f"{self.accelerator.num_processes} processes ({error!r}): each must get a part of "
+                "every parameter group; resume with fewer processes"
+            ) from error
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()

@@ -1,0 +1,160 @@
+"""The engine of plain torch, also data parallel."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from bsmeta.core.files import format_bytes
+from bsmeta.core.progress import opaque_work
+from bsmeta.training.checkpoint import naming_file
+from bsmeta.training.engine import Engine, Snapshot
+from bsmeta.training.optimization import own_settings
+from bsmeta.training.processes import ALONE
+
+_PLAIN_FILE = "torch.pt"
+
+logger = logging.getLogger(__name__)
+
+
+class PlainEngine(Engine):
+    """Torch's own optimizer; data parallel if there are several processes."""
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        super().__init__(accelerator, model, optimizer)
+        self.scaled = accelerator.scaler is not None
+        self._keeps_gradients = False
+        if isinstance(self.model, DistributedDataParallel):
+            # They are the same on all ranks, and steps change none: no model here has layers with
+            # running statistics.
+            self.model.broadcast_buffers = False
+            _fix_buckets(self.model)
+            # Otherwise the micro-batches before the last one of a step would accumulate their
+            # gradients outside of the buckets, in as much memory again.
+            self._keeps_gradients = accelerator.gradient_accumulation_steps > 1
+        self._clear_gradients()
+
+    def clip(self, limit: float) -> torch.Tensor:
+        return self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+
+    def step(self, finite: torch.Tensor) -> bool:
+        # A scaler must see every step, and itself skips those that are not finite.
+        if self.scaled or self._may_step(finite):
+            self.optimizer.step()
+        self._clear_gradients()
+        return False
+
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+
+    def _may_step(self, finite: torch.Tensor) -> bool:
+        """Whether to call the optimizer; it then changes nothing if the step is not finite."""
+        optimizer = self.optimizer.optimizer
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return bool(finite)  # waits for the device
+        # A fused kernel leaves the weights and its state unchanged if this is 1 (see
+        # torch.amp.GradScaler): the device decides, and the host need not wait.
+        optimizer.found_inf = (~finite).float()
+        return True
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self.plain.state_dict()
+
+    def state(self) -> dict[str, Any]:
+        """The state of weights, optimizer and loss scaler, not copied."""
+        scaler = self.accelerator.scaler
+        return {
+            "model": self.weights(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+
+    def save(self, folder: Path) -> None:
+        if self.accelerator.is_main_process:
+            write_state(self.state(), folder)
+
+    @cached_property
+    def _stager(self) -> Any:
+        """Keeps the memory of a copy for the next.
+
+        To write to memory for the first time takes several times as long as to copy, because the
+        system has to find and clear each page. For copies from a GPU it is page-locked (pinned),
+        without which the driver would copy each part twice.
+        """
+        from torch.distributed.checkpoint import staging  # slow; only needed if it copies
+
+        pinned = self.accelerator.device.type == "cuda"
+        size = format_bytes(storage_bytes(self.state()))
+        logger.info(
+            "async_save: the copy of a checkpoint takes %s of main memory%s, for the whole run",
+            size, " (page-locked)" if pinned else "",
+        )  # fmt: skip
+        return staging.DefaultStager(
+            staging.StagingOptions(
+                use_pinned_memory=pinned,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=pinned,
+            )
+        )
+
+    def copy(self) -> dict[str, Any]:
+        """The state in main memory, which each call overwrites; shared tensors stay shared."""
+        copied: dict[str, Any] = self._stager.stage(self.state())
+        return copied
+
+    def snapshot(self) -> Snapshot | None:
+        if not self.accelerator.is_main_process:
+            return None
+        copy = self.copy()
+        return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
+
+    def load(self, folder: Path) -> None:
+        with naming_file(folder / _PLAIN_FILE):
+            with opaque_work():
+                state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
+            self.plain.load_state_dict(state["model"])
+            with own_settings(self.optimizer):
+                self.optimizer.load_state_dict(state["optimizer"])
+            if self.accelerator.scaler is not None and state["scaler"] is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def _fix_buckets(model: DistributedDataParallel) -> None:
+    """Makes DDP arrange its all-reduce buckets now, in the reverse order of the parameters.
+
+    By default, DDP does so after the first backward pass of the *process*. The first step after a
+    resume would then use different buckets from the same step of an uninterrupted run; its
+    gradients would be summed in another order, and differ by rounding with three or more ranks. The
+    backward pass here is that of a loss that is always 0, and its gradients become ready in the
+    order in which those of a network usually do: those of the last layer first.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    zero = torch.stack([parameter.sum() for parameter in parameters]).sum() * 0.0
+    model.reducer.prepare_for_backward([])
+    zero.backward()
+    model.reducer._rebuild_buckets()
+
+
+def storage_bytes(state: Any) -> int:
+    """Bytes of the tensors in a nested state on this rank; shared memory counts once."""
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    local = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tensors]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in local}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def write_state(state: dict[str, Any], folder: Path) -> None:
+    """Writes the result of `PlainEngine.state`, or a copy of it."""
+    folder.mkdir()
+    with opaque_work():
+        torch.save(state, folder / _PLAIN_FILE)

@@ -1,0 +1,57 @@
+"""`profile=true`: traces of some steps by the profiler of torch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bsmeta.config.schema import RunConfig
+from bsmeta.core.progress import opaque_work
+
+PROFILES = "profile"
+
+
+class Profile:
+    """`profile=true`: records a trace of some steps by torch's profiler; does nothing if it is off.
+
+    Chrome's about:tracing and https://ui.perfetto.dev read it. Its ranges are named `bsmeta: …`
+    after the phases of the loop. Each rank writes `profile/steps-{first}-{last}-rank{r}.json` in
+    the run folder.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, rank: int) -> None:
+        self._first, self._last = config.profile_steps if config.profile else (0, 0)
+        self._file = folder / PROFILES / f"steps-{self._first}-{self._last}-rank{rank}.json"
+        self._running: profile | None = None
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """A named range of the trace."""
+        return nullcontext() if self._running is None else record_function(f"bsmeta: {name}")
+
+    def before(self, step: int) -> None:
+        if self._running is None and step == self._first:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._running = profile(activities=activities)
+            self._running.start()
+
+    def after(self, step: int) -> None:
+        if step == self._last:
+            self.stop()
+
+    def stop(self) -> None:
+        """Writes the trace, even if the run ends before the last step to record."""
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        running.stop()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with opaque_work():
+            running.export_chrome_trace(str(self._file))
