@@ -43,9 +43,10 @@ from bsmeta.core.files import (
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.process import stoppable
 from bsmeta.core.progress import Show, progress_bar
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_sets import filled
-from bsmeta.data.io.files import FileRef, size_of
-from bsmeta.data.io.remote import CancelledError, range_parts
+from bsmeta.data.io.files import size_of
+from bsmeta.data.io.remote import CancelledError
 from bsmeta.data.io.shards import (
     SUFFIXES,
     Shard,
@@ -54,6 +55,7 @@ from bsmeta.data.io.shards import (
     validation_path,
     with_samples,
 )
+from bsmeta.data.io.stores import range_parts, store_of_file
 
 TRAIN, HELD_OUT, MANIFEST = "train", "validation", "staged.jsonl"
 BLOCK = 1 << 20
@@ -322,7 +324,7 @@ class Copier:
     def _complete(self, file: Shard, part: Path) -> str | None:
         """Appends what is missing; returns the xxh3, or None and deletes a wrong copy."""
         path = file.path
-        verifier = path.store.verifier(path) if isinstance(path, FileRef) else None
+        verifier = store_of_file(path).verifier(path) if isinstance(path, FileRef) else None
         if verifier is None:  # nothing would notice that the beginning is damaged
             part.unlink(missing_ok=True)
         content, count = xxhash.xxh3_64(), 0

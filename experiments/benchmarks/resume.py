@@ -25,7 +25,7 @@ from common import best_ms, large_shard, own_arguments, sample_pages
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.train_stream import TrainStream

@@ -22,7 +22,7 @@ from common import MB, best_ms, large_shard, own_arguments, sample_pages
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache, LineReader
 
 OWN_KEYS = {"raw_mb": "700", "repeats": "5"}

@@ -29,8 +29,9 @@ from bsmeta.core import progress
 from bsmeta.core.files import file_hash
 from bsmeta.data.io import remote
 from bsmeta.data.io.lines import build_index
+from bsmeta.data.io.samples import SAMPLES
 from bsmeta.data.io.shard_lines import open_shard
-from bsmeta.data.io.shards import SAMPLES, Shard, with_samples
+from bsmeta.data.io.shards import Shard, with_samples
 from bsmeta.data.table.csv_file import find_format, read_rows
 from bsmeta.data.table.text_file import find_encoding
 from bsmeta.models import layers

@@ -46,11 +46,11 @@ JOINS = {
         "path.with_name(f'{path.name}.lock')": "beside a path",
     },
     "core/permissions.py": {"folder / f'.{uuid.uuid4().hex}'": "a random name"},
-    "data/io/file_sets.py": {"path.with_name(f'{path.name}.part')": "beside a path"},
-    "data/io/files.py": {
+    "data/io/cache.py": {
         "self.folder / f'{readable}-{key.hexdigest()}.{kind}.npz'":
             "a base name, printable and short",
     },
+    "data/io/file_sets.py": {"path.with_name(f'{path.name}.part')": "beside a path"},
     "data/io/hub.py": {
         "kept / _listing_name(pattern, pattern.revision)": "a hash after the URL's owner--name",
         "kept / _listing_name(pattern, commit)": "a hash after the URL's owner--name",

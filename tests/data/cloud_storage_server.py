@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from bsmeta.data.io import objects, remote, remote_file
+from bsmeta.data.io import objects, remote, remote_file, stores
 
 PAGE = 2
 
@@ -21,7 +21,7 @@ PAGE = 2
 def forget() -> None:
     """Lists and connects again, as a new process does."""
     objects.list_objects.cache_clear()
-    remote.store_of.cache_clear()
+    stores.store_of.cache_clear()
 
 
 class Storage:

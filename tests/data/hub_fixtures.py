@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from bsmeta.data.io import remote, remote_file
-from bsmeta.data.io.files import HUB, FileRef, RemoteSettings
+from bsmeta.data.io.file_ref import HUB, FileRef, RemoteSettings
 from bsmeta.data.io.hub import commit_of
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, shards_in, used_hub
 

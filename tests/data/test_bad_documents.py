@@ -16,7 +16,7 @@ import bsmeta.metadata
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import lines
-from bsmeta.data.io.files import BLOCK
+from bsmeta.data.io.compression import BLOCK
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.stream import windows
 from bsmeta.data.stream.train_stream import TrainStream

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.data.io.files import Arrays, Cache, FileRef
+from bsmeta.data.io.cache import Arrays, Cache
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.remote_file import BlockCache, evict
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub

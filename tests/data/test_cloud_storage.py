@@ -8,9 +8,9 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.files import FileRef
-from bsmeta.data.io.remote import store_of
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.shards import list_shards
+from bsmeta.data.io.stores import store_of, store_of_file
 from tests.data.cloud_storage_server import Storage
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
@@ -36,7 +36,7 @@ def test_listing_reading_and_checking(gs: Storage, tmp_path: Path) -> None:
     gs.statuses = [500]
     assert [read(ref) for ref in found] == [CONTENT] * 4
     for ref, is_right in zip(found, (True, True, True, None), strict=True):
-        verifier = ref.store.verifier(ref)
+        verifier = store_of_file(ref).verifier(ref)
         if verifier is not None:
             verifier.update(CONTENT)
         assert (verifier and verifier.is_right()) is is_right

@@ -14,8 +14,9 @@ import pytest
 from huggingface_hub import constants
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import remote
-from bsmeta.data.io.files import FileRef, open_file, size_of
+from bsmeta.data.io import remote, stores
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.remote import requested_wait
 from bsmeta.data.io.remote_file import RemoteFile
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
@@ -262,7 +263,7 @@ def test_the_asked_wait_is_kept_and_delays_grow(
     monkeypatch.setattr(remote, "LONGEST_DELAY", 4.0)
     hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
     path = hub_file(tmp_path, retries=5)
-    assert b"".join(remote.range_parts(path, 0, 10, Clock())) == CONTENT[:10]
+    assert b"".join(stores.range_parts(path, 0, 10, Clock())) == CONTENT[:10]
     assert waited[:6] == [5.0] * 6  # in parts, so that the wait counts as progress
     rests = [sum(waited[:7]), *waited[7:]]
     bounds = [(30, 31), (1, 2), (2, 4), (2, 4), (2, 4)]

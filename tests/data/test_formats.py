@@ -24,7 +24,7 @@ from backports import zstd
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import lines as index_module
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import survey

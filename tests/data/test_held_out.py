@@ -15,7 +15,7 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.stream.held_out import KIND, HeldOutFingerprints
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.document import Document

@@ -15,11 +15,12 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import files
-from bsmeta.data.io.files import HUB, FileRef, RemoteSettings
+from bsmeta.data.io import compression
+from bsmeta.data.io.file_ref import HUB, FileRef, RemoteSettings
 from bsmeta.data.io.lines import LineReader, build_index
 from bsmeta.data.io.remote_file import BadCopyError, Blocks
 from bsmeta.data.io.shards import list_shards
+from bsmeta.data.io.stores import store_of_file
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
 from tests.data.hub_server import Answer, Fault, Hub, is_content
@@ -42,8 +43,8 @@ assert len(GZIP) == 12_000
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is read and unpacked in parts, as large ones are."""
-    monkeypatch.setattr(files, "BLOCK", 1 << 11)
-    monkeypatch.setattr(files, "COMPRESSED_BLOCK", 1000)
+    monkeypatch.setattr(compression, "BLOCK", 1 << 11)
+    monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 1000)
 
 
 def config(folder: Path, **values: Any) -> DataConfig:
@@ -291,7 +292,7 @@ def test_the_hash_of_git_for_small_files() -> None:
     assert hashlib.sha256(content).hexdigest().startswith("5891b5b522d5df08")
     for etag, right in [("ce013625030ba8dba906f756967f9e9ca394464a", True), ("0" * 40, False)]:
         ref = FileRef(6, etag, RemoteSettings("", 0, 0), HUB, "a/b", "f", "c")
-        verifier = ref.store.verifier(ref)
+        verifier = store_of_file(ref).verifier(ref)
         verifier.update(content[:2])
         verifier.update(content[2:])
         assert verifier.is_right() is right

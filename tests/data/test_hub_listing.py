@@ -15,7 +15,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.secrets import redact
-from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.hub import commit_of
 from bsmeta.data.io.remote import Pattern
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path

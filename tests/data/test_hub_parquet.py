@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.parquet import ParquetReader
 from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import list_shards

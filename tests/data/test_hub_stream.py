@@ -14,9 +14,9 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io import files, remote_file
+from bsmeta.data.io import compression, remote_file
 from bsmeta.data.io import lines as index_module
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.hub import commit_of
 from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.data.io.shards import list_shards
@@ -206,8 +206,8 @@ def test_access_points(
 ) -> None:
     """A line in the middle costs the blocks around it, not those before it."""
     monkeypatch.setattr(remote_file, "BLOCK", 20_000)
-    monkeypatch.setattr(files, "BLOCK", 10_000)
-    monkeypatch.setattr(files, "COMPRESSED_BLOCK", 2_000)
+    monkeypatch.setattr(compression, "BLOCK", 10_000)
+    monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 2_000)
     monkeypatch.setattr(index_module, "SPACING", 40_000)
     monkeypatch.setattr(index_module, "SMALLEST", 1 << 10)
     name, content = {

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
 
-from bsmeta.data.io import files
+from bsmeta.data.io import compression
 from bsmeta.data.io import lines as index_module
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache, LineReader, build_index
 from tests.waiting import wait_until
 
@@ -72,7 +72,7 @@ def test_every_point_leads_to_the_lines_behind_it(tmp_path: Path, form: str) -> 
         point = index.before(line)
         raws.add(point.raw if point else -1)
         with open(path, "rb") as file:
-            blocks = files.content(path, file, point)
+            blocks = compression.content(path, file, point)
             start = point.raw if point else 0
             assert DATA[start:].startswith(next(blocks))
     assert len(raws) > 5
@@ -118,7 +118,7 @@ def test_a_point_is_used_and_not_the_beginning(
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
     reader = LineReader(path, cache)
-    monkeypatch.setattr(files, "inflate", None)  # what reads from the beginning
+    monkeypatch.setattr(compression, "inflate", None)  # what reads from the beginning
     assert reader.read(2000, 3) == LINES[2000:2003]
 
 
@@ -210,7 +210,7 @@ def test_a_stream_that_begins_inside_a_byte(text: str, bits: int) -> None:
     compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
     stream = compressor.compress(data) + compressor.flush()
     shifted = int.from_bytes(stream, "little") << (8 - bits) | 0b1010101 >> (bits - 1)
-    begun = files.aligned(shifted.to_bytes(len(stream) + 1, "little"), bits)
+    begun = compression.aligned(shifted.to_bytes(len(stream) + 1, "little"), bits)
     for library in (zlib, isal_zlib):
         assert library.decompressobj(wbits=-15).decompress(begun) == data
 

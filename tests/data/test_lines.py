@@ -10,7 +10,8 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.data.io.files import BLOCK, Cache
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.compression import BLOCK
 from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.data.io.shard_lines import has_line, open_shard
 

@@ -16,9 +16,11 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.secrets import redact
 from bsmeta.data.io import remote, remote_file
-from bsmeta.data.io.files import FileRef, open_file
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.files import open_file
 from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
+from bsmeta.data.io.stores import store_of_file
 from bsmeta.data.stage import stage
 from tests.data.cloud_storage_server import forget
 from tests.data.helpers import Run, run, same, small_config, write_shards
@@ -337,7 +339,7 @@ def test_the_hash_of_an_object_that_was_uploaded_in_parts(s3: S3Server, tmp_path
     assert isinstance(shard.path, FileRef)
     assert shard.path.etag.endswith("-3")
     for changed, expected in ((content, True), (content[:-1] + b"T", False)):
-        verifier = shard.path.store.verifier(shard.path)
+        verifier = store_of_file(shard.path).verifier(shard.path)
         assert verifier is not None
         for start in range(0, len(content), 3_000_000):
             verifier.update(changed[start : start + 3_000_000])

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import parquet
-from bsmeta.data.io.files import Cache, size_of
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.files import size_of
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.parquet import ParquetReader, json_lines, without_views
 from bsmeta.data.io.shard_lines import first_lines, has_line, open_shard

@@ -16,7 +16,8 @@ import xxhash
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import shards as shards_module
-from bsmeta.data.io.files import Cache, open_file, read_arrays, write_arrays
+from bsmeta.data.io.cache import Cache, read_arrays, write_arrays
+from bsmeta.data.io.files import open_file
 from bsmeta.data.io.shards import (
     Shard,
     check_is_listed,

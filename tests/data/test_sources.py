@@ -11,7 +11,7 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.hub import commit_of
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream

@@ -17,7 +17,7 @@ import torch
 from backports import zstd
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io import files
+from bsmeta.data.io import compression
 from bsmeta.data.io import lines as shard_lines
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.train_stream import TrainStream
@@ -189,7 +189,7 @@ def test_a_warning_of_long_zst_frames(
     frames: int,
 ) -> None:
     monkeypatch.setattr(shard_lines, "LONG_FRAME", 2000)
-    monkeypatch.setattr(files, "COMPRESSED_BLOCK", 500)
+    monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 500)
     lines = [f"{json.dumps(page)}\n".encode() for page in pages(200)]
     parts = [b"".join(lines[place::frames]) for place in range(frames)]
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(zstd.compress, parts)))

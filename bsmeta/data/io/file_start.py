@@ -18,14 +18,9 @@ import msgspec
 from bsmeta.core.errors import DataError, show
 from bsmeta.core.parsing import JSONDecoder
 from bsmeta.core.printable import printable
-from bsmeta.data.io.files import (
-    GZIP_MARK,
-    LFS_POINTER,
-    DamagedFileError,
-    FileRef,
-    open_file,
-    shard_content,
-)
+from bsmeta.data.io.compression import GZIP_MARK, LFS_POINTER, DamagedFileError
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.files import open_file, shard_content
 from bsmeta.data.io.lines import BYTE_ORDER_MARK
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import PARQUET, is_parquet

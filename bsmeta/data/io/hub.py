@@ -32,7 +32,8 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import hide
-from bsmeta.data.io.files import EVERYWHERE, HUB, FileRef, RemoteSettings, kept_if_possible
+from bsmeta.data.io.cache import kept_if_possible
+from bsmeta.data.io.file_ref import EVERYWHERE, HUB, FileRef, RemoteSettings
 from bsmeta.data.io.remote import (
     Pattern,
     Retries,
@@ -45,7 +46,7 @@ from bsmeta.data.io.remote import (
     steady,
     transport_errors,
 )
-from bsmeta.data.io.remote_file import Verifier
+from bsmeta.data.io.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Hub(Store):
         with self._get(url, f"{ref}, bytes {start} to {stop}", headers) as response:
             self._check_commit(response, ref)
             check_encoding(response)
-            check_range(response, ref, start)
+            check_range(self, response, ref, start)
             yield steady(response.iter_raw(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:

@@ -33,20 +33,17 @@ from bsmeta.core.errors import UserError
 from bsmeta.core.files import full_disk_error
 from bsmeta.core.process import EXIT_USER_ERROR, exit_code
 from bsmeta.core.progress import reporting
-from bsmeta.data.io.files import (
+from bsmeta.data.io.cache import Arrays, Cache
+from bsmeta.data.io.compression import (
     BLOCK,
     LFS,
     LFS_POINTER,
     AccessPoint,
-    Arrays,
-    Cache,
     DamagedFileError,
-    FileRef,
-    open_file,
-    shard_content,
-    size_of,
     zst_blocks,
 )
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.files import open_file, shard_content, size_of
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.data.io.shards import check_are_files, expand, is_parquet
 from bsmeta.metadata.records import WholeLine

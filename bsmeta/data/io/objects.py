@@ -33,7 +33,7 @@ import msgspec
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import hide
-from bsmeta.data.io.files import FileRef, RemoteSettings
+from bsmeta.data.io.file_ref import FileRef, RemoteSettings
 from bsmeta.data.io.remote import (
     Pattern,
     Retries,
@@ -46,7 +46,7 @@ from bsmeta.data.io.remote import (
     steady,
     transport_errors,
 )
-from bsmeta.data.io.remote_file import Verifier
+from bsmeta.data.io.verifier import Verifier
 
 TIMEOUT = 30.0  # seconds without data that are a failure
 EXPIRY = 900  # seconds; a signed address is used at once
@@ -95,7 +95,7 @@ class Bucket(Store):
         what = f"{ref}, bytes {start} to {stop}"
         with self._request("GET", url, ref, what, headers) as response:
             self._check_version(response, ref)
-            check_range(response, ref, start)  # as stored, whatever its Content-Encoding
+            check_range(self, response, ref, start)  # as stored, whatever its Content-Encoding
             yield steady(response.iter_raw(), TIMEOUT)
 
     def verifier(self, ref: FileRef) -> Verifier | None:

@@ -33,7 +33,9 @@ from pyarrow import types
 
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.files import LFS, LFS_POINTER, FileRef, open_file, refuse_bad_copy
+from bsmeta.data.io.compression import LFS, LFS_POINTER
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.files import open_file, refuse_bad_copy
 from bsmeta.data.io.parquet_file import DAMAGED, ColumnChunk, ParquetSource, is_selected
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.metadata.records import Line, PartialLine

@@ -1,9 +1,8 @@
 """What the stores of remote files (`hf://`, `s3://`, `gs://`) have in common.
 
 A `Store` lists the files that a `Pattern` matches, and opens ranges of them: over HTTP (`hub.Hub`,
-`objects.S3`, `objects.CloudStorage`) or with TensorFlow (`tensorflow_files`). Everything else is
-here or in `remote_file`: retries, the checks of a response, reading a range, and comparing a file
-with its hash.
+`objects.S3`, `objects.CloudStorage`) or with TensorFlow (`tensorflow_files`). `stores` chooses one
+by the scheme. Retries and the checks of a response are here; `remote_file` reads files.
 
 Messages contain neither credentials nor the address of a request, which may grant access like a
 password.
@@ -21,22 +20,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import httpx2
-from fsspec.utils import glob_translate
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from bsmeta.core.errors import ConfigurationError, DataError, missing_extra
+from bsmeta.core.errors import DataError
 from bsmeta.core.progress import report_progress, reporting
 from bsmeta.core.secrets import redact, shown_url
-from bsmeta.data.io.files import HUB, FileRef, RemoteSettings, root_of
-
-if TYPE_CHECKING:
-    from bsmeta.data.io.remote_file import Verifier
+from bsmeta.data.io.file_ref import FileRef, RemoteSettings, root_of
+from bsmeta.data.io.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -199,71 +194,6 @@ class Store(ABC):
         )
 
 
-@cache
-def store_of(scheme: str) -> Store:
-    """The store of a scheme; `tf` is that of all schemes that TensorFlow reads.
-
-    Raises:
-        ConfigurationError: If its library is missing, or its configuration is wrong.
-    """
-    try:
-        if scheme == HUB:
-            from bsmeta.data.io.hub import Hub
-
-            return Hub()
-        if scheme == "tf":
-            from bsmeta.data.io.tensorflow_files import TensorFlowFiles
-
-            return TensorFlowFiles()
-        from bsmeta.data.io.objects import S3, CloudStorage
-
-        return S3() if scheme == "s3" else CloudStorage()
-    except ModuleNotFoundError as error:
-        named = missing_extra(error)
-        if named is None:
-            raise
-        raise ConfigurationError(f"{scheme}://… cannot be read: {named}") from error
-
-
-def remote_files(
-    url: str, revision: str | None, suffixes: tuple[str, ...], settings: RemoteSettings, key: str
-) -> list[FileRef]:
-    """The files that a URL names: a file, those of a folder, or those of a glob.
-
-    Args:
-        revision: The revision of a data set, if the URL has none; None is the main branch.
-        suffixes: File name suffixes of the files to take from a folder.
-        key: The key that contains the URL, for the message.
-
-    Raises:
-        ConfigurationError: If the URL is malformed.
-        DataError: If the server refuses or cannot be reached, or nothing matches.
-    """
-    store = store_of("tf" if settings.by_tensorflow else url.partition("://")[0])
-    try:
-        pattern = store.parse(url, revision)
-        glob_translate(pattern.pattern)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{key}={shown_url(url)}: expected {store.form}, where PATH is a file, a folder or a "
-            f"glob ({error})"
-        ) from error
-    files = store.list_files(pattern, settings)
-    # As a local path: a name with [x] in it is a name, if there is such a file.
-    chosen = [ref for ref in files if ref.path == pattern.pattern]
-    if not chosen and glob.has_magic(pattern.pattern):
-        chosen = [ref for ref in files if pattern.matches(ref.path)]
-    elif not chosen and not pattern.pattern.endswith(suffixes):
-        folder = f"{pattern.pattern}/*".lstrip("/")
-        files = store.list_files(replace(pattern, pattern=folder), settings)
-        chosen = [ref for ref in files if ref.path.endswith(suffixes)]
-    if not chosen:
-        others = [ref.path for ref in files if ref.path.endswith(suffixes)]
-        found = f"; there is, for example, {others[0]}" if others else ""
-        raise DataError(f"{key}: {pattern.root}: nothing matches {pattern}{found}{store.hint}")
-    return chosen
-
-
 class TransientError(Exception):
     """A failure that a retry may resolve.
 
@@ -372,18 +302,6 @@ class Retries:
             delay -= REPORTED_S
 
 
-def range_parts(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> Iterator[bytes]:
-    """Bytes `start` to `stop` (exclusive) of a remote file, in parts; see `Retries.read`.
-
-    Raises:
-        DataError: If the server refuses, now has a different file, or cannot be reached.
-        CancelledError: If it was cancelled.
-    """
-    store = ref.store
-    attempts = Retries(ref.settings.retries, store.advice(), cancelled)
-    return attempts.read(str(ref), partial(store.open_range, ref, stop=stop), start, stop, ref.size)
-
-
 def shown_server(url: str) -> str:
     """The scheme, host and port of a URL, without user and password."""
     scheme, separator, rest = shown_url(url).partition("://")
@@ -446,8 +364,11 @@ def check_encoding(response: httpx2.Response) -> None:
         raise TransientError(f"Content-Encoding {encoding}, which was not requested")
 
 
-def check_range(response: httpx2.Response, ref: FileRef, start: int) -> None:
+def check_range(store: Store, response: httpx2.Response, ref: FileRef, start: int) -> None:
     """Checks that a successful response contains the listed file from byte `start` on.
+
+    Args:
+        store: The store that has responded.
 
     Raises:
         TransientError: If it contains something else.
@@ -466,7 +387,7 @@ def check_range(response: httpx2.Response, ref: FileRef, start: int) -> None:
     if (match := CONTENT_RANGE.fullmatch(found)) is None or int(match[1]) != start:
         raise TransientError(f"another part of the file than requested ({found})")
     if match[3] not in ("*", str(ref.size)):
-        raise ref.store.changed(ref, f"{match[3]} bytes", f"{ref.size} bytes")
+        raise store.changed(ref, f"{match[3]} bytes", f"{ref.size} bytes")
     if length not in (None, str(int(match[2]) + 1 - start)):
         raise TransientError(f"{length} bytes in an answer that announces {found}")
 

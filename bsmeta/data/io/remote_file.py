@@ -15,9 +15,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import xxhash
 from filelock import FileLock, Timeout
@@ -26,15 +25,11 @@ from fsspec.spec import AbstractBufferedFile
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.files import (
-    AccessPoint,
-    DamagedFileError,
-    FileRef,
-    content,
-    kept_if_possible,
-    open_file,
-)
-from bsmeta.data.io.remote import CancelledError, range_parts
+from bsmeta.data.io.cache import kept_if_possible
+from bsmeta.data.io.compression import AccessPoint, DamagedFileError, content
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.remote import CancelledError
+from bsmeta.data.io.stores import range_parts, store_of_file
 
 log = logging.getLogger(__name__)
 
@@ -58,37 +53,6 @@ def bad_copy(ref: FileRef) -> BadCopyError:
     )
 
 
-class Hash(Protocol):
-    """A hash as those of hashlib."""
-
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Verifier:
-    """Compares the content of a file with its hash.
-
-    Attributes:
-        is_doubtful: Whether a hash that differs may not be one of the content.
-    """
-
-    found: Hash
-    expected: str
-    is_doubtful: Callable[[], bool] = lambda: False
-
-    def update(self, data: bytes) -> None:
-        """Adds the next bytes of the file."""
-        self.found.update(data)
-
-    def is_right(self) -> bool | None:
-        """Whether all bytes have the hash; None if the hash is not one of the content."""
-        if self.found.hexdigest() == self.expected:
-            return True
-        return None if self.is_doubtful() else False
-
-
 def remote_content(
     ref: FileRef, file: BinaryIO, point: AccessPoint | None = None
 ) -> Iterator[bytes]:
@@ -104,7 +68,7 @@ def remote_content(
         pass  # the cache now has the right one
     except DamagedFileError:
         check_copy(ref)
-    with open_file(ref) as again:
+    with RemoteFile(ref) as again:
         blocks = content(ref.place, again, point)
         yield _skip_same(blocks, count, read.digest(), ref)
         yield from blocks
@@ -144,7 +108,7 @@ def check_copy(ref: FileRef) -> bool:
         blocks.drop()
         raise DataError(
             f"{ref}: the server sends another content than it lists (hash {ref.etag}), twice; see "
-            f"whether a proxy changes it, or start a new run, {ref.store.fixed_version}"
+            f"whether a proxy changes it, or start a new run, {store_of_file(ref).fixed_version}"
         )
     return is_right is None and digest == digest_now
 
@@ -154,7 +118,7 @@ def refuse_bad_copy_of(ref: FileRef) -> None:
     try:
         was_right = check_copy(ref)
     except DataError:
-        if not ref.store.is_offline():
+        if not store_of_file(ref).is_offline():
             raise
         return  # partly not in the cache: the copy cannot be blamed
     if not was_right:
@@ -291,7 +255,7 @@ class Blocks:
 
     def check(self) -> tuple[bool | None, bytes]:
         """Whether the file matches its hash (None: not known), and the xxh3 of its content."""
-        verifier, digest = self._ref.store.verifier(self._ref), xxhash.xxh3_64()
+        verifier, digest = store_of_file(self._ref).verifier(self._ref), xxhash.xxh3_64()
         never = threading.Event()
         for start in range(0, self._ref.size, BLOCK):
             block = self.fetch(start, never)
@@ -321,7 +285,7 @@ class RemoteFile(AbstractBufferedFile):
     def __init__(self, ref: FileRef, blocks: int = 1) -> None:
         self._ref = ref
         self._blocks = Blocks(ref)
-        self._verifier = ref.store.verifier(ref)
+        self._verifier = store_of_file(ref).verifier(ref)
         self._verified = 0  # bytes, unless blocks were skipped
         self._is_right: bool | None = None
         self._reads = 0  # consecutive, without a seek

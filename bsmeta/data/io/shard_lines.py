@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection
 
-from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.data.io.shards import is_parquet

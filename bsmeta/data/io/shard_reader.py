@@ -8,9 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from bsmeta.data.io.files import (
-    FileRef,
-)
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.metadata.records import Line
 
 

@@ -22,24 +22,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
 
 from bsmeta.config.data import REMOTE, DataConfig, check_data, in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.progress import report_progress, reporting
-from bsmeta.data.io.files import (
-    EVERYWHERE,
-    Cache,
-    FileRef,
-    RemoteSettings,
-    kept_if_possible,
-    open_file,
-    read_arrays,
-    write_arrays,
-)
+from bsmeta.core.progress import reporting
+from bsmeta.data.io.cache import Cache, kept_if_possible, read_arrays, write_arrays
+from bsmeta.data.io.file_ref import EVERYWHERE, FileRef, RemoteSettings
+from bsmeta.data.io.files import open_file
+from bsmeta.data.io.samples import hash_of_samples
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
@@ -47,7 +41,6 @@ SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUE
 
 READERS = 8  # threads: a shard on a network costs a few milliseconds
 CHUNK = 16  # shards that a thread takes at once: to hand over each costs more than a local one
-SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -277,7 +270,7 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
 
 
 def _remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
-    from bsmeta.data.io.remote import remote_files
+    from bsmeta.data.io.stores import remote_files
 
     return remote_files(entry, config.dataset_revision, SUFFIXES, remote_settings(config), key)
 
@@ -389,17 +382,6 @@ def _sampled_hash(shard: Shard) -> str:
     if size != shard.size:
         raise _other_file(shard)
     return found
-
-
-def hash_of_samples(file: BinaryIO, size: int) -> str:
-    """The xxh3 (hexadecimal) of the beginning and end of a file and a few places in between."""
-    found = xxhash.xxh3_64()
-    last = max(size - _SAMPLE_BYTES, 0)
-    for place in range(SAMPLES):
-        file.seek(last * place // (SAMPLES - 1))
-        found.update(file.read(_SAMPLE_BYTES))
-        report_progress()
-    return found.hexdigest()
 
 
 def _other_file(shard: Shard) -> DataError:

@@ -14,9 +14,9 @@ from typing import Any
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
-from bsmeta.data.io.files import FileRef, RemoteSettings
+from bsmeta.data.io.file_ref import FileRef, RemoteSettings
 from bsmeta.data.io.remote import Pattern, Store, TransientError
-from bsmeta.data.io.shards import hash_of_samples
+from bsmeta.data.io.samples import hash_of_samples
 
 BLOCK = 1 << 20
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shard_reader import ShardReader

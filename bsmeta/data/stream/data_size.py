@@ -13,7 +13,8 @@ from pathlib import Path
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import UserError
-from bsmeta.data.io.files import DamagedFileError, open_file, shard_content
+from bsmeta.data.io.compression import DamagedFileError
+from bsmeta.data.io.files import open_file, shard_content
 from bsmeta.data.io.shards import Shard, is_parquet, some_of
 from bsmeta.data.stream.columns import local_shards
 from bsmeta.metadata.decoding import Decoder, make_decoder

@@ -23,8 +23,9 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import decode_json
+from bsmeta.data.io.cache import Cache, kept_if_possible
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
-from bsmeta.data.io.files import Cache, FileRef, kept_if_possible
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import numbered, validation_path, what_it_is
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder

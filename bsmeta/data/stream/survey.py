@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from bsmeta.config.data import DataConfig, check_data, source_configs
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, refuse
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
-from bsmeta.data.io.files import Cache, FileRef
 from bsmeta.data.io.shard_lines import first_lines, has_line
 from bsmeta.data.io.shards import (
     Shard,

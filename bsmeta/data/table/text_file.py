@@ -14,8 +14,8 @@ from isal import igzip, isal_zlib
 
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
+from bsmeta.data.io.compression import GZIP_MARK
 from bsmeta.data.io.file_start import format_name, is_markup, is_sqlite_start
-from bsmeta.data.io.files import GZIP_MARK
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"

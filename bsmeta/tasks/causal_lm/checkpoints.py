@@ -29,7 +29,8 @@ from bsmeta.config.values import changed, saved_config, to_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
 from bsmeta.core.parsing import parse_json
-from bsmeta.data.io.files import FileRef, size_of
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.files import size_of
 from bsmeta.data.io.shards import (
     Shard,
     list_shards,

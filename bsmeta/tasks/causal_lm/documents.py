@@ -26,8 +26,9 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import decode_json
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import check_has_document, explain_no_document
-from bsmeta.data.io.files import FileRef, refuse_bad_copy
+from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
 from bsmeta.data.stream.windows import check_length, reason_of

@@ -25,7 +25,7 @@ from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import decay_start
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard

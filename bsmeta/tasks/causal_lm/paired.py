@@ -26,7 +26,7 @@ from bsmeta.config.data import DataConfig, row_length
 from bsmeta.core.errors import DataError
 from bsmeta.core.process import log_once
 from bsmeta.core.progress import Advance, reporting
-from bsmeta.data.io.files import FileRef
+from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.document import Document

@@ -32,7 +32,7 @@ from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.process import plain_children
 from bsmeta.core.progress import file_bar
-from bsmeta.data.io.files import Cache
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
 from bsmeta.data.table.store import open_store, saved_key
 from bsmeta.data.text.tokenizer import tokenizer_fingerprint, tokens_with_places

@@ -1,0 +1,82 @@
+"""A remote file as it was when it was listed, and how remote files are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+HUB = "hf"  # the scheme of data sets on the Hub
+EVERYWHERE = "**/*.jsonl.gz"  # the files of a data set of which no path is given
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How remote files are read.
+
+    Attributes:
+        folder: Where listings and blocks of files are kept.
+        cache_bytes: Maximum bytes of blocks to keep.
+        retries: Number of consecutive failures after which reading is abandoned.
+        by_tensorflow: Whether TensorFlow reads them, whatever their scheme.
+    """
+
+    folder: str
+    cache_bytes: int
+    retries: int
+    by_tensorflow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A remote file as it was when it was listed; its string is its URL.
+
+    Attributes:
+        size: In bytes.
+        etag: Identifies its content. On the Hub it is the SHA-256 of a large file and the Git hash
+            (SHA-1) of others, on S3 the ETag, on Cloud Storage the MD5 or the CRC32C, by TensorFlow
+            the hash of samples.
+        scheme: The store: `hf`, `s3`, `gs`, or a file system of TensorFlow.
+        container: The data set (`owner/name`), or the bucket.
+        path: Its path in the data set, or its name in the bucket.
+        version: The commit of the data set; the generation on Cloud Storage; "" on S3.
+    """
+
+    size: int
+    etag: str
+    settings: RemoteSettings
+    scheme: str
+    container: str
+    path: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        commit = f"@{self.version}" if self.scheme == HUB else ""
+        return f"{root_of(self.scheme, self.container)}{commit}/{self.path}"
+
+    @property
+    def place(self) -> str:
+        """An absolute path that identifies it among the files of its store."""
+        return f"/{self.container}/{self.path}"
+
+    @property
+    def content_id(self) -> str:
+        """What identifies its content in the cache, together with the size.
+
+        The hash on the Hub, so that copies share their blocks; an ETag is not always a hash.
+        """
+        return self.etag if self.scheme == HUB else f"{self} {self.etag} {self.version}"
+
+    def identity(self, name: str) -> dict[str, Any]:
+        """What must not change before a run is resumed; JSON-serializable.
+
+        Args:
+            name: The name of the shard that it is.
+        """
+        if self.scheme == HUB:
+            return {root_of(self.scheme, self.container): self.version, name: self.size}
+        return {name: {"bytes": self.size, "etag": self.etag}}
+
+
+def root_of(scheme: str, container: str) -> str:
+    """The URL of a data set or a bucket."""
+    return f"{scheme}://datasets/{container}" if scheme == HUB else f"{scheme}://{container}"
