@@ -23,6 +23,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from bsmeta.core.version import VERSION
+
 if TYPE_CHECKING:
     from bsmeta.api.documents import BatchStream, RenderedDocument, render, stream
     from bsmeta.api.models import LanguageModel, Model, Predictor, Score, load
@@ -37,7 +39,7 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in _LE
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "BatchStream", "LanguageModel", "Model", "Predictor", "RenderedDocument", "Run", "Score",

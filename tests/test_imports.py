@@ -15,13 +15,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "bsmeta"
 # (files right below bsmeta/) may import every part, and no part imports an entry point. The trainer
 # knows what a task is, but no task.
 ALLOWED = {
-    "core": {"core", "__version__"},
+    "core": {"core"},
     "config": {"config", "core"},
     "metadata": {"metadata", "config", "core"},
     "data": {"data", "metadata", "config", "core"},
     "models": {"models", "config", "core"},
     "training": {"training", "data.batch", "models.pretrained", "config", "core"},
-    "report": {"report", "__version__", "config", "core"},
+    "report": {"report", "config", "core"},
     "tasks": {
         "tasks", "training", "models", "report", "data", "metadata", "config", "core",
     },

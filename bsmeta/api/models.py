@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
-from bsmeta.api.runs import Run
 from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.core.keys import refuse_out_of_bounds
@@ -42,7 +41,8 @@ from bsmeta.training.task import ChangesText, ChecksRecords, Predicts, PredictsF
 
 LANGUAGE_MODEL = "causal_lm"
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
-Checkpoint = str | Path | Run
+Checkpoint = str | os.PathLike[str]
+"""A path, or a `Run`, which stands for that of its folder."""
 
 
 class Sampling(TypedDict, total=False):
@@ -417,11 +417,11 @@ def open_model(
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
     """Like `load`, but loads the weights when they are first used."""
-    if not isinstance(checkpoint, (str, Path, Run)):
+    if not isinstance(checkpoint, (str, os.PathLike)):
         raise ConfigurationError(
             f"checkpoint={checkpoint!r}: expected the path of a run or a checkpoint, or a Run"
         )
-    name = os.path.expanduser(str(checkpoint.path if isinstance(checkpoint, Run) else checkpoint))
+    name = os.path.expanduser(checkpoint)
     if task is not None and task not in TASKS:
         raise ConfigurationError(f"task={task}: expected one of {', '.join(TASKS)}")
     if not isinstance(overrides, Mapping | None):

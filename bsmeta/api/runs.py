@@ -53,6 +53,10 @@ class Run:
     def __repr__(self) -> str:
         return f"bsmeta.open_run({str(self.path)!r})"
 
+    def __fspath__(self) -> str:
+        """The folder, for what takes a path, such as `bsmeta.load`."""
+        return str(self.path)
+
     @cached_property
     def config(self) -> RunConfig:
         """The resolved configuration, in the schema of its task (such as `CausalLMConfig`).

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
+from bsmeta.core.version import VERSION
+
 LIBRARIES = (
     "torch",
     "transformers",
@@ -35,9 +37,7 @@ def versions() -> dict[str, str]:
 
 def _version(name: str) -> str:
     if name == "bsmeta":  # a clone need not be installed
-        from bsmeta import __version__
-
-        return __version__
+        return VERSION
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
