@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatch
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,68 @@ def stands_in(path: Path, room: str) -> bool:
     """Whether `path` is the file, or lies in the folder, that the pattern `room` names."""
     parts, patterns = path.relative_to(PACKAGE).parts, room.split("/")
     return len(parts) >= len(patterns) and all(map(fnmatch, parts, patterns))
+
+
+def module_of(path: Path) -> str:
+    """`bsmeta.data.batch` for bsmeta/data/batch.py; `bsmeta` for bsmeta/__init__.py."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def imported_modules(source: str, modules: Collection[str]) -> set[str]:
+    """The modules that a source imports anywhere; of a package, the module in it that is named."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                names.add(inner if inner in modules else str(node.module))
+    return names & set(modules)
+
+
+def find_circle(sources: Mapping[str, str]) -> list[str]:
+    """Modules each of which imports the next, ending with the first; [] if there are none.
+
+    Args:
+        sources: The source of each module.
+    """
+    graph = {name: imported_modules(source, sources) for name, source in sources.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]  # each is imported by the next
+        return circle[::-1]
+    return []
+
+
+def test_no_files_import_each_other() -> None:
+    paths = {module_of(path): path for path in files()}
+    circle = find_circle({module: path.read_text() for module, path in paths.items()})
+    names = [str(paths[module].relative_to(PACKAGE.parent)) for module in circle]
+    assert not circle, (
+        f"a circle of imports: {' imports '.join(names)}; also one in a function or under "
+        "TYPE_CHECKING counts: move the part that both need into a file of its own"
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import p.b",
+        "from p import b",
+        "from p.b import function",
+        "def function():\n    from p.b import function",
+        "if TYPE_CHECKING:\n    from p.b import Type",
+    ],
+)
+def test_a_circle_of_imports_of_every_kind_is_found(statement: str) -> None:
+    sources = {"p": "from p.a import f", "p.a": statement, "p.b": "import p.c", "p.c": ""}
+    assert find_circle(sources) == []
+    circle = find_circle({**sources, "p.c": "from p import a"})
+    assert circle[0] == circle[-1]
+    assert {*circle} == {"p.a", "p.b", "p.c"}
 
 
 def test_imports_run_one_way() -> None:

@@ -18,7 +18,7 @@ from backports import zstd
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import compression
-from bsmeta.data.io import lines as shard_lines
+from bsmeta.data.io import lines as lines_module
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
@@ -188,7 +188,7 @@ def test_a_warning_of_long_zst_frames(
     monkeypatch: pytest.MonkeyPatch,
     frames: int,
 ) -> None:
-    monkeypatch.setattr(shard_lines, "LONG_FRAME", 2000)
+    monkeypatch.setattr(lines_module, "LONG_FRAME", 2000)
     monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 500)
     lines = [f"{json.dumps(page)}\n".encode() for page in pages(200)]
     parts = [b"".join(lines[place::frames]) for place in range(frames)]

@@ -1,6 +1,6 @@
 """Windows: process some documents of a shard from lines to packed sequences.
 
-Most of the stream's time is spent here: `live` selects the window, this module decodes its lines,
+Most of the stream's time is spent here: `corpora` reads the window, this module decodes its lines,
 samples and renders metadata, encodes, cuts and packs. The result depends only on (seed, epoch,
 shard, document numbers), so a window can be rebuilt at any time.
 
