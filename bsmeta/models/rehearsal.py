@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.model_files import new_model
-from bsmeta.models.layers import IGNORED
+from bsmeta.models.cross_entropy import IGNORED
 from bsmeta.models.lora import ADAPTER
 from bsmeta.models.pretrained import load_weights, whole_weights, write_model_manifest
 

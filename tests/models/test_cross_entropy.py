@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.layers import IGNORED, ChunkedLoss, chunk_rows, chunked_cross_entropy
+from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss, chunk_rows, chunked_cross_entropy
 
 SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA = {**SMALL, "intermediate_size": 32, "num_key_value_heads": 2}

@@ -39,16 +39,9 @@ from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.rendering import chances
 from bsmeta.models import attention, layers
 from bsmeta.models.activations import fuse_activations
+from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.kernel_plans import leave_out_planned_attention
-from bsmeta.models.layers import (
-    IGNORED,
-    ChunkedLoss,
-    compile_layers,
-    layers_of,
-    recompute,
-    run_uncompiled,
-    use_liger,
-)
+from bsmeta.models.layers import compile_layers, layers_of, recompute, run_uncompiled, use_liger
 from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.models.rehearsal import (
     EAGER,

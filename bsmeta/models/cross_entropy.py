@@ -1,0 +1,242 @@
+"""Cross-entropy in chunks of rows, so that the logits of a micro-batch never exist at once.
+
+With a vocabulary of 50,257, the logits of 8,192 tokens take 1.6 GB in float32, and their gradient
+as much again. `ChunkedCrossEntropy` computes the gradients of hidden states and output layer chunk
+by chunk in the forward pass, while the chunk's logits exist (as in Liger, Hsu et al. 2024, section
+3.2), so that nothing is computed twice; the backward pass only scales them. `ChunkedLoss` makes a
+model do this inside its own forward pass, in place of its output layer. So it works under every
+engine: hooks on the model and on the output layer (gathering its weight under ZeRO-3, averaging its
+gradient under DDP) run as usual, and the weight may be tied to the embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bsmeta.core.errors import ConfigurationError
+
+IGNORED = -100
+"""A target that is excluded from the loss."""
+CLASS_STEP = 64
+"""The classes of the loss in chunks are padded to a multiple of it: 128 bytes of bf16."""
+ROW_STEP = 128
+"""Rows of a chunk are a multiple of it: the tile of a matmul on tensor cores."""
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """See `chunked_cross_entropy`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+        targets: torch.Tensor, rows: int, with_gradient: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        device = hidden.device.type
+        # In which autocast would compute a matmul
+        is_cast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_cast else hidden.dtype
+        state, matrix = hidden.to(dtype), padded_matrix(weight, dtype)
+        classes = len(weight)
+
+        losses = torch.empty(len(targets) + 1, dtype=torch.float32, device=hidden.device)
+        gradients = _Gradients(hidden, weight, bias, len(matrix)) if with_gradient else None
+        with torch.autocast(device, enabled=False):
+            for start in range(0, len(targets), rows):
+                part = slice(start, min(start + rows, len(targets)))
+                wanted = targets[part]
+                logits = functional.linear(state[part], matrix).float()
+                if bias is not None:
+                    logits[:, :classes] += bias
+                logits[:, classes:] = -torch.inf  # classes that do not exist have no probability
+                counts = wanted != IGNORED
+                index = wanted.clamp(min=0).unsqueeze(1)
+                norm = logits.logsumexp(1)
+                losses[part] = (norm - logits.gather(1, index).squeeze(1)) * counts
+
+                if gradients is not None:
+                    slope = logits.sub_(norm.unsqueeze(1)).exp_()
+                    slope.scatter_add_(1, index, -torch.ones_like(slope[:, :1]))
+                    slope.mul_(counts.unsqueeze(1))
+                    gradients.add(part, slope, state[part], matrix)
+        losses[-1] = losses[:-1].sum()
+        ctx.gradients = gradients
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        return (*gradients.scaled(slope[-1]), None, None, None)
+
+
+def padded_width(classes: int) -> int:
+    """The smallest multiple of `CLASS_STEP` that is not smaller than the number of classes."""
+    return -(-classes // CLASS_STEP) * CLASS_STEP
+
+
+def padded_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Casts a weight [V, d], and appends rows of zeros up to `padded_width(V)`.
+
+    Tensor cores need aligned rows: with 50,257 classes, the three products of a chunk are expected
+    to take 1.5 to 3 times as long as with 50,304 (calculated). A cast copies the weight anyway.
+    """
+    classes, size = weight.shape
+    width = padded_width(classes)
+    if width == classes:
+        return weight.to(dtype)
+    matrix = weight.new_zeros((width, size), dtype=dtype)
+    matrix[:classes] = weight
+    return matrix
+
+
+class _Gradients:
+    """Gradients of hidden states, weight and bias, accumulated chunk by chunk.
+
+    Those of weight and bias are in float32, whatever the dtype of the matmuls.
+
+    Args:
+        width: Classes with the padding.
+    """
+
+    def __init__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, width: int
+    ) -> None:
+        self._dtype, self._classes = weight.dtype, len(weight)
+        self._hidden = torch.empty_like(hidden)
+        self._weight, self._bias = (
+            None
+            if parameter is None or not parameter.requires_grad
+            else parameter.new_zeros((width, *parameter.shape[1:]), dtype=torch.float32)
+            for parameter in (weight, bias)
+        )
+
+    def add(
+        self, part: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
+    ) -> None:
+        """Adds a chunk, given the gradient of its loss over its logits (float32 [rows, width])."""
+        if self._bias is not None:
+            self._bias += slope.sum(0)
+        narrow = slope.to(state.dtype)
+        self._hidden[part] = narrow @ matrix
+        if self._weight is not None:
+            if state.dtype == torch.float32:
+                self._weight.addmm_(narrow.t(), state)
+            else:
+                self._weight += narrow.t() @ state
+
+    def scaled(self, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Returns the gradients times a factor; may be called only once."""
+        weight, bias = (
+            None if sums is None else sums[: self._classes].mul_(factor).to(self._dtype)
+            for sums in (self._weight, self._bias)
+        )
+        return self._hidden.mul_(factor), weight, bias
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
+    rows: int,
+) -> torch.Tensor:  # fmt: skip
+    """Computes the cross-entropy of n targets under a linear layer with d inputs and V outputs.
+
+    Args:
+        hidden: [n, d].
+        weight: [V, d].
+        bias: [V], or None.
+        targets: int64 [n], each a class, or `IGNORED`.
+        rows: For how many targets logits exist at once.
+
+    Returns:
+        float32 [n + 1]: the losses (0 for ignored targets), then their sum, through which alone
+        gradients flow.
+    """
+    with_gradient = torch.is_grad_enabled()
+    return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, with_gradient)
+
+
+def chunk_rows(logits: int, classes: int) -> int:
+    """The rows of a chunk of at most this many logits, with the padding of the classes.
+
+    A multiple of `ROW_STEP`, so that the matmuls fill their tiles, unless fewer rows fit.
+    """
+    rows = max(1, logits // padded_width(classes))
+    return rows if rows < ROW_STEP else rows - rows % ROW_STEP
+
+
+class ChunkedLoss:
+    """Makes a causal language model return losses in place of logits when called through it.
+
+    Args:
+        model: The model; its output layer is changed in place, its weights and their names are not.
+        logits: How many logits may exist at once.
+    """
+
+    def __init__(self, model: nn.Module, logits: int) -> None:
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        self._head = head
+        classes = int(head.out_features)
+        self._unchunked = max(1, logits // classes)
+        self._rows = chunk_rows(logits, classes)
+        self._targets: torch.Tensor | None = None
+        self._given: torch.Tensor | None = None
+        self._checked = False
+        self._name = type(model).__name__
+        head.forward = self._forward
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether the model's output layer is a linear layer."""
+        find = getattr(model, "get_output_embeddings", None)
+        return callable(find) and type(find()) is nn.Linear
+
+    def pays(self, rows: int) -> bool:
+        """Whether the logits of these targets exceed the chunk limit."""
+        return rows > self._unchunked
+
+    def __call__(
+        self, model: nn.Module, targets: torch.Tensor, **inputs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs a forward pass.
+
+        Args:
+            model: The model, or an engine's wrapper of it.
+            targets: int64 [b, L]: the next token at each position, or `IGNORED`.
+
+        Returns:
+            The sum of losses (a scalar with a gradient), and each loss, float32 [b, L], without.
+
+        Raises:
+            ConfigurationError: If the model does not return the output of its output layer.
+        """
+        self._targets = targets
+        try:
+            found = model(**inputs).logits
+        finally:
+            self._targets = None
+        given, self._given = self._given, None
+        if not self._checked:  # only once, because it waits for the device
+            self._checked = True
+            if given is None or found.shape != given.shape or not torch.equal(found, given):
+                raise ConfigurationError(
+                    f"loss_chunk_logits: {self._name} scales or cuts its logits after the output "
+                    "layer, so that their loss cannot be taken in chunks; expected "
+                    "loss_chunk_logits=0 for this model"
+                )
+        flat = found.view(-1)
+        return flat[-1], flat[:-1].detach().view(targets.shape)
+
+    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Replaces the forward of the output layer; hooks have already gathered its weight."""
+        weight, bias = self._head.weight, self._head.bias
+        if self._targets is None:
+            return functional.linear(hidden, weight, bias)
+        losses = chunked_cross_entropy(
+            hidden.flatten(0, -2), weight, bias, self._targets.flatten(), self._rows
+        )
+        if not self._checked:
+            self._given = losses.detach()
+        return losses
