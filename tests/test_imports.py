@@ -22,7 +22,9 @@ ALLOWED = {
     "metadata": {"metadata", "config", "core"},
     "data": {"data", "metadata", "config", "core"},
     "models": {"models", "config", "core"},
-    "training": {"training", "data.batch", "models.pretrained", "config", "core"},
+    "training": {
+        "training", "data.batch", "models.manifest", "models.pretrained", "config", "core",
+    },
     "report": {"report", "config", "core"},
     "tasks": {
         "tasks", "training", "models", "report", "data", "metadata", "config", "core",

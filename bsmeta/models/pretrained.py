@@ -1,9 +1,6 @@
-"""Folders of models: manifests, so that damage is detected before use, and loading from them.
+"""Folders of models: checked for damage, and loaded.
 
-A manifest has the size and checksum of each file, because a bit flip in a weights file would
-otherwise load without an error. A checkpoint has one for all its files (written by
-`training.checkpoint`), an exported model its own. A copy without any is recognized by the tokens
-that `config.json` records for its weights.
+A copy without a manifest is recognized by the tokens that `config.json` records for its weights.
 
 Missing and unexpected weights are refused: `from_pretrained` initializes the former randomly and
 ignores the latter, and reports either only in its log.
@@ -16,9 +13,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import xxhash
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
@@ -26,110 +22,24 @@ from safetensors import SafetensorError, safe_open
 from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
-from bsmeta.core.files import UnsafeNameError, path_inside
 from bsmeta.core.model_files import read_model_and_report, read_shape
-from bsmeta.core.parsing import decode_json, parse_json
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
+from bsmeta.models.manifest import MANIFEST, UNCHECKED, fault_of, read_manifest
 from bsmeta.models.shapes import positions_of
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MANIFEST = "manifest.json"
-FORMAT = 1  # of a standalone model folder; checkpoints have their own version
-UNCHECKED = ("README.md",)
-"""Files of a model folder that users may edit, and that do not affect the model."""
 TOKENS_HASH = "tokenizer_xxh3"
 """Key of an exported model's `config.json`: the hash of the tokens and ids of its tokenizer."""
 NAMES_SHOWN = 5
 OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight")
 TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
-_BLOCK = 1 << 22
 _UNLOADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 
 logger = logging.getLogger(__name__)
-
-
-class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The manifest's entry for one file."""
-
-    bytes: Annotated[int, msgspec.Meta(ge=0)]
-    xxh3: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The content of `manifest.json`.
-
-    Attributes:
-        format: The version of the folder's format.
-        files: Sizes and checksums by path, relative to the folder.
-        step: The step of a checkpoint.
-    """
-
-    format: Annotated[int, msgspec.Meta(ge=1)]
-    files: dict[str, FileEntry]
-    step: int | None = None
-
-
-def describe_file(file: Path) -> FileEntry:
-    """Computes the manifest's entry for a file: its size, and its xxh3 in hexadecimal."""
-    digest = xxhash.xxh3_128()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-            report_progress()
-    return FileEntry(file.stat().st_size, digest.hexdigest())
-
-
-def fault_of(file: Path, entry: FileEntry) -> str | None:
-    """Describes how a file differs from its entry in the manifest; None if it does not."""
-    try:
-        if not file.is_file():
-            return f"{file}: is missing"
-        actual = describe_file(file)
-    except OSError as error:  # a bad sector of the disk, or a path that is too long
-        return f"{file}: cannot be read ({error})"
-    if actual == entry:
-        return None
-    return (
-        f"{file}: {actual.bytes} bytes, xxh3 {actual.xxh3}; the manifest says {entry.bytes} "
-        f"bytes, xxh3 {entry.xxh3}"
-    )
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Reads a folder's manifest, without reading the files that it lists.
-
-    Raises:
-        CheckpointError: If it cannot be read, is malformed, or lists files outside the folder.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = decode_json(path.read_bytes(), Manifest)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error}); expected sizes and checksums of files"
-        ) from error
-    for file in manifest.files:
-        try:
-            path_inside(folder, file, str(path), follow_links=True)
-        except UnsafeNameError as error:
-            raise CheckpointError(str(error)) from error
-    return manifest
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes the manifest of a checkpoint or a model."""
-    (folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
-
-
-def write_model_manifest(folder: Path) -> None:
-    """Writes the manifest of a standalone model folder."""
-    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    left_out = (MANIFEST, *UNCHECKED)
-    entries = {name: describe_file(paths[name]) for name in sorted(paths) if name not in left_out}
-    write_manifest(folder, Manifest(FORMAT, entries))
 
 
 def record_tokenizer(folder: Path) -> None:

@@ -29,7 +29,8 @@ from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.model_files import new_model
 from bsmeta.models.cross_entropy import IGNORED
 from bsmeta.models.lora import ADAPTER
-from bsmeta.models.pretrained import load_weights, whole_weights, write_model_manifest
+from bsmeta.models.manifest import write_model_manifest
+from bsmeta.models.pretrained import load_weights, whole_weights
 
 TOKENS = 16
 """Tokens of the sequence that a model is tried with."""

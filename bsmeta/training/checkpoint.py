@@ -34,7 +34,7 @@ from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError, UserError
 from bsmeta.core.files import sync
 from bsmeta.core.parsing import parse_json
-from bsmeta.models.pretrained import (
+from bsmeta.models.manifest import (
     MANIFEST,
     FileEntry,
     Manifest,

@@ -27,7 +27,8 @@ from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import opaque_work
-from bsmeta.models.pretrained import record_tokenizer, write_model_manifest
+from bsmeta.models.manifest import write_model_manifest
+from bsmeta.models.pretrained import record_tokenizer
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import Checkpoint, problems
 from bsmeta.training.disk_space import check_room, explain_full_disk

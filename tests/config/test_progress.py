@@ -35,7 +35,7 @@ from bsmeta.data.io.shards import Shard, with_samples
 from bsmeta.data.table.csv_file import find_format, read_rows
 from bsmeta.data.table.text_file import find_encoding
 from bsmeta.models import layers
-from bsmeta.models.pretrained import describe_file
+from bsmeta.models.manifest import describe_file
 from bsmeta.tasks.causal_lm import scoring
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.evaluate import baselines

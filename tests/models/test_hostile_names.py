@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.models.pretrained import model_damage, read_manifest, write_model_manifest
+from bsmeta.models.manifest import read_manifest, write_model_manifest
+from bsmeta.models.pretrained import model_damage
 from tests.core.hostile_names import HOSTILE_NAMES
 
 

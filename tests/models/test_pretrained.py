@@ -14,12 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core.errors import DataError
-from bsmeta.models.pretrained import (
-    load_weights,
-    model_damage,
-    record_tokenizer,
-    write_model_manifest,
-)
+from bsmeta.models.manifest import write_model_manifest
+from bsmeta.models.pretrained import load_weights, model_damage, record_tokenizer
 
 Weights = dict[str, torch.Tensor]
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bsmeta.core.errors import CheckpointError, ConfigurationError
-from bsmeta.models import pretrained
-from bsmeta.models.pretrained import FileEntry
+from bsmeta.models import manifest
+from bsmeta.models.manifest import FileEntry
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import Checkpoint, list_checkpoints
 from bsmeta.training.processes import ALONE
@@ -199,14 +199,14 @@ def test_a_file_that_cannot_be_read_is_damage(
 ) -> None:
     """A bad sector of the disk must not end the run that could resume from the one before."""
     saved = write(tmp_path, 7)
-    read = pretrained.describe_file
+    read = manifest.describe_file
 
     def fail(file: Path) -> FileEntry:
         if file.name == "weights":
             raise OSError(errno.EIO, "Input/output error")
         return read(file)
 
-    monkeypatch.setattr(pretrained, "describe_file", fail)
+    monkeypatch.setattr(manifest, "describe_file", fail)
     (fault,) = checkpoint.problems(Checkpoint(saved, 7), ALONE)
     assert fault == f"{saved}/state/weights: cannot be read ([Errno 5] Input/output error)"
 

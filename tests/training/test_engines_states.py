@@ -17,7 +17,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.models.pretrained import Manifest, describe_file, read_manifest, write_manifest
+from bsmeta.models.manifest import Manifest, describe_file, read_manifest, write_manifest
 from bsmeta.training.checkpoint import Checkpoint
 from bsmeta.training.engines_states import check_states, only_values
 from bsmeta.training.resuming import convert

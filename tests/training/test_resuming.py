@@ -19,7 +19,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.steps import decay_start, set_branch_length
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.pretrained import Manifest, describe_file, write_manifest
+from bsmeta.models.manifest import Manifest, describe_file, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint
 from bsmeta.training.engine import FSDP, PLAIN
 from bsmeta.training.resuming import (

@@ -17,7 +17,7 @@ import pytest
 
 from bsmeta.config.causal_lm import PredictConfig
 from bsmeta.core.errors import DataError
-from bsmeta.models.pretrained import write_model_manifest
+from bsmeta.models.manifest import write_model_manifest
 from bsmeta.predict import output_form, read_text
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
 from bsmeta.tasks.spelling.evaluate import read_test_sets, score_test_sets, summary, table_of

@@ -19,7 +19,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.values import to_yaml
 from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main
-from bsmeta.models.pretrained import write_model_manifest
+from bsmeta.models.manifest import write_model_manifest
 from tests.data.s3_server import S3Server
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
 from tests.training.hub_server import HubServer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bsmeta.models.pretrained import write_model_manifest
+from bsmeta.models.manifest import write_model_manifest
 
 Generate = Callable[..., int]
 
