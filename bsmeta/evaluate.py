@@ -21,7 +21,7 @@ from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import listen_on_loopback
+from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.evaluate import locations_of

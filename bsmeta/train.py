@@ -6,7 +6,7 @@ import os
 
 PARENT = os.getppid()
 if __name__ == "__main__":
-    from bsmeta.core.process import hold_signals
+    from bsmeta.core.signals import hold_signals
 
     hold_signals()  # until the folder of the run is known
 
@@ -20,7 +20,8 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.sources import reading, shown_path
 from bsmeta.config.startup_table import launch_notes, print_summary, summary
 from bsmeta.config.steps import set_branch_length
-from bsmeta.core.process import StopRequest, checks_for_all, rank, release_signals
+from bsmeta.core.rank import checks_for_all, rank
+from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import TASKS
 from bsmeta.training.run_folder import note_early_stop, refusal_in_status
 

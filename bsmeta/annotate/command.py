@@ -27,7 +27,7 @@ from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, existing
 from bsmeta.annotate.sources import InputFile, counted, identified, list_inputs
 from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.process import EXIT_PREEMPTED
+from bsmeta.core.exit_codes import EXIT_PREEMPTED
 from bsmeta.core.progress import progress_bar
 from bsmeta.core.terminal import Console
 

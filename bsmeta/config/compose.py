@@ -69,7 +69,8 @@ from bsmeta.core.errors import (
 )
 from bsmeta.core.files import CONFIG_FOLDER, ROOT
 from bsmeta.core.keys import bound_problems, key_names, leaves, type_hints
-from bsmeta.core.process import exit_code, leave, rank
+from bsmeta.core.process import exit_code, leave
+from bsmeta.core.rank import rank
 from bsmeta.core.secrets import HIDDEN, hide_values, redact
 from bsmeta.core.terminal import screened_output
 from bsmeta.core.versions import version_lines

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from bsmeta.config.causal_lm import LoraKeys
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import log_once
+from bsmeta.core.log_once import log_once
 
 ADAPTER = "default"
 ALL_LINEAR = "all-linear"  # peft's name for all linear layers but the output layer

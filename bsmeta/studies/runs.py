@@ -39,9 +39,9 @@ from bsmeta.config.compose import compose
 from bsmeta.config.schema import WSD
 from bsmeta.core.environment import machine_hash
 from bsmeta.core.errors import ConfigurationError, DataError, refuse
+from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.files import ROOT, replacing
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.metadata.checks import metadata_problems, row_budget_problems

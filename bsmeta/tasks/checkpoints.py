@@ -21,7 +21,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
 from bsmeta.config.values import refuse_unused, saved_config, saved_task
 from bsmeta.core.errors import ConfigurationError, DataError, show
-from bsmeta.core.process import log_once
+from bsmeta.core.log_once import log_once
 from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import list_checkpoints

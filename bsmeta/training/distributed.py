@@ -55,8 +55,9 @@ from torch.utils.cpp_extension import get_default_build_root
 from bsmeta.config.machine_checks import precision_problems
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError, refuse
-from bsmeta.core.process import listen_on_loopback, meet
+from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
+from bsmeta.core.rendezvous import meet
 from bsmeta.training.determinism import use_deterministic_kernels
 from bsmeta.training.nccl_errors import NcclError, nccl_fault
 from bsmeta.training.threads import use_cores_for_offload

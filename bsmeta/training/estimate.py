@@ -42,7 +42,7 @@ from bsmeta.config.schema import OPTIMIZERS, OptimizerEntry, RunConfig
 from bsmeta.config.startup_table import print_summary
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError, UserError
-from bsmeta.core.process import StopRequest
+from bsmeta.core.signals import StopRequest
 from bsmeta.core.terminal import Console
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.device_errors import explaining_device_errors

@@ -14,8 +14,9 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.environment import describe_environment, utc_now
 from bsmeta.core.errors import TrainingError, UserError
-from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, StopRequest
+from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.secrets import hide, redact
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.device_errors import explaining_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, start

@@ -24,10 +24,11 @@ from filelock import FileLock, Timeout
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
+from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.files import is_full, replacing, write_text
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.printable import printable
-from bsmeta.core.process import EXIT_PREEMPTED, EXIT_USER_ERROR, rank
+from bsmeta.core.rank import rank
 from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.process import StopRequest, WaitEnded
+from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.training.device_copy import copy_to
 from bsmeta.training.engine import Engine

@@ -19,8 +19,8 @@ from accelerate.utils import set_seed
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
-from bsmeta.core.process import StopRequest
 from bsmeta.core.progress import opaque_work
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name, naming_file
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine

@@ -30,10 +30,11 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from bsmeta.core.errors import TrainingError, UserError
+from bsmeta.core.exit_codes import EXIT_FAILURE
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.process import EXIT_FAILURE, StopRequest
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.core.secrets import redact
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import is_connection_error, print_stacks
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder, write_status

@@ -172,7 +172,7 @@ def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
 
 def ours(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """The trainer of this project, with metrics at every step."""
-    from bsmeta.core.process import StopRequest
+    from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run
 
     class Fed(CausalLanguageModel):

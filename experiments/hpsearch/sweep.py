@@ -38,7 +38,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import compose
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import EXIT_FAILURE, EXIT_PREEMPTED, exit_code
+from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
+from bsmeta.core.process import exit_code
 from bsmeta.core.secrets import redact, redact_values
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.sh"

@@ -11,7 +11,7 @@ from tests.waiting import STUCK_S
 START = """
 import os, signal, sys
 from bsmeta.core.process import exit_code
-from bsmeta.core.process import StopRequest
+from bsmeta.core.signals import StopRequest
 
 def leave(name):
     print(name, flush=True)

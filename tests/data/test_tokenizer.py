@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import log_once
+from bsmeta.core.log_once import log_once
 from bsmeta.data.text.tokenizer import (
     BACKENDS,
     Backend,

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.core.process import log_once
+from bsmeta.core.log_once import log_once
 from bsmeta.data.text import word_cache
 from bsmeta.data.text.tokenizer import BACKENDS, character_backend
 from bsmeta.data.text.tokens import TextTokenizer

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.core import process
+from bsmeta.core.exit_codes import note_exit_code
+from bsmeta.core.rank import is_reporter
 from tests.conftest import REPOSITORY
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, start
 from tests.launching.networks import free_port
@@ -80,7 +81,7 @@ def test_who_reports(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert process.is_reporter() is reports
+    assert is_reporter() is reports
 
 
 @pytest.mark.slow
@@ -114,5 +115,5 @@ def test_the_first_exit_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.touch()
     monkeypatch.setenv("BSMETA_EXIT_CODE_FILE", str(file))
     for code in (0, 2, 75):
-        process.note_exit_code(code)
+        note_exit_code(code)
     assert file.read_text() == "2\n"

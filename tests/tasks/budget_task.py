@@ -158,7 +158,7 @@ class BudgetTask(Task):
 
 
 def main(config: BudgetConfig) -> int:
-    from bsmeta.core.process import StopRequest
+    from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run
     from bsmeta.training.run_folder import note_early_stop
 

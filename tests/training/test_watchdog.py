@@ -80,7 +80,7 @@ from pathlib import Path
 import torch
 from bsmeta.core import progress
 from bsmeta.core.progress import exclusively, report_progress, reporting
-from bsmeta.core.process import StopRequest
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.watchdog import Watchdog

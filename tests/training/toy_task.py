@@ -96,7 +96,7 @@ class ToyTask(Task):
 
 
 def main(config: CausalLMConfig) -> int:
-    from bsmeta.core.process import StopRequest
+    from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run
     from bsmeta.training.run_folder import note_early_stop
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.core.process import StopRequest
 from bsmeta.core.progress import report_progress
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import start
 from bsmeta.training.processes import Processes
 from bsmeta.training.watchdog import Watchdog

@@ -30,8 +30,9 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
+from bsmeta.core.exit_codes import EXIT_USER_ERROR
 from bsmeta.core.files import full_disk_error
-from bsmeta.core.process import EXIT_USER_ERROR, exit_code
+from bsmeta.core.process import exit_code
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.compression import (

@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.process import log_once
 from bsmeta.data.text.lossless import keeps_text, pre_tokenizers_of
 from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
 from bsmeta.data.text.word_cache import Characters, WordCache, ids_and_characters

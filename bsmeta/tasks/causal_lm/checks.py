@@ -34,7 +34,7 @@ from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.process import checks_for_all
+from bsmeta.core.rank import checks_for_all
 from bsmeta.data.stream.columns import column_problems, missing_types, type_problems
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 from bsmeta.tasks.causal_lm.data_rows import size_rows

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.core.errors import DataError
-from bsmeta.core.process import log_once
+from bsmeta.core.log_once import log_once
 from bsmeta.core.progress import Advance, reporting
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.text.encoding import DocumentEncoder

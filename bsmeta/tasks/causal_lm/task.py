@@ -28,8 +28,8 @@ from bsmeta.config.data import BY_TEXT, DataConfig, row_length
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import new_model, read_shape
-from bsmeta.core.process import log_once
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.survey import Survey, survey_data

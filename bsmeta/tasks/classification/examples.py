@@ -31,9 +31,11 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing, refuse
 from bsmeta.core.files import file_hash
+from bsmeta.core.log_once import log_once
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.process import log_once, rank, release_signals
 from bsmeta.core.progress import exclusively, opaque_work
+from bsmeta.core.rank import rank
+from bsmeta.core.signals import release_signals
 from bsmeta.core.terminal import Console
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import (

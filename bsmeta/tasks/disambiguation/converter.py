@@ -20,9 +20,10 @@ from typing import Any
 import yaml
 
 from bsmeta.core.errors import ConfigurationError, UserError
+from bsmeta.core.exit_codes import EXIT_USER_ERROR
 from bsmeta.core.parsing import parse_json, parse_yaml
 from bsmeta.core.printable import printable
-from bsmeta.core.process import EXIT_USER_ERROR, exit_code
+from bsmeta.core.process import exit_code
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
 ENCODER_OF_FIRST = "google-bert/bert-base-cased"

@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.process import plain_children
 from bsmeta.core.progress import file_bar
+from bsmeta.core.signals import plain_children
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import SMALLEST, IndexCache, LineReader
 from bsmeta.data.table.store import open_store, saved_key

@@ -19,7 +19,7 @@ from torch import nn
 
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, nearest
-from bsmeta.core.process import release_signals
+from bsmeta.core.signals import release_signals
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream
 from bsmeta.tasks.disambiguation import evaluate, report

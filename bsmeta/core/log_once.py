@@ -1,0 +1,12 @@
+"""Log messages that a process writes once."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+
+@cache
+def log_once(logger: logging.Logger, level: int, message: str) -> None:
+    """Logs a message, unless this process has logged it before."""
+    logger.log(level, message)

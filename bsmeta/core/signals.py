@@ -1,0 +1,169 @@
+"""Signals that ask a run to end; the death of its launcher counts as one.
+
+Before the first step there is nothing to save: a signal ends the process at once, with a status.
+Afterwards it is recorded, and all ranks act on it together after a step. If a rank is waiting for
+data, perhaps for minutes, the signal ends that wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from bsmeta.core.exit_codes import EXIT_FAILURE, note_exit_code
+from bsmeta.core.terminal import ignore_write_errors
+
+LAUNCHER_GONE = "the end of the launcher"
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Stay ignored if they already are, as under nohup or in the background of a script.
+_FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+_ALL_SIGNALS = (*_SIGNALS, *_FROM_TERMINAL)
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+_CHILDREN_ARE_PLAIN = threading.Event()
+
+
+def hold_signals() -> None:
+    """Blocks signals until the run knows its folder."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+
+
+def release_signals() -> None:
+    """Ends `hold_signals`."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL_SIGNALS)
+
+
+def restore_signals() -> None:
+    """Handles signals as any program does: the default of each, and none is held."""
+    for number in _ALL_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    release_signals()
+
+
+@contextmanager
+def plain_children() -> Iterator[None]:
+    """Processes that are forked inside handle signals as any program does, and end with this one.
+
+    With the handling of a run, a pool could not end its workers: SIGTERM would be blocked in them,
+    or reach the run itself through the pipe that they share with it.
+    """
+    _CHILDREN_ARE_PLAIN.set()
+    try:
+        yield
+    finally:
+        _CHILDREN_ARE_PLAIN.clear()
+
+
+def _begin_child() -> None:
+    if _CHILDREN_ARE_PLAIN.is_set():
+        signal.set_wakeup_fd(-1)
+        restore_signals()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+os.register_at_fork(after_in_child=_begin_child)
+
+
+class WaitEnded(BaseException):
+    """A signal arrived while the run waited; not an `Exception`, or retries would catch it."""
+
+
+class StopRequest:
+    """Records the first signal that asks the run to end; further signals change nothing.
+
+    Attributes:
+        name: That signal, or `LAUNCHER_GONE`; None before any signal.
+        leave: Called with that name, in a thread, when a signal ends the process before the first
+            step: writes the status, and returns the exit code.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.leave: Callable[[str], int] | None = None
+        self._is_starting = True
+        self._is_waiting = False
+        self._parent = 0
+
+    def install(self, leave: Callable[[str], int], parent: int) -> None:
+        """Starts to handle signals and the end of the launcher.
+
+        Args:
+            leave: See the class.
+            parent: Process id of the parent when this process began.
+        """
+        self.leave = leave
+        ignore_write_errors()
+        # The main thread may be blocked in native code, waiting for other ranks, so a thread acts.
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        threading.Thread(target=self._receive, args=(reading,), daemon=True).start()
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+        for number in _FROM_TERMINAL:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            self._watch_launcher(parent)
+        release_signals()
+
+    def begin(self) -> None:
+        """Switches to only recording signals, because from now on there is something to save."""
+        self._is_starting = False
+
+    @contextmanager
+    def ends_wait(self) -> Iterator[None]:
+        """A context for a block that waits; a signal ends the wait.
+
+        Raises:
+            WaitEnded: If a signal has arrived.
+        """
+        try:
+            self._is_waiting = True
+            if self.name is not None:
+                raise WaitEnded
+            yield
+        finally:
+            self._is_waiting = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._record(number)
+        if self._is_waiting:
+            raise WaitEnded
+
+    def _record(self, number: int) -> None:
+        if self.name is None:
+            self.name = self._name(number)
+
+    def _name(self, number: int) -> str:
+        if self._parent and os.getppid() != self._parent:
+            return LAUNCHER_GONE
+        return signal.Signals(number).name
+
+    def _receive(self, numbers: int) -> None:
+        while number := os.read(numbers, 1)[0]:
+            if number not in _ALL_SIGNALS:
+                continue  # of another handler, such as that of a DataLoader for SIGCHLD
+            self._record(number)
+            if self._is_starting and self.leave is not None:
+                code = EXIT_FAILURE
+                try:
+                    code = self.leave(self._name(number))
+                    note_exit_code(code)
+                finally:
+                    os._exit(code)
+
+    def _watch_launcher(self, parent: int) -> None:
+        """Makes the kernel send SIGTERM to this process when torchrun ends, however it is killed.
+
+        Otherwise its processes would continue training without it, and keep the run folder locked.
+        """
+        self._parent = parent
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it has already ended
+            os.kill(os.getpid(), signal.SIGTERM)
