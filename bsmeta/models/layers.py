@@ -153,7 +153,7 @@ def compile_layers(model: nn.Module) -> None:
         )
     _report_compilation()
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=False)  # type: ignore[method-assign]
+        layer.forward = torch.compile(layer.forward, dynamic=False)
 
 
 @cache
