@@ -23,13 +23,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.core.version import VERSION
-
 if TYPE_CHECKING:
     from bsmeta.api.documents import BatchStream, RenderedDocument, render, stream
     from bsmeta.api.models import LanguageModel, Model, Predictor, Score, load
     from bsmeta.api.runs import Run, open_run
     from bsmeta.core.errors import UserError
+
+    __version__: str
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _LEFT_OUT = {_HERE}
@@ -38,8 +38,6 @@ if sys.flags.safe_path:
 sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in _LEFT_OUT]
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-
-__version__ = VERSION
 
 __all__ = [
     "BatchStream", "LanguageModel", "Model", "Predictor", "RenderedDocument", "Run", "Score",
@@ -52,6 +50,7 @@ _MODULES = {
     **dict.fromkeys(("Run", "open_run"), "bsmeta.api.runs"),
     **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.documents"),
     "UserError": "bsmeta.core.errors",
+    "__version__": "bsmeta.core.version",
 }
 
 

@@ -1,3 +1,3 @@
-"""The version of the package, which is also `bsmeta.__version__`."""
+"""The version of the package, which `bsmeta.__version__` returns."""
 
-VERSION = "0.1.0"
+__version__ = "0.1.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-from bsmeta.core.version import VERSION
+from bsmeta.core.version import __version__
 
 LIBRARIES = (
     "torch",
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 
 def _version(name: str) -> str:
     if name == "bsmeta":  # a clone need not be installed
-        return VERSION
+        return __version__
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -26,7 +26,7 @@ from rich.table import Table as RichTable
 from bsmeta.config.command_line import pasteable
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
-from bsmeta.core.version import VERSION
+from bsmeta.core.version import __version__
 from bsmeta.report import figures, markdown
 from bsmeta.report.drawing import Drawings, Plots, draw_figures
 from bsmeta.report.inference import Bounded, value_of
@@ -270,7 +270,7 @@ def write_html(
         drawn={name: Markup(drawing) for name, drawing in drawings.svg.items()},
         problems=drawings.problems,
         files=files,
-        made=f"bsmeta {VERSION}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        made=f"bsmeta {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         settings=json.dumps(page.settings, indent=1, ensure_ascii=False),
         light=figures.LIGHT,
         dark=figures.DARK,
