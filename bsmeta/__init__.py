@@ -50,13 +50,16 @@ _MODULES = {
     **dict.fromkeys(("Run", "open_run"), "bsmeta.api.runs"),
     **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.documents"),
     "UserError": "bsmeta.core.errors",
-    "__version__": "bsmeta.core.version",
 }
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of this module
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from bsmeta.core.version import __version__
+
+            return __version__
         if name not in _MODULES:
             raise AttributeError(f"module 'bsmeta' has no attribute {name!r}")
         return getattr(importlib.import_module(_MODULES[name]), name)

@@ -47,6 +47,7 @@ def test_a_finished_run(demo_run: Path) -> None:
 def test_a_run_in_progress(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("task: causal_lm\n")
     opened = bsmeta.open_run(tmp_path)
+    assert Path(opened) == tmp_path
     assert (opened.metrics(), opened.checkpoints()) == ([], [])
     (tmp_path / "metrics.jsonl").write_text('{"event": "step", "step": 1}\n{"event": "st')
     assert opened.metrics() == [{"event": "step", "step": 1}]
