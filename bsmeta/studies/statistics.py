@@ -382,8 +382,28 @@ class Measured:
             cells = [getattr(run, name)[point] for run in runs]
         else:
             cells = [run.types[metadata] for run in runs]
+        return self._estimate_of(arm, cells, bins, documents)
+
+    def estimate_average(self, arm: str, bins: np.ndarray | slice = slice(None)) -> Estimate:
+        """Bits per byte without metadata of the mean of an arm's last checkpoints.
+
+        Args:
+            bins: Only these bins of positions.
+        """
+        cells = [self._found[arm, seed].averaged[0] for seed in self.seeds]
+        return self._estimate_of(arm, cells, bins, slice(None))
+
+    def _estimate_of(
+        self,
+        arm: str,
+        cells: Sequence[np.ndarray],
+        bins: np.ndarray | slice,
+        documents: np.ndarray | slice,
+    ) -> Estimate:
+        """Bits per byte from the nats of each seed: float64 [documents, bins]."""
+        scored = self.first(arm).sizes
         sizes = np.zeros(len(self.digests))
-        sizes[documents] = runs[0].sizes[documents][:, bins].sum(axis=1)
+        sizes[documents] = scored[documents][:, bins].sum(axis=1)
         nats = np.stack([cell[:, bins].sum(axis=1) for cell in cells])
         if self.cluster == DOCUMENT:
             return bits_per_byte(nats, sizes)

@@ -1,0 +1,96 @@
+"""Seeds by design, and the effective-data factor, on measurements whose answers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from bsmeta.studies.config import ArmConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.statistics import Measured
+from tests.conftest import REPOSITORY
+from tests.studies.simulated import flat, measured, measurement
+
+SEEDS = [*range(1, 9)]
+TOKENS = {360: 1_000, 720: 2_000, 1440: 4_000}
+FACTOR = 1.3
+
+
+@pytest.fixture
+def study_designs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "experiments"))
+    import study_designs
+
+    return study_designs
+
+
+def bits_of(tokens: float) -> float:
+    return 1.5 + 3.0 * (tokens / 1000) ** -0.7
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Measured:
+    """Eight seeds: arms that differ by a factor of their data, by levels of seeds, and by noise."""
+    generator = np.random.default_rng(3)
+    arms = [f"{arm}_{steps}" for arm in ("none", "url") for steps in TOKENS]
+    arms += ["none", "url", "constant_1440", "none_1440_40", "url_1440_40"]
+    levels = generator.normal(0, 0.1, len(SEEDS))
+    noise = generator.normal(0, 0.002, (len(arms), len(SEEDS)))
+    runs = {}
+    for number, arm in enumerate(arms):
+        name, _, rest = arm.partition("_")
+        steps = int(rest.partition("_")[0] or 1440)
+        bits = bits_of(TOKENS[steps] * (FACTOR if name == "url" else 1.0))
+        runs[arm] = [
+            measurement(
+                flat(bits + level + error, bins=2),
+                targets=[TOKENS[steps]],
+                averaged=flat(bits + level + error / 2, bins=2) * 100 * np.log(2),
+                facts={"losses": [5.0, *[2.0 + 10 * error] * 12]},
+            )
+            for level, error in zip(levels, noise[number], strict=True)
+        ]
+    study = StudyConfig(
+        title="a study", out_dir=str(tmp_path), config="demo", baseline="none_1440", seeds=SEEDS,
+        arms={arm: ArmConfig() for arm in arms}, measure=MeasureConfig(position_edges=[0, 128]),
+    )  # fmt: skip
+    return measured(study, runs)
+
+
+def test_the_factor_of_simulated_data_is_found(
+    study_designs: ModuleType, simulated: Measured
+) -> None:
+    factor = study_designs.effective_data_factor(*study_designs.bits_by_length(simulated))
+    assert factor.low < FACTOR < factor.high
+    assert factor.high - factor.low < 0.05
+
+
+def test_without_an_effect_the_interval_holds_one(study_designs: ModuleType) -> None:
+    generator = np.random.default_rng(5)
+    tokens = np.array([*TOKENS.values()], np.float64)
+    curve = np.array([bits_of(amount) for amount in tokens])
+    misses = 0
+    for _ in range(20):
+        levels = generator.normal(0, 0.1, (10, 1, 1))
+        bits = curve + levels + generator.normal(0, 0.005, (10, 2, 3))
+        factor = study_designs.effective_data_factor(tokens, bits)
+        misses += not factor.low <= 1 <= factor.high
+    assert misses <= 4  # of 20 intervals of 95%: more in 3 of 1,000 experiments
+
+
+def test_the_deviation_of_each_design(study_designs: ModuleType, simulated: Measured) -> None:
+    designs = {design.name: design.difference for design in study_designs.designs_of(simulated)}
+    plain = designs["text alone as the baseline"]
+    gain = bits_of(TOKENS[1440] * FACTOR) - bits_of(TOKENS[1440])
+    assert plain.value == pytest.approx(gain, abs=0.003)
+    average = designs["the mean of the last four checkpoints"]
+    assert average.deviation == pytest.approx(plain.deviation / 2)
+    (control,) = (effect for name, effect in designs.items() if "control variate" in name)
+    assert control.value == pytest.approx(plain.value)
+    assert control.deviation == pytest.approx(0, abs=1e-9)  # the losses are the noise, ten times
+
+    table = study_designs.design_table([*study_designs.designs_of(simulated)])
+    assert [row[0] for row in table.rows] == [*designs]
+    assert [row[1] for row in table.rows] == [len(SEEDS)] * len(designs)
