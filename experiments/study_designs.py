@@ -110,8 +110,8 @@ def design_table(designs: Sequence[Design]) -> Table:
     """One row per design: its deviation over seeds, and the seeds that it needs."""
     note = (
         f"Bits per byte from byte {FIRST_BYTE} on, without metadata: the model trained with the "
-        "URL minus the baseline. Deviation over seeds, with its 95% interval (chi-squared). Seeds: for "
-        f"a difference of {DIFFERENCE} with a power of 80%, as a claim by itself."
+        "URL minus the baseline. Deviation over seeds, with its 95% interval (chi-squared). Seeds: "
+        f"for a difference of {DIFFERENCE} with a power of 80%, as a claim by itself."
     )
     columns = [
         Column("design"), Column("seeds", str), Column("difference", "{:+.4f}".format),
