@@ -321,8 +321,12 @@ class Annotation:
 
 
 def _number(column: Any) -> int:
+    """The number of records of a column; 0 for a column of the input with another form."""
     if isinstance(column, msgspec.Raw):
-        column = _RAW_RECORDS.decode(column)
+        try:
+            column = _RAW_RECORDS.decode(column)
+        except msgspec.ValidationError:
+            return 0
     return len(column) if isinstance(column, list | dict) else 0
 
 

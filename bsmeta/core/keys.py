@@ -74,6 +74,9 @@ class About:
     def expected(self, value: Any) -> str | None:
         """The bound that a number (or NaN) violates, as text; None if it is within bounds."""
         least, most = self.at_least, self.at_most
+        has_bounds = self.finite or {least, most, self.above, self.below} != {None}
+        if has_bounds and not isinstance(value, int | float):
+            return "a number"
         if least is not None and most is not None and not least <= value <= most:
             return f"{least} to {most}"
         if least is not None and not value >= least:

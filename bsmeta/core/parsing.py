@@ -2,9 +2,10 @@
 
 The parsers raise a RecursionError, which is no ValueError, for what is nested a thousand levels
 deep, and what is nearly as deep fails later, when it is walked or written. An integer of 400 digits
-fails when it becomes a float. msgspec raises a UnicodeDecodeError, which is none of its own errors,
-for a text that is not in UTF-8. Here, all this is refused as any other content that is malformed.
-YAML is also refused if its aliases stand for more than it could itself hold.
+fails when it becomes a float. Half of a surrogate pair, written as an escape, fails when the text
+is encoded. msgspec raises a UnicodeDecodeError, which is none of its own errors, for a text that is
+not in UTF-8. Here, all this is refused as any other content that is malformed. YAML is also refused
+if its aliases stand for more than it could itself hold.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ _LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_DIGITS}}}")
 
 _TOO_DEEP = f"nested too deeply (at most {MOST_NESTED} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
+_HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
+_SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
 class ExtremeContentError(msgspec.DecodeError):
-    """Content that is well formed, but deeper or larger than what is read."""
+    """Content that is well formed, but deeper or larger than what is read, or no text."""
 
 
 def parse_json(
@@ -51,7 +54,8 @@ def parse_json(
     """Parses JSON as `json.loads` does, with NaN and infinity.
 
     Raises:
-        ExtremeContentError: If it is nested too deeply, or has an integer that is no float.
+        ExtremeContentError: If it is nested too deeply, has an integer that is no float, or half of
+            a surrogate pair.
         ValueError: If it is malformed.
     """
     try:
@@ -59,6 +63,8 @@ def parse_json(
     except RecursionError as error:
         raise ExtremeContentError(_TOO_DEEP) from error
     _refuse_extremes(text, value)
+    if _may_have_surrogates(text) and _has_surrogates(value):
+        raise ExtremeContentError(_HALF_A_PAIR)
     return value
 
 
@@ -141,6 +147,20 @@ def _may_be_deep(text: str | bytes) -> bool:
     return text.count("[") + text.count("{") > MOST_NESTED
 
 
+def _may_have_surrogates(text: str | bytes) -> bool:
+    content = text.decode("latin-1") if isinstance(text, bytes) else text
+    return _SURROGATE.search(content) is not None
+
+
+def _has_surrogates(value: Any) -> bool:
+    """Whether a text in a value, at most `MOST_NESTED` levels deep, cannot be encoded."""
+    if isinstance(value, str):
+        return any("\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, dict):
+        return any(map(_has_surrogates, value)) or any(map(_has_surrogates, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_surrogates, value))
+
+
 def _may_have_large_integer(text: str | bytes) -> bool:
     sample = text[_DIGITS - 1 :: _DIGITS]  # includes one of the digits of each long number
     if isinstance(sample, bytes):
@@ -187,11 +207,15 @@ class _FileText(io.StringIO):
 
 def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoader]) -> Any:
     try:
+        content = text.getvalue() if isinstance(text, _FileText) else text
         loader = loader_class(text)
         try:
-            return loader.get_single_data()
+            value = loader.get_single_data()
         finally:
             loader.dispose()
+        if _may_have_surrogates(content) and _has_surrogates(value):
+            raise yaml.YAMLError(_HALF_A_PAIR)
+        return value
     except yaml.YAMLError:
         raise
     except RecursionError as error:

@@ -274,7 +274,8 @@ def _problems(study: StudyConfig) -> Iterator[str]:
     for name in ("out_dir", "config", "baseline", "arms", "seeds", "curve"):
         if not getattr(study, name):
             yield f"{name} is missing"
-    if len(set(study.seeds)) < len(study.seeds):
+    seeds = [seed for seed in study.seeds if isinstance(seed, int)]  # others are refused above
+    if len(set(seeds)) < len(seeds):
         yield f"seeds={study.seeds}: expected different ones"
     if study.measure.combinations and not study.measure.each_type:
         yield "measure.combinations: expected none, or measure.each_type=true"

@@ -211,6 +211,17 @@ def test_shards_that_have_text_keep_it_and_their_columns(pages: Path, tmp_path: 
             assert after["metadata_paragraph"][0]["marker"] == "p"
 
 
+def test_a_column_of_another_form_counts_no_records(tmp_path: Path) -> None:
+    """As `metadata_html` of another program, where its own page has no HTML."""
+    line = {**some_pages(1)[0], "text": "A page.", "metadata_html": "", "metadata_title": "A"}
+    del line["html"]
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text(json.dumps(line) + "\n")
+    assert annotate(str(pages), tmp_path / "out", annotators=["title", "html"]) == 0
+    (shard,) = (tmp_path / "out").glob("*.jsonl.gz")
+    assert len(rows(shard)) == 1
+
+
 def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
     pages = some_pages(40)
     faults = {

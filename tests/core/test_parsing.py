@@ -129,6 +129,26 @@ def test_json_is_read_as_by_the_standard_library(value: Any) -> None:
     assert parse_json(content) == parse_json(content.encode()) == json.loads(content)
 
 
+HALF = "half of a surrogate pair"
+
+
+@pytest.mark.parametrize("text", [r'"\ud800"', r'{"a": ["\uDC00"]}', r'{"\ud800\ud800": 1}'])
+def test_half_a_surrogate_pair_is_no_text(text: str) -> None:
+    for content in (text, text.encode()):
+        with pytest.raises(msgspec.DecodeError, match=HALF):
+            parse_json(content)
+        with pytest.raises(yaml.YAMLError, match=HALF):
+            parse_yaml(content)
+        with pytest.raises(msgspec.DecodeError):
+            decode_json(content)
+        with pytest.raises(msgspec.DecodeError, match=HALF):
+            decode_yaml(content, dict[str, Any])
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    assert parse_json(r'"\ud83d\ude00 \\ud800"') == "\U0001f600 \\ud800"
+
+
 def test_hooks_of_json() -> None:
     assert parse_json('{"a": 1, "a": 2}', object_pairs_hook=list) == [("a", 1), ("a", 2)]
     assert parse_json("[NaN, 1]", parse_constant=lambda _: None) == [None, 1]
