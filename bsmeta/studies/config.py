@@ -248,7 +248,7 @@ def load_study(path: Path) -> StudyConfig:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(f"{path}: {reason}; expected the keys {known}") from error
     assert isinstance(study, StudyConfig)
-    problems = list(_problems(study))
+    problems = list(_misshapen_lists(study)) or list(_problems(study))
     if problems:
         raise ConfigurationError("\n".join(f"{path}: {one}" for one in problems))
     study.title = study.title or path.stem
@@ -267,6 +267,20 @@ def _shielded(values: Any) -> Any:
     return values
 
 
+def _misshapen_lists(section: Any, prefix: str = "") -> Iterator[str]:
+    """Yields lists with an element that is neither number nor text, which OmegaConf lets pass."""
+    for field_ in fields(section):
+        name, value = f"{prefix}{field_.name}", getattr(section, field_.name)
+        if is_dataclass(value):
+            yield from _misshapen_lists(value, f"{name}.")
+        elif isinstance(value, dict):
+            for entry_name, entry in value.items():
+                if is_dataclass(entry):
+                    yield from _misshapen_lists(entry, f"{name}.{entry_name}.")
+        elif isinstance(value, list) and not all(isinstance(e, int | float | str) for e in value):
+            yield f"{name}={value}: expected a list of numbers or texts"
+
+
 def _problems(study: StudyConfig) -> Iterator[str]:
     yield from bound_lines(study)
     for problem in address_problems(study):
@@ -274,8 +288,7 @@ def _problems(study: StudyConfig) -> Iterator[str]:
     for name in ("out_dir", "config", "baseline", "arms", "seeds", "curve"):
         if not getattr(study, name):
             yield f"{name} is missing"
-    seeds = [seed for seed in study.seeds if isinstance(seed, int)]  # others are refused above
-    if len(set(seeds)) < len(seeds):
+    if len(set(study.seeds)) < len(study.seeds):
         yield f"seeds={study.seeds}: expected different ones"
     if study.measure.combinations and not study.measure.each_type:
         yield "measure.combinations: expected none, or measure.each_type=true"

@@ -252,5 +252,5 @@ def test_all_documents_are_written_here() -> None:
     }
     # The last two write none of data: the page about the keys, and the weights beside a card.
     assert writers == {
-        "page.py", "report.py", "results.py", "model_card.py", "reference.py", "pretrained.py"
+        "page.py", "report.py", "results.py", "model_card.py", "reference.py", "manifest.py"
     }  # fmt: skip

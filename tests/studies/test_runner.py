@@ -407,8 +407,12 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
             r"(?s)downstream.arms: nun: expected some of the arms short, url, none.*"
             r"downstream.arms=\['url', 'nun'\]: expected the baseline none among them",
         ),
-        ({"seeds": [[1]]}, "seeds"),
-        ({"curve": [[0.5]]}, "curve"),
+        ({"seeds": [[1]]}, r"seeds=\[\[1\]\]: expected a list of numbers or texts"),
+        ({"curve": [[0.5]]}, r"curve=\[\[0.5\]\]: expected a list"),
+        (
+            {"claims": {"a": {**CLAIM, "bytes": [{"a": 1}]}}},
+            r"claims.a.bytes=\[\{'a': 1\}\]: expected a list of numbers or texts",
+        ),
         ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: expected different ones"),
         ({"overrides": ["seed=3"]}, "seed=3: the study sets it itself; leave it out"),
         ({"arms": {"none": {"control_of": "url"}}}, "control_of=url: expected another of the arms"),
