@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
@@ -248,7 +248,7 @@ def load_study(path: Path) -> StudyConfig:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(f"{path}: {reason}; expected the keys {known}") from error
     assert isinstance(study, StudyConfig)
-    problems = list(_misshapen_lists(study)) or list(_problems(study))
+    problems = list(_misshapen(study)) or list(_problems(study))
     if problems:
         raise ConfigurationError("\n".join(f"{path}: {one}" for one in problems))
     study.title = study.title or path.stem
@@ -267,18 +267,28 @@ def _shielded(values: Any) -> Any:
     return values
 
 
-def _misshapen_lists(section: Any, prefix: str = "") -> Iterator[str]:
-    """Yields lists with an element that is neither number nor text, which OmegaConf lets pass."""
+def _misshapen(section: Any, prefix: str = "") -> Iterator[str]:
+    """Yields values of another shape than their key: OmegaConf does not check interpolated ones."""
+    types = get_type_hints(type(section))
     for field_ in fields(section):
         name, value = f"{prefix}{field_.name}", getattr(section, field_.name)
+        shape = get_origin(types[field_.name])
         if is_dataclass(value):
-            yield from _misshapen_lists(value, f"{name}.")
-        elif isinstance(value, dict):
+            yield from _misshapen(value, f"{name}.")
+        elif shape is dict and isinstance(value, dict):
+            _, entry_type = get_args(types[field_.name])
             for entry_name, entry in value.items():
-                if is_dataclass(entry):
-                    yield from _misshapen_lists(entry, f"{name}.{entry_name}.")
-        elif isinstance(value, list) and not all(isinstance(e, int | float | str) for e in value):
-            yield f"{name}={value}: expected a list of numbers or texts"
+                if not isinstance(entry, entry_type):
+                    expected = "its keys" if is_dataclass(entry_type) else "a text"
+                    yield f"{name}.{entry_name}={entry}: expected {expected}"
+                elif is_dataclass(entry):
+                    yield from _misshapen(entry, f"{name}.{entry_name}.")
+        elif shape is list and isinstance(value, list):
+            if not all(isinstance(entry, int | float | str) for entry in value):
+                yield f"{name}={value}: expected a list of numbers or texts"
+        elif shape in (dict, list) or isinstance(value, dict | list):
+            expected = {dict: "a mapping", list: "a list"}.get(shape, "a single value")
+            yield f"{name}={value}: expected {expected}"
 
 
 def _problems(study: StudyConfig) -> Iterator[str]:

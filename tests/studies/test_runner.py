@@ -407,6 +407,10 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
             r"(?s)downstream.arms: nun: expected some of the arms short, url, none.*"
             r"downstream.arms=\['url', 'nun'\]: expected the baseline none among them",
         ),
+        ({"arms": {"none": "${baseline}"}}, "arms.none=none: expected its keys"),
+        ({"claims": {"a": "${baseline}"}}, "claims.a=none: expected its keys"),
+        ({"curve": "${arms}"}, "curve=.*: expected a list"),
+        ({"curve": "${baseline}"}, "curve=none: expected a list"),
         ({"seeds": [[1]]}, r"seeds=\[\[1\]\]: expected a list of numbers or texts"),
         ({"curve": [[0.5]]}, r"curve=\[\[0.5\]\]: expected a list"),
         (
