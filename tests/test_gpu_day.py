@@ -38,7 +38,6 @@ def gpu_plan(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gpu_plan
 
 
-@pytest.mark.slow
 def test_every_command_of_the_plan_can_run() -> None:
     command = [sys.executable, str(GPU_DAY), "dry_run=true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

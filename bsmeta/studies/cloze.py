@@ -163,8 +163,8 @@ def _halves(text: str) -> tuple[str, str] | None:
 def word_questions(pages: Sequence[Page]) -> Iterator[Question]:
     """Which content word comes next: that word, or three like it that the page does not have.
 
-    Words are alike if they have almost the same length and are on about as many of the pages (by
-    powers of two), so that neither length nor frequency gives the answer away. Within such a class,
+    Words are alike if their lengths, and the numbers of pages that have them, are almost the same
+    (by powers of two), so that neither length nor frequency gives the answer away. In such a class,
     a word that is on more pages is more often the answer, so it is drawn more often as well.
     """
     counts = Counter(word for page in pages for word in set(_CANDIDATE.findall(page.line)))

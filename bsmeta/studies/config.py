@@ -159,8 +159,8 @@ class MeasureConfig:
     seed: int = key(1, "seed of the shuffled values that an arm is measured with", at_least=0)
     average_last: int = key(
         1,
-        "also measure the mean of the weights of the last checkpoints of a run, so many of them, "
-        "without metadata; 1: none",
+        "number of the last checkpoints of a run whose mean of weights is also measured, without "
+        "metadata; 1: no mean is",
         at_least=1,
     )
 

@@ -217,15 +217,27 @@ def find_measurement(study: StudyConfig, arm: str, seed: int) -> Measurement | N
     path = measurement_path(study, arm, seed)
     if not path.exists():
         return None
-    found = Measurement.load(path)
-    expected = settings_of(study, arm, seed)
-    if found.settings != expected:
+    measurement = Measurement.load(path)
+    parts = "config, overrides, curve or measure"
+    refuse_other_settings(path, measurement.settings, settings_of(study, arm, seed), parts)
+    return measurement
+
+
+def refuse_other_settings(path: Path, settings: str, expected: str, parts: str) -> None:
+    """Refuses a file of results that was made with other settings of the study.
+
+    Args:
+        settings: The hash of the settings in the file.
+        parts: What the hash covers, in words.
+
+    Raises:
+        DataError: If the hashes differ.
+    """
+    if settings != expected:
         raise DataError(
-            f"{path}: measured with other settings (hash {found.settings}, expected {expected}): "
-            "config, overrides, curve or measure of the study have changed; restore them, or give "
-            "the study another results_dir"
+            f"{path}: made with other settings (hash {settings}, expected {expected}): {parts} of "
+            "the study have changed; restore them, or give the study another results_dir"
         )
-    return found
 
 
 @dataclass(frozen=True)
@@ -423,8 +435,10 @@ def check(study: StudyConfig) -> None:
                 f"has {steps[arm.branch_of]} (max_train_steps)"
             )
     for name, claim in study.claims.items():
-        used = {"metadata": claim.arm, "against_metadata": claim.against or study.baseline}
-        for key, arm_name in used.items():
+        used = [("metadata", claim.arm), ("against_metadata", claim.against or study.baseline)]
+        if claim.minus_arm:
+            used += [("metadata", claim.minus_arm), ("against_metadata", claim.minus_against)]
+        for key, arm_name in used:
             own, metadata = types[arm_name], getattr(claim, key)
             needed = [] if metadata in (WITHOUT, WITH) else metadata.split("+")
             if not set(needed) <= set(own) or (metadata == WITH and not own):

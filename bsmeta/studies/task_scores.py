@@ -21,7 +21,13 @@ from bsmeta.core.files import write_text
 from bsmeta.core.parsing import decode_json
 from bsmeta.report.inference import clusters_of_hosts
 from bsmeta.studies.config import ACCURACY, HOST, ClaimConfig, StudyConfig
-from bsmeta.studies.runs import digest_of, results_folder, runs_of, settings_of
+from bsmeta.studies.runs import (
+    digest_of,
+    refuse_other_settings,
+    results_folder,
+    runs_of,
+    settings_of,
+)
 from bsmeta.studies.statistics import Estimate, ratio, ratio_over_clusters
 
 QUESTION = "question"
@@ -138,7 +144,7 @@ def _check_lengths(score: Score) -> None:
     if any(values and len(values) != count for values in lists):
         raise ValueError(f"{score.task}: lists of different lengths")
     if len(score.bits) != len(score.sizes):
-        raise ValueError(f"{score.task}: as many bits as sizes are expected")
+        raise ValueError(f"{score.task}: bits and sizes of different numbers of answers")
     if not {*score.correct} <= {0.0, 1.0} or min([*score.bits, *score.sizes], default=0) < 0:
         raise ValueError(f"{score.task}: a value that no answer has")
 
@@ -153,13 +159,8 @@ def find_scores(study: StudyConfig, arm: str, seed: int) -> TaskScores | None:
     if not path.exists():
         return None
     scores = load_scores(path)
-    expected = scores_settings(study, arm, seed)
-    if scores.settings != expected:
-        raise DataError(
-            f"{path}: scored with other settings (hash {scores.settings}, expected {expected}): "
-            "config, overrides, curve, measure or downstream of the study have changed; restore "
-            "them, or give the study another results_dir"
-        )
+    parts = "config, overrides, curve, measure or downstream"
+    refuse_other_settings(path, scores.settings, scores_settings(study, arm, seed), parts)
     return scores
 
 
@@ -248,8 +249,18 @@ def task_effect(
 def _scores_of(
     study: StudyConfig, claim: ClaimConfig, arm: str, has_prompt: bool, scored: ScoredRuns
 ) -> dict[int, Score]:
-    """By seed: the score of one side of a claim."""
-    prompt = study.downstream.prompts[claim.task] if has_prompt else ""
+    """By seed: the score of one side of a claim.
+
+    Raises:
+        DataError: If the declaration has no prompt for the task of a claim that needs one.
+    """
+    prompts = study.downstream.prompts
+    if has_prompt and claim.task not in prompts:
+        raise DataError(
+            f"downstream.prompts: found {', '.join(prompts) or 'none'}, expected one for "
+            f"{claim.task}, which a declared claim is asked with; restore it in the declaration"
+        )
+    prompt = prompts[claim.task] if has_prompt else ""
     scores = {
         seed: run.get(claim.task, claim.shots, prompt)
         for (name, seed), run in scored.items()

@@ -166,8 +166,9 @@ def _leave_start(config: RunConfig, watchdog: Watchdog, name: str) -> int:
     others with the same signal as a preemption does.
     """
     failure = watchdog.failure_of_another()
-    if watchdog.run is None:
-        note_early_stop(Path(config.out_dir), name)
+    if watchdog.run is None:  # the folder is not locked, and may be another run's
+        if failure is None:
+            note_early_stop(Path(config.out_dir), name)
     elif watchdog.is_reporter():
         if failure is None:
             write_stopped_start(watchdog.run.path, name)

@@ -72,14 +72,15 @@ def test_the_byte_that_ended_the_process(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("reader", [read_for_training, read_for_annotation])
 def test_each_byte_changed(reader: Reader) -> None:
-    inputs = changed_bytes(SMALL, values=(0xFF,))
+    inputs = changed_bytes(SMALL, values=(0x00, 0xFF))
     assert failures(read_all(reader, inputs, intact=SMALL, name="a.parquet")) == []
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("count", [700, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reader", [read_for_training, read_for_annotation])
-def test_nested_columns_changed_at_random(reader: Reader) -> None:
-    inputs = random_changes(NESTED, 700)
+def test_nested_columns_changed_at_random(reader: Reader, count: int) -> None:
+    inputs = random_changes(NESTED, count)
     assert failures(read_all(reader, inputs, intact=NESTED, name="a.parquet")) == []
 
 

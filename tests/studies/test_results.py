@@ -49,7 +49,7 @@ def test_a_measurement_is_read_as_it_was_written(study: StudyConfig) -> None:
 
 def test_a_measurement_made_with_other_settings_is_refused(kept: StudyConfig) -> None:
     changed = replace(kept, overrides=["learning_rate=1"])
-    with pytest.raises(DataError, match="url-seed1.npz: measured with other settings"):
+    with pytest.raises(DataError, match="url-seed1.npz: made with other settings"):
         find_measurement(changed, "url", 1)
     path = measurement_path(kept, "url", 1)
     path.write_bytes(path.read_bytes()[:500])

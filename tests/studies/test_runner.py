@@ -535,6 +535,9 @@ def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
     with pytest.raises(ConfigurationError, match=r"claims.a.against_metadata=with: .* arm none "):
         check(loaded(tmp_path, claims={"a": {**CLAIM, "against_metadata": "with"}}))
     check(loaded(tmp_path, claims={"a": {**CLAIM, "metadata": "with"}}))
+    contrast = {**CLAIM, "metadata": "with", "minus_arm": "none", "minus_against": "short"}
+    with pytest.raises(ConfigurationError, match=r"claims.a.metadata=with: .* arm none "):
+        check(loaded(tmp_path, claims={"a": contrast}))
 
 
 def test_the_declared_claims_are_printed_before_anything_is_run(tmp_path: Path) -> None:

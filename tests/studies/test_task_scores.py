@@ -136,6 +136,16 @@ def test_an_arm_is_compared_with_itself_by_the_prompt() -> None:
     assert read.effect.seeds == pytest.approx([-0.11, -0.12, -0.13, -0.14])
 
 
+def test_a_declaration_without_the_prompt_of_its_claim_is_refused() -> None:
+    with pytest.raises(DataError, match=r"downstream\.prompts: found none, expected one for .*"):
+        task_effect(
+            replace(study(), downstream=DownstreamConfig(tasks=["quiz"], shots=[5])),
+            claim(against="url", prompt=True),
+            {},
+            "document",
+        )
+
+
 def test_nothing_is_decided_without_the_scores_of_a_declared_seed_or_arm() -> None:
     runs = {
         (arm, seed): scored(drawn(shift, seed))
@@ -234,7 +244,7 @@ def test_scores_made_with_other_settings_are_refused(tmp_path: Path) -> None:
         replace(made, downstream=replace(TASKS, prompts={})),
         replace(made, overrides=["learning_rate=1"]),
     ):
-        with pytest.raises(DataError, match=r"url-seed1\.tasks\.json: scored with other settings"):
+        with pytest.raises(DataError, match=r"url-seed1\.tasks\.json: made with other settings"):
             find_scores(changed, "url", 1)
     elsewhere = replace(made, results_dir=None)
     other = replace(elsewhere, downstream=replace(TASKS, limit=5))

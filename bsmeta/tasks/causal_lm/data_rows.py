@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.data import source_configs
 from bsmeta.config.launch import Launch
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
+from bsmeta.data.stream.columns import local_shards
 from bsmeta.data.stream.data_size import BYTES_PER_TOKEN, DataSize, data_size
 
 MANY_EPOCHS = 4
@@ -72,7 +74,8 @@ def _planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
 
 def _size(config: CausalLMConfig) -> DataSize | None:
     """The size of the data, which the table and its notes both show; it is estimated once."""
-    key = repr((config.data_config, config.tokenizer_name, config.model_name))
+    shards = [local_shards(data) for data in source_configs(config.data_config).values()]
+    key = repr((config.data_config, config.tokenizer_name, config.model_name, shards))
     if key not in _SIZES:
         _SIZES.clear()
         _SIZES[key] = _estimated_size(config)
