@@ -31,7 +31,7 @@ from bsmeta.config.values import COMMAND_LINE, entries_of, store_name, suggestio
 from bsmeta.core.errors import ConfigurationError, Problem, much_like, nearest, refuse, show
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import About, about, leaves, meanings, type_hints
-from bsmeta.core.parsing import YAMLLoader, parse_yaml
+from bsmeta.core.parsing import YAMLLoader, has_surrogates, parse_yaml
 
 Config = TypeVar("Config")
 
@@ -115,9 +115,10 @@ def read(
         schemas: Those that the program takes; by default only that one.
 
     Raises:
-        ConfigurationError: If an option of Hydra lacks its value, or if there is no configuration
-            of the requested name.
+        ConfigurationError: If an argument is not in UTF-8, if an option of Hydra lacks its value,
+            or if there is no configuration of the requested name.
     """
+    refuse([*_undecodable(arguments)])
     options, problems = _without_unknown_options(arguments, schema)
     parsed = argument_parser().parse_intermixed_args(options)
     for override in parsed.overrides:
@@ -144,6 +145,15 @@ def read(
         runs_by_hydra=parsed.multirun or prints or bool(settings),
         problems=problems,
     )
+
+
+def _undecodable(arguments: Sequence[str]) -> Iterator[Problem]:
+    """Yields the arguments that are not in UTF-8, as names of old file systems may be."""
+    for argument in filter(has_surrogates, arguments):
+        key, _, value = argument.rpartition("=")
+        fix = "rename the file or folder (convmv does so for whole folders)"
+        found = f"{value}, which is not in UTF-8"
+        yield Problem(key or "an argument", COMMAND_LINE, found, "a name in UTF-8", fix)
 
 
 def key_of(override: str) -> str:

@@ -14,7 +14,7 @@ import re
 import shutil
 import unicodedata
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import psutil
 import xxhash
 
 from bsmeta.core.errors import DataError
+from bsmeta.core.parsing import has_surrogates
 from bsmeta.core.progress import exclusively, report_progress
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -114,6 +115,23 @@ def name_fault(name: str) -> str | None:
         if len(part.encode()) > _LONGEST_PART:
             return f"a part of it is longer than {_LONGEST_PART} bytes"
     return None
+
+
+def refuse_undecodable(paths: Iterable[object], key: str) -> None:
+    """Refuses paths that are not in UTF-8: no record, log or hash could hold them.
+
+    Args:
+        key: The key of the configuration that names or matches them.
+
+    Raises:
+        DataError: With the first of them.
+    """
+    for path in map(str, paths):
+        if has_surrogates(path):
+            raise DataError(
+                f"{key}: {path} has a name that is not in UTF-8; expected one that is: rename it "
+                "(convmv does so for whole folders)"
+            )
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

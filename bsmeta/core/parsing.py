@@ -63,7 +63,7 @@ def parse_json(
     except RecursionError as error:
         raise ExtremeContentError(_TOO_DEEP) from error
     _refuse_extremes(text, value)
-    if _may_have_surrogates(text) and _has_surrogates(value):
+    if _may_have_surrogates(text) and has_surrogates(value):
         raise ExtremeContentError(_HALF_A_PAIR)
     return value
 
@@ -152,13 +152,16 @@ def _may_have_surrogates(text: str | bytes) -> bool:
     return _SURROGATE.search(content) is not None
 
 
-def _has_surrogates(value: Any) -> bool:
-    """Whether a text in a value, at most `MOST_NESTED` levels deep, cannot be encoded."""
+def has_surrogates(value: Any) -> bool:
+    """Whether a text in a value, at most `MOST_NESTED` levels deep, cannot be encoded.
+
+    Python decodes each byte of a file name that is not in UTF-8 as half of a surrogate pair.
+    """
     if isinstance(value, str):
         return any("\ud800" <= character <= "\udfff" for character in value)
     if isinstance(value, dict):
-        return any(map(_has_surrogates, value)) or any(map(_has_surrogates, value.values()))
-    return isinstance(value, list | tuple) and any(map(_has_surrogates, value))
+        return any(map(has_surrogates, value)) or any(map(has_surrogates, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_surrogates, value))
 
 
 def _may_have_large_integer(text: str | bytes) -> bool:
@@ -213,7 +216,7 @@ def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoade
             value = loader.get_single_data()
         finally:
             loader.dispose()
-        if _may_have_surrogates(content) and _has_surrogates(value):
+        if _may_have_surrogates(content) and has_surrogates(value):
             raise yaml.YAMLError(_HALF_A_PAIR)
         return value
     except yaml.YAMLError:

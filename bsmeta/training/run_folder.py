@@ -517,8 +517,9 @@ class Log:
         self._access = threading.RLock()  # the thread of an asynchronous save may restore it
 
     def write(self, value: dict[str, Any]) -> None:
-        """Writes a line of JSON, which has null in place of NaN and infinity."""
-        plain = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        """Writes a line of JSON, null for NaN and infinity, and ? for half a surrogate pair."""
+        text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+        plain = json.loads(text, parse_constant=lambda _: None)
         self.append(redact(json.dumps(plain)))
 
     def append(self, line: str) -> None:

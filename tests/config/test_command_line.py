@@ -44,6 +44,19 @@ def test_unknown_options_are_taken_off(arguments: list[str], rest: list[str], fi
     assert line.overrides == rest
 
 
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_names_that_are_not_in_utf_8_are_refused(quote: str) -> None:
+    name = os.fsdecode(b"runs/caf\xe9")
+    with pytest.raises(ConfigurationError) as caught:
+        command_line.read([f"out_dir={quote}{name}{quote}"], CausalLMConfig, "demo")
+    assert str(caught.value) == (
+        "1 problem in the configuration\n"
+        f"1. out_dir in the command line: found {quote}{name}{quote}, which is not in UTF-8, "
+        "expected a name in UTF-8.\n"
+        "   Fix: rename the file or folder (convmv does so for whole folders)"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -99,6 +99,18 @@ def test_one_name_in_several_folders(tmp_path: Path) -> None:
     assert names(train_file=f"{tmp_path}/**/*.jsonl") == ["2019/0.jsonl", "2020/0.jsonl"]
 
 
+def test_a_name_that_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
+    """The order of the documents and the state of the data are computed from names in UTF-8."""
+    shard = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    shard.write_text("{}")
+    with pytest.raises(DataError) as caught:
+        names(train_file=str(tmp_path))
+    assert str(caught.value) == (
+        f"data_config.train_file: {shard} has a name that is not in UTF-8; expected one that is: "
+        "rename it (convmv does so for whole folders)"
+    )
+
+
 def irregular(folder: Path, name: str) -> str:
     """What is called like a shard and is none; its name in messages."""
     path = folder / name

@@ -5,7 +5,6 @@ Every name that comes from data or from a configuration can be given a mark of i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -44,6 +43,7 @@ from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.spelling import evaluate as spelling
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.training.processes import ALONE
+from bsmeta.training.run_folder import Log
 from tests.annotate.helpers import RAWPAGES, WORDS, annotate, write_pages
 from tests.studies.simulated import measurement
 from tests.tasks.disambiguation.test_results import scored
@@ -121,7 +121,10 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
         for step in (100, 200, 300, 400)
     ]  # fmt: skip
     metrics = folder / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    log = Log(metrics)
+    for event in events:
+        log.write(event)
+    log.close()
     evaluation.write_report(Report(asdict(config), [model]), folder, metrics)
     return folder / "report.html"
 

@@ -31,7 +31,7 @@ import numpy as np
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.core.exit_codes import EXIT_USER_ERROR
-from bsmeta.core.files import full_disk_error
+from bsmeta.core.files import full_disk_error, refuse_undecodable
 from bsmeta.core.process import exit_code
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import Arrays, Cache
@@ -362,6 +362,7 @@ def main() -> int:
     try:
         found = {path for entry in arguments.shards for path in expand(entry, config)}
         paths = sorted(found, key=str)
+        refuse_undecodable(paths, "shards")
         check_are_files(paths)
         for path in paths:
             indexes.build(path)

@@ -29,6 +29,7 @@ import xxhash
 
 from bsmeta.config.data import REMOTE, DataConfig, check_data, in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import refuse_undecodable
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import Cache, kept_if_possible, read_arrays, write_arrays
 from bsmeta.data.io.file_ref import EVERYWHERE, FileRef, RemoteSettings
@@ -81,7 +82,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
     Raises:
         ConfigurationError: If `train_file` is not set, or two shards would have the same name.
         DataError: If a path is missing or not a file, a pattern matches nothing, or no shard is
-            left.
+            left, or a name is not in UTF-8.
     """
     paths = sorted(
         (path for entry in entries_of(config) for path in expand(entry, config)), key=str
@@ -101,6 +102,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
             f"all of its {len(files)} files are the validation file "
             f"({config.validation_file}) or excluded ({config.exclude}); add other files"
         )
+    refuse_undecodable([file.path for file in kept], "data_config.train_file")
     check_are_files(
         [file.path for file in kept if file.status is None or not stat.S_ISREG(file.status.st_mode)]
     )
