@@ -108,7 +108,12 @@ def with_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     names = ["<HTML>", "</HTML>", " </C> ", "<x y>", "<eos>x", "<é>"]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
-    tokenizer.add_tokens([AddedToken("ML>", normalized=True), AddedToken("Lazy", single_word=True)])
+    tokenizer.add_tokens([AddedToken("ML>", normalized=True)])
+
+    lazy = AddedToken("Lazy", single_word=True, normalized=True)
+    is_spaced = tokenizer.normalizer and tokenizer.normalizer.normalize_str("Lazy")[0] in " ▁"
+    tokenizer.add_tokens([] if is_spaced else [lazy])
+    tokenizer.add_special_tokens([AddedToken("dog", single_word=True, normalized=False)])
     return tokenizer
 
 

@@ -198,6 +198,12 @@ def with_spaced_token() -> Tokenizer:
     return tokenizer
 
 
+def with_single_word(tokenizer: Tokenizer, content: str) -> Tokenizer:
+    """With a token that is only formed after a character that belongs to no word."""
+    tokenizer.add_tokens([AddedToken(content, single_word=True)])
+    return tokenizer
+
+
 def doubling() -> processors.PostProcessor:
     return processors.TemplateProcessing(single="$A $A")
 
@@ -208,6 +214,14 @@ INSEPARABLE: list[tuple[Callable[[], Tokenizer], str]] = [
     (lambda: changed(wordpiece(), pre_tokenizer=None), "its pre-tokenizer does not split"),
     (dropping, "its merges are random"),
     (with_spaced_token, "its added token 'new york' has a space"),
+    (
+        lambda: with_single_word(sentencepiece_bpe(), "Lazy"),
+        "its added token 'Lazy' depends on the end of the word before",
+    ),
+    (
+        lambda: with_single_word(byte_level(), " Lazy"),
+        "its added token ' Lazy' depends on the end of the word before",
+    ),
     (
         lambda: changed(wordpiece(), pre_tokenizer=pre_tokenizers.Punctuation("merged_with_next")),
         "its pre-tokenizer Punctuation may join words",

@@ -115,18 +115,21 @@ def _check_normalizer(step: Part) -> None:
 
 
 def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
-    """Refuses tokens that may match the normalized text on both sides of a cut.
+    """Refuses tokens of the normalized text that may depend on both sides of a cut.
 
     Tokens that match the original text are found before it is cut.
     """
-    if tokenizer.normalizer is None:
-        return
+    normalizer = tokenizer.normalizer
     for token in added:
         if not token["normalized"]:
             continue
-        content = tokenizer.normalizer.normalize_str(token["content"])
-        if any(symbol.isspace() or symbol == SPACE_SYMBOL for symbol in content[1:]):
-            raise Inseparable(f"its added token {token['content']!r} has a space")
+        content = token["content"]
+        normalized = content if normalizer is None else normalizer.normalize_str(content)
+        spaces = [symbol.isspace() or symbol == SPACE_SYMBOL for symbol in normalized]
+        if normalizer is not None and any(spaces[1:]):
+            raise Inseparable(f"its added token {content!r} has a space")
+        if token["single_word"] and any(spaces[:1]):
+            raise Inseparable(f"its added token {content!r} depends on the end of the word before")
 
 
 def _check_post_processor(part: Part | None) -> None:
