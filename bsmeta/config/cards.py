@@ -14,9 +14,9 @@ class Card:
 
     Attributes:
         peak_flops: Dense bf16 peak in FLOP/s, from the vendor's data sheet (without sparsity).
-        memory: Bytes that a process can address (`total_memory` in torch's device properties, as
-            logs of such machines show it): less than the data sheet's, by error correction and by
-            what the driver keeps.
+        memory: Bytes that a process can address (`total_memory` of torch's device properties, from
+            logs of such machines). Error correction and the driver take some of the memory that
+            the data sheet states.
     """
 
     peak_flops: float

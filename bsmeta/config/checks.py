@@ -1,10 +1,11 @@
-"""The check of a run before anything is loaded.
+"""Checks of a run before anything is loaded, shared by all tasks.
 
-Hydra owns every value. The DeepSpeed JSON may say `"auto"` or the same value; a key that DeepSpeed
-would fill in silently must be present. The launch (`accelerate launch`'s file or environment) must
-agree as well. `check_run` reports all problems at once; if there are none, it returns the launch
-and the DeepSpeed configuration with every value filled in. The checks that the runs of all tasks
-share are here: values, the loop, and files that must exist.
+Hydra owns every value. The DeepSpeed JSON may say `"auto"` or repeat the value, and a key that
+DeepSpeed would otherwise fill in silently must be present. The launch (the file or the environment
+of `accelerate launch`) must agree as well.
+
+`check_run` reports all problems at once. Without problems, it returns the launch, and the DeepSpeed
+configuration with every value filled in.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from bsmeta.core.errors import (
 )
 from bsmeta.core.keys import bound_problems
 
-# Model names that the Hub accepts (huggingface_hub.utils.validate_repo_id), with their owner.
+# Names of models on the Hub, with their owner, by the rules of huggingface_hub's validate_repo_id.
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
 
 _CARD_FORMS = {
@@ -52,18 +53,21 @@ _CARD_FORMS = {
     "datasets": (r"[\w.-]+(/[\w.-]+)?", "names of data sets on the Hub", "OWNER/NAME"),
     "language": (r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", "codes of ISO 639", "en"),
 }
-"""Of each list on the model card: a pattern of its entries, their name, and an example."""
+"""For each list on the model card: a pattern of its entries, what they are, and an example."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedRun:
-    """The launch and the DeepSpeed configuration of a run that has passed all checks."""
+    """The launch and the DeepSpeed configuration of a run that has passed all checks.
+
+    Attributes:
+        deepspeed_config: Without `"auto"`, and without the optimizer and the scheduler, which the
+            trainer builds itself; None without DeepSpeed.
+    """
 
     launch: Launch
-    # Without "auto" and without optimizer and scheduler, which the trainer builds itself; None
-    # without DeepSpeed.
     deepspeed_config: dict[str, Any] | None
 
 
@@ -77,20 +81,20 @@ def check_run(
     """Checks that the configuration is consistent with itself, this launch and the DeepSpeed JSON.
 
     Args:
-        mistakes: Problems found earlier; reported along with the rest.
-        overridden: The keys of the command line.
+        mistakes: Problems found earlier, reported along with the rest.
+        overridden: The keys that the command line sets.
 
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
     """
-    entry, wrong_task = entry_of(config, tasks)
-    found: list[Problem | str] = [*mistakes, *wrong_task]
+    entry, task_problems = entry_of(config, tasks)
+    earlier: list[Problem | str] = [*mistakes, *task_problems]
     try:
         launch = read_launch(environ, config.accelerate_config_file)
-    except ConfigurationError as error:  # the rest can be reported without it
-        refuse([*found, str(error), *_own_problems(config, entry, overridden)])
+    except ConfigurationError as error:  # the rest can be reported without a launch
+        refuse([*earlier, str(error), *_launch_free_problems(config, entry, overridden)])
         raise
-    return check(config, launch, entry, found, overridden)
+    return check(config, launch, entry, earlier, overridden)
 
 
 def check(
@@ -101,10 +105,11 @@ def check(
     overridden: Collection[str] = (),
 ) -> CheckedRun:
     """Runs the checks of `check_run` for a given launch."""
-    problems = [*mistakes, *_own_problems(config, entry, overridden)]
+    problems = [*mistakes, *_launch_free_problems(config, entry, overridden)]
     problems += launch_problems(config, launch)
     problems += fsdp_problems(config, launch, entry)
     problems += machine_problems(config)
+
     document = deepspeed = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
         from bsmeta.config.deepspeed import DeepSpeedJson, read_json  # imports pydantic
@@ -114,14 +119,16 @@ def check(
         if document is not None:
             deepspeed = DeepSpeedJson(document, config, launch)
             problems += deepspeed.problems({problem.key for problem in unreadable})
+
     problems += loop_problems(config, launch, document, entry)
     problems += entry.start_problems(config, launch, document)
     refuse(problems)
+
     filled = None if deepspeed is None else deepspeed.filled()
     return CheckedRun(launch=launch, deepspeed_config=filled)
 
 
-def _own_problems(
+def _launch_free_problems(
     config: RunConfig, entry: TaskEntry, overridden: Collection[str]
 ) -> Iterator[Problem]:
     """Yields the problems that do not depend on the launch."""
@@ -133,36 +140,43 @@ def _own_problems(
 def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
     """Yields invalid values and invalid combinations of values."""
     yield from bound_problems(config)
+
     if config.warmup_share is not None and "num_warmup_steps" in overridden:
         expected = f"no such override: warmup_share={config.warmup_share:g} takes its place"
         fix = f"warmup_share=null num_warmup_steps={config.num_warmup_steps}, or only warmup_share"
         yield _refused(config, "num_warmup_steps", expected, fix)
+
     if config.trust_checkpoint and "trust_checkpoint" not in overridden:
         expected = "false, unless the command line says so: a file may be someone else's"
         fix = "leave it out of the file, and pass trust_checkpoint=true"
         yield _refused(config, "trust_checkpoint", expected, fix)
+
     for step in config.extra_steps_to_eval_save_at:
         if step > config.max_train_steps and config.num_train_epochs is None:
             expected = f"steps of the run, from 1 to {config.max_train_steps} (max_train_steps)"
             fix = f"drop {step} from extra_steps_to_eval_save_at"
             yield Problem("extra_steps_to_eval_save_at", HYDRA, show(step), expected, fix)
+
     if config.push_to_hub is not None and not HUB_NAME.fullmatch(config.push_to_hub):
         expected = "OWNER/NAME, of letters, digits, '-', '_' and '.'"
         yield _refused(config, "push_to_hub", expected, "push_to_hub=me/my-model, for example")
-    yield from _model_card(config)
-    yield from _trackers(config)
-    yield from _decay(config)
+
+    yield from _model_card_problems(config)
+    yield from _tracker_problems(config)
+    yield from _decay_problems(config)
 
 
-def _decay(config: RunConfig) -> Iterator[Problem]:
-    """Yields a decay that does not fit into the run, and branches that are no run of their own."""
+def _decay_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields a decay that does not fit into the run, and a branch that is not a separate run."""
     if config.num_train_epochs is None and decays_in_warm_up(config, config.max_train_steps):
         found = f"{WSD}, with warm-up and decay longer than {config.max_train_steps:,} steps"
         expected = "both within the run (max_train_steps)"
         fix = "lower num_warmup_steps (warmup_share) or num_decay_steps (decay_share)"
         yield Problem("lr_scheduler_type", HYDRA, found, expected, fix)
+
     if config.decay_from is None:
         return
+
     if branch_step(config) is None:
         expected = "a checkpoint folder, named checkpoint-{step}step"
         fix = "decay_from=runs/stable/checkpoint-1000step, for example"
@@ -170,6 +184,7 @@ def _decay(config: RunConfig) -> Iterator[Problem]:
     elif Path(config.out_dir).resolve() in Path(config.decay_from).resolve().parents:
         expected = "another folder than that of decay_from, whose run it would replace"
         yield _refused(config, "out_dir", expected, "out_dir=runs/decayed, for example")
+
     if config.lr_scheduler_type != WSD:
         expected = f"{WSD}, because decay_from is set"
         yield _refused(config, "lr_scheduler_type", expected, f"lr_scheduler_type={WSD}")
@@ -181,18 +196,19 @@ def _decay(config: RunConfig) -> Iterator[Problem]:
         yield _refused(config, "num_train_epochs", expected, "num_train_epochs=null")
 
 
-def _model_card(config: RunConfig) -> Iterator[Problem]:
+def _model_card_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields values that the Hub would reject in the front matter of the model card."""
-    for name, (form, expected, example) in _CARD_FORMS.items():
+    for name, (pattern, expected, example) in _CARD_FORMS.items():
         values = getattr(config.model_card, name)
-        if not all(re.fullmatch(form, value) for value in values):
+        if not all(re.fullmatch(pattern, value) for value in values):
             key = f"model_card.{name}"
             yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
 
 
-def _trackers(config: RunConfig) -> Iterator[Problem]:
+def _tracker_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields trackers whose library is not installed."""
     for name in config.trackers:
-        # TensorBoard's files are also written by tensorboardX, without its viewer.
+        # Without TensorBoard, tensorboardX also writes its files.
         modules = (name, "tensorboardX") if name == "tensorboard" else (name,)
         if name in TRACKERS and not any(map(importlib.util.find_spec, modules)):
             fix = f"pip install {modules[-1]}, or leave it out of trackers"
@@ -200,6 +216,7 @@ def _trackers(config: RunConfig) -> Iterator[Problem]:
 
 
 def _refused(config: RunConfig, key: str, expected: str, fix: str) -> Problem:
+    """Returns the problem of a key at the top level, with its value."""
     return Problem(key, HYDRA, show(getattr(config, key)), expected, fix)
 
 
@@ -212,6 +229,7 @@ def loop_problems(
         expected = '"stop": without ZeRO, DeepSpeed has put a bad gradient into the weights already'
         fix = 'on_nonfinite=stop, or write "stage": 1 or more in the JSON'
         yield Problem("on_nonfinite", HYDRA, show("skip"), expected, fix)
+
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if launch.deepspeed and optimizer is not None and not optimizer.by_element:
         expected = (
@@ -220,41 +238,47 @@ def loop_problems(
         )
         fix = f"optimizer_type={ADAMW}, or a launch file without DeepSpeed"
         yield _refused(config, "optimizer_type", expected, fix)
+
     if config.async_save and launch.deepspeed:
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
         yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
-    yield from _evaluation(config)
-    yield from _exports(config, entry)
-    yield from _epochs(config, entry)
-    yield from _names(config)
-    yield from _profile(config)
+
+    yield from _evaluation_problems(config)
+    yield from _export_problems(config, entry)
+    yield from _epoch_problems(config, entry)
+    yield from _name_problems(config)
+    yield from _profile_problems(config)
 
 
-def _evaluation(config: RunConfig) -> Iterator[Problem]:
-    """Yields a `keep_best_by` without evaluations, or with a metric that they do not have."""
-    best, metrics = config.keep_best_by, config.metrics
-    if best is None:
+def _evaluation_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields a `keep_best_by` without evaluations, or with an unknown metric."""
+    metric = config.keep_best_by
+    if metric is None:
         for key in ("early_stopping_patience", "export_best"):
             if getattr(config, key):
                 expected = "a metric by which checkpoints are better or worse"
                 fix = f"keep_best_by=loss, for example, or leave {key} out"
                 yield Problem("keep_best_by", HYDRA, f"null, but {key} is set", expected, fix)
         return
+
     evaluates = config.eval_steps or config.evals_per_epoch or config.extra_steps_to_eval_save_at
     if not evaluates:
         expected = "null, because eval_steps=0 evaluates nothing"
         fix = "keep_best_by=null, or eval_steps=1000, for example"
         yield _refused(config, "keep_best_by", expected, fix)
-    elif metrics is not None and best not in metrics:
-        expected = f"one of {', '.join(metrics)}{nearest(best, metrics)}"
-        yield _refused(config, "keep_best_by", expected, f"keep_best_by={closest(best, metrics)}")
+    elif config.metrics is not None and metric not in config.metrics:
+        metrics = config.metrics
+        expected = f"one of {', '.join(metrics)}{nearest(metric, metrics)}"
+        yield _refused(config, "keep_best_by", expected, f"keep_best_by={closest(metric, metrics)}")
 
 
-def _exports(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
-    """Yields an `export_steps` that leaves out a `model/` that the run reads, or never applies."""
-    every, saves = config.export_steps, config.save_steps
-    if every is None or every < 0:  # out of bounds, and refused for that
+def _export_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
+    """Yields an `export_steps` that omits a `model/` that the run reads, or that never applies."""
+    export_steps = config.export_steps
+    save_steps = config.save_steps
+    if export_steps is None or export_steps < 0:  # out of bounds, and refused for that
         return
+
     if entry.finishes:
         expected = f"null: task={config.task} evaluates model/ of its last checkpoint"
         yield _refused(config, "export_steps", expected, "export_steps=null")
@@ -262,28 +286,30 @@ def _exports(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
         expected = "null: with export_best=true, model/ of any checkpoint may be that of the run"
         fix = "export_steps=null, or export_best=false"
         yield _refused(config, "export_steps", expected, fix)
-    elif config.saves_per_epoch is None and saves > 0 and every % saves:
-        expected = f"0 (never), or a multiple of {saves} (save_steps)"
-        fix = f"export_steps={-(-every // saves) * saves}"
+    elif config.saves_per_epoch is None and save_steps > 0 and export_steps % save_steps:
+        expected = f"0 (never), or a multiple of {save_steps} (save_steps)"
+        fix = f"export_steps={(export_steps // save_steps + 1) * save_steps}"
         yield _refused(config, "export_steps", expected, fix)
 
 
-def _epochs(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
+def _epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
     """Yields the epoch keys that are set for a task without epochs."""
-    instead = {
+    keys_in_steps = {
         "num_train_epochs": "max_train_steps",
         "evals_per_epoch": "eval_steps",
         "logs_per_epoch": "logging_steps",
         "saves_per_epoch": "save_steps",
     }
-    for key, in_steps in instead.items():
+    for key, key_in_steps in keys_in_steps.items():
         if getattr(config, key) is not None and not entry.has_epochs:
             expected = f"null: task={config.task} has no epochs"
-            yield _refused(config, key, expected, f"{key}=null, and {in_steps}")
+            yield _refused(config, key, expected, f"{key}=null, and {key_in_steps}")
 
 
-def _profile(config: RunConfig) -> Iterator[Problem]:
-    steps, last = config.profile_steps, config.max_train_steps
+def _profile_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields steps to profile that are no range, or not in the run."""
+    steps = config.profile_steps
+    last = config.max_train_steps
     if len(steps) != 2 or steps[0] > steps[1]:
         expected = "two numbers: the first and the last step of the trace"
         yield _refused(config, "profile_steps", expected, "profile_steps=[10,12]")
@@ -293,11 +319,14 @@ def _profile(config: RunConfig) -> Iterator[Problem]:
         yield _refused(config, "profile_steps", expected, fix)
 
 
-def _names(config: RunConfig) -> Iterator[Problem]:
+def _name_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields a name of the run that is no file name, and an unsuitable run folder."""
     if not _NAME.fullmatch(config.run_name):
         expected = "letters, digits, '.', '_' and '-', beginning with a letter or digit: no path"
         yield _refused(config, "run_name", expected, "run_name=first, say")
-    out_dir, expected = config.out_dir, ""
+
+    out_dir = config.out_dir
+    expected = ""
     if not out_dir.strip() or "=" in out_dir or not out_dir.isprintable():
         expected = "a path without '=' (an override that names a checkpoint would not parse)"
     elif Path(out_dir).resolve() in (Path("/"), Path.home(), Path.cwd().resolve()):
@@ -309,26 +338,29 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 def folder_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields problems with the run folder and the checkpoint to resume from."""
     if config.accelerate_config_file is None:  # else the launch may be on another machine
-        yield from _out_dir(config.out_dir)
+        yield from _run_folder_problems(config.out_dir)
+
     resume = config.resume_from_checkpoint_dir
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
-        key, expected = "resume_from_checkpoint_dir", "latest, or a checkpoint folder"
-        yield missing(key, resume, expected, f"{key}=latest")
+        key = "resume_from_checkpoint_dir"
+        yield missing(key, resume, "latest, or a checkpoint folder", f"{key}=latest")
 
 
-def _out_dir(name: str) -> Iterator[Problem]:
+def _run_folder_problems(name: str) -> Iterator[Problem]:
     """Yields a problem if the run folder cannot be created or written; creates nothing."""
     path = Path(name).absolute()
     folder = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
-    what = "" if folder == path else f"below {folder}, which is "
+    location = "" if folder == path else f"below {folder}, which is "
+
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
     except OSError as error:  # a dangling or circular link
-        found = f"{what}a link that leads nowhere ({error.strerror})"
+        found = f"{location}a link that leads nowhere ({error.strerror})"
     else:
         if is_folder and os.access(folder, os.W_OK | os.X_OK):
             return
-        found = f"{what}{'a folder that you may not write' if is_folder else 'a file'}"
+        found = f"{location}{'a folder that you may not write' if is_folder else 'a file'}"
+
     yield Problem("out_dir", HYDRA, found, "a folder, or a new name", "out_dir=runs/first")
 
 
@@ -341,20 +373,22 @@ def model_problems(config: PretrainedConfig) -> Iterator[Problem]:
     """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
-        used = key != "model_name" or uses_model_name(config)
-        if name is None or not used or not is_path(name) or os.path.exists(name):
+        is_used = key != "model_name" or uses_model_name(config)
+        if name is None or not is_used or not is_path(name) or os.path.exists(name):
             continue
+
         folder = Path(name).parent
         if Path(name).name == "model" and lacks_model(folder):
             yield missing(key, name, "a folder, or a name on the Hub", how_to_export(folder))
             continue
+
         expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
         yield missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
 
 
 def is_on_machine(name: str) -> bool:
-    """Whether the files of a model or tokenizer are here: a folder, or in the cache of the Hub."""
-    from huggingface_hub import try_to_load_from_cache  # takes a while, and few names need it
+    """Whether a model or tokenizer is on this machine: a folder, or in the cache of the Hub."""
+    from huggingface_hub import try_to_load_from_cache  # slow to import, and rarely needed
 
     if is_path(name) or os.path.isdir(name):
         return os.path.isdir(name)
@@ -366,7 +400,7 @@ def is_on_machine(name: str) -> bool:
 
 
 def is_offline() -> bool:
-    """Whether the environment forbids to reach the Hub."""
+    """Whether the environment forbids access to the Hub."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
@@ -378,7 +412,7 @@ def is_path(name: str) -> bool:
 
 
 def missing(key: str, name: object, expected: str, fix: str) -> Problem:
-    """The problem of a file that does not exist, with the most similar name in its folder."""
+    """Returns the problem of a missing file, with the most similar name in its folder."""
     folder = Path(str(name)).parent
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     close = nearest(Path(str(name)).name, names)

@@ -1,6 +1,6 @@
-"""Schema of `data_config`: where documents come from, how they become batches, and its checks.
+"""Schema of `data_config`: where documents come from, and how they become batches; its checks.
 
-The checks find values that are wrong whatever the data; they read none.
+The checks find values that are wrong with any data, and read no data.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bsmeta.core.keys import bound_problems, key
 from bsmeta.core.secrets import shown_url
 
 MOST_PARTS = 1 << 20
-"""Largest sum of the weights of a mixture as whole numbers in lowest terms: the sequences of a
-period, which is computed at the start of a run, in about a second for this many."""
+"""Largest sum of the weights of a mixture as whole numbers in lowest terms: the number of sequences
+in a period. A run computes the period when it starts, which takes about a second at this size."""
 
 EXTRACTORS = ("resiliparse", "trafilatura")
-"""What finds the main content of a page, see `content`."""
+"""The extractors of a page's main content, see `content`."""
 
 BY_TEXT = "text"
 """The `row_budget` under which rows are packed by their text tokens alone."""
@@ -51,46 +51,46 @@ class SourceConfig:
     """One source of a mixture (`data_config.sources`)."""
 
     name: str = key("")
-    """its name: in the log, in names of documents, and as metadata (`source`)"""
+    """name of the source in the log, in names of documents, and as metadata (`source`)"""
     train_file: Any = key(None, is_path=True, takes_addresses=True)
-    """its shards, as data_config.train_file names those of a run"""
+    """shards of the source, in the notation of data_config.train_file"""
     columns: dict[str, str] = key({})
-    """its columns; {}: those of data_config.columns"""
+    """columns of the source; {}: data_config.columns"""
     weight: float = key(1.0, above=0.0)
-    """its share of the sequences, relative to the other weights"""
+    """share of the sequences, relative to the other weights"""
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Where documents come from, and how they become batches."""
+    """Documents, and their way into batches."""
 
     train_file: Any = key(None, is_path=True, takes_addresses=True)
     """training shards: a path, a glob, or a list of them; also on the Hub
     (hf://datasets/OWNER/NAME[@REVISION]/GLOB) and in buckets (s3://BUCKET/GLOB,
     gs://BUCKET/GLOB)"""
     validation_file: str | None = key(None, is_path=True, takes_addresses=True)
-    """the held-out shard (a path, or one file at hf://, s3:// or gs://), which must be readable; a
-    training shard of this name is always left out"""
+    """held-out shard (a path, or one file at hf://, s3:// or gs://), which must be readable; a
+    training shard of this name is always omitted"""
     dataset_name: str | None = key(None)
-    """data set in which train_file and validation_file lie (other than absolute paths): a local
+    """data set that contains train_file and validation_file (except absolute paths): a local
     folder, or OWNER/NAME on the Hub; without train_file, all its *.jsonl.gz"""
     dataset_revision: str | None = key(None)
-    """branch, tag or commit of what is read from the Hub; null: main"""
+    """branch, tag or commit to read from the Hub; null: main"""
     exclude: list[str] = key([], is_path=True, takes_addresses=True)
     """further shards that are never trained on (file names or globs)"""
     columns: dict[str, str] = key({})
-    """where a record has its text and metadata, as dotted paths: {text: content, url: url, quality:
-    metadata.score}; plain values become global records, lists of records stay what they are, and
-    nothing else is read. {}: text, and metadata_… columns of records"""
+    """columns of the text and the metadata, as dotted paths: {text: content, url: url, quality:
+    metadata.score}; plain values become global records, lists of records are used unchanged, and
+    no other column is read. {}: text, and metadata_… columns of records"""
     sources: list[SourceConfig] = key([])
     """a mixture, in place of train_file: [{name: web, train_file: web/*.jsonl.gz, weight: 0.7},
     {name: books, train_file: books/*.jsonl.gz, weight: 0.3}]"""
     content: str = key("all", choices=("all", *EXTRACTORS, "union", "intersection"))
-    """which part of a page's text is trained on: all, or the main content that an extractor found
-    (column content_spans of shards made with annotators=[…, content]), what either found (union),
-    or both (intersection)"""
+    """part of a page's text to train on: all, or the main content that an extractor found (column
+    content_spans of shards made with annotators=[…, content]), that either found (union), or that
+    both found (intersection)"""
     metadata_config: MetadataConfig = key(MetadataConfig)
-    """which metadata, and how it reads"""
+    """selection and rendering of metadata"""
 
     per_device_train_batch_size: int = key(
         8, deepspeed="train_micro_batch_size_per_gpu", at_least=1
@@ -99,63 +99,62 @@ class DataConfig:
     per_device_eval_batch_size: int = key(8, at_least=1)
     """sequences of max_seq_len in an evaluation batch of one process"""
     reader: str = key("native", choices=("native", "tf"))
-    """tf: TensorFlow reads addresses (SCHEME://…), from any file system that it knows"""
+    """reader of addresses (SCHEME://…); tf: TensorFlow, with all of its file systems"""
     prepared: str | None = key(None, is_path=True)
-    """folder of python -m bsmeta.data.prepare: the same batches without making them again"""
+    """folder of python -m bsmeta.data.prepare: the same batches, already packed"""
     packing: str = key("best_fit", choices=("best_fit", "pad"))
-    """best_fit: documents packed into sequences; pad: one chunk a sequence"""
+    """best_fit: pack documents into sequences; pad: one chunk a sequence"""
     row_budget: str = key("sequence", choices=("sequence", BY_TEXT))
-    """what the max_seq_len tokens of a row are; sequence: text and metadata; text: text alone, with
-    further room for metadata, so that each step trains on the same text, cut at the same places,
-    whatever the metadata is (the loss is over text only)"""
+    """content of a row's max_seq_len tokens; sequence: text and metadata; text: text alone, with
+    extra room for metadata, so that each step trains on the same text, cut at the same places, with
+    any metadata (the loss is over text only)"""
     row_metadata_budget: int | None = key(None, at_least=1)
     """row_budget=text: largest number of metadata tokens in a row, beyond which metadata is cut;
     null: max_seq_len"""
     cross_document_attention: bool = key(False)
-    """documents packed into a sequence see those before them, and positions run through the
-    sequence; false: attention and positions restart with each document"""
+    """let the documents of a sequence attend to earlier ones, with continuous positions; false:
+    attention and positions restart with each document"""
     tokenizer_backend: str = key("auto", choices=("auto", "hf", "tiktoken", "gigatoken"))
-    """what runs the tokenizer in training; auto: the fastest that is installed and gives the same
-    ids"""
+    """implementation of the tokenizer in training; auto: the fastest that is installed and gives
+    the same ids"""
     max_lost_text: float = key(0.05, at_least=0.0, at_most=1.0)
-    """largest share of the bytes of the first documents that the tokenizer may lose: unknown
-    tokens, and characters that it changes or drops (capitals, accents, tabs); a run that would
-    lose more is refused"""
+    """share of the bytes of the first documents that the tokenizer may lose (unknown tokens;
+    changed or dropped capitals, accents, tabs) before the run is refused"""
     num_streams: int = key(8, at_least=1)
     """number of logical streams (equal bytes each); a multiple of world size x workers"""
     window_documents: int = key(512, at_least=1)
-    """documents that a stream reads, packs and shuffles at a time"""
+    """number of documents that a stream reads, packs and shuffles at a time"""
     num_workers: int = key(0, at_least=0)
     """loader processes of each rank (0: in the training process)"""
 
     on_changed_data: str = key("error", choices=("error", "warn"))
-    """a resumed run whose shards, tokenizer, seed or data settings differ from the checkpoint's;
-    warn: log the differences and continue"""
+    """reaction to a resumed run whose shards, tokenizer, seed or data settings differ from the
+    checkpoint's; warn: log the differences and continue"""
     cache_dir: str | None = key(None, is_path=True)
-    """folder for access points and samples of shards, hashes of held-out documents and what is read
+    """folder of the caches: access points and samples of shards, hashes of held-out documents, data
     from the Hub and from buckets; null: bsmeta in the user's cache folder"""
     hub_cache_gb: float = key(20.0, at_least=0)
-    """size limit in GB of the shards from the Hub and from buckets that are kept in cache_dir, by
-    all processes together; 0: none"""
+    """size limit in GB of the cache of shards from the Hub and from buckets, shared by all
+    processes (0: no cache)"""
     hub_retries: int = key(10, at_least=0)
-    """failures in a row of the Hub or a bucket (5xx, 429, timeouts, cut connections) that are
-    retried"""
+    """consecutive failures of the Hub or a bucket (5xx, 429, timeouts, dropped connections) to
+    retry"""
 
     on_test_overlap: str = key("error", choices=("error", "drop"))
-    """a training document with the text of one of validation_file, or a URL of it (column url or
-    metadata_url; scheme, fragment, closing slash and the like aside); drop: leave it out, and
-    count"""
+    """reaction to a training document with the text or the URL (column url or metadata_url;
+    ignoring scheme, fragment, closing slash and the like) of a document in validation_file; drop:
+    omit and count it"""
     bad_documents: str = key("strict", choices=("strict", "skip"))
-    """strict: stop at the first; skip: count it and continue"""
+    """strict: stop at the first bad document; skip: count it and continue"""
     max_bad_documents: int = key(1000, at_least=0)
-    """skip: number after which the run ends"""
+    """skip: number of bad documents after which the run ends"""
     max_document_chars: int = key(10_000_000, at_least=1)
-    """a document of more characters (with its metadata) is a bad one: encoding takes up to 80 bytes
-    of memory for each"""
+    """characters of the largest good document (with its metadata); encoding takes up to 80 bytes of
+    memory a character"""
 
 
 def metadata_room(config: DataConfig) -> int:
-    """Largest number of metadata tokens in a row besides its `max_seq_len` other tokens."""
+    """Returns the metadata tokens that a row may hold besides its `max_seq_len` other tokens."""
     if config.row_budget != BY_TEXT or not config.metadata_config.metadata_list:
         return 0
     room = config.row_metadata_budget
@@ -163,12 +162,12 @@ def metadata_room(config: DataConfig) -> int:
 
 
 def row_length(config: DataConfig) -> int:
-    """Length of a row in tokens; under `row_budget=text`, of the longest possible one."""
+    """Returns the length of a row in tokens; under `row_budget=text`, the largest length."""
     return config.metadata_config.max_seq_len + metadata_room(config)
 
 
 def source_configs(config: DataConfig) -> dict[str, DataConfig]:
-    """The data of each source of a mixture, by its name; of a run without one, under ""."""
+    """Returns the data of each source by its name; without a mixture, `{"": config}`."""
     if not config.sources:
         return {"": config}
     return {
@@ -183,7 +182,7 @@ def source_configs(config: DataConfig) -> dict[str, DataConfig]:
 
 
 def parts_of(weights: Sequence[float]) -> list[int]:
-    """The smallest whole numbers in the proportion of the weights, as these are written."""
+    """Returns the smallest whole numbers in the proportion of the weights' decimal notation."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(share.denominator for share in exact))
     whole = [int(share * scale) for share in exact]
@@ -191,37 +190,42 @@ def parts_of(weights: Sequence[float]) -> list[int]:
 
 
 def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
-    """The entries of `train_file`, or of that of each source: the key and a path or glob.
+    """Yields the entries of `train_file`, or of each source's: the key, and a path or glob.
 
-    Relative ones are resolved inside `dataset_name` if it is set.
+    Relative paths are resolved inside `dataset_name` if it is set.
     """
-    named = {
+    files_of_keys = {
         f"data_config.sources.{number}.train_file": source.train_file
         for number, source in enumerate(config.sources)
     }
-    for name, files in (named or {"data_config.train_file": config.train_file}).items():
+    if not config.sources:
+        files_of_keys = {"data_config.train_file": config.train_file}
+
+    for name, files in files_of_keys.items():
         entries = [files] if isinstance(files, (str, os.PathLike)) else files or []
         if not isinstance(entries, (list, tuple)):
             raise ConfigurationError(
                 f"{name}: found {show(files)}, expected a path, a glob, or a list of them", [name]
             )
-        yield from ((name, in_dataset(str(entry), config)) for entry in entries)
+        for entry in entries:
+            yield name, in_dataset(str(entry), config)
 
 
 def train_files(config: DataConfig) -> str:
-    """The training shards as reports name them."""
+    """Describes the training shards for reports."""
     if config.sources:
-        whole = sum(source.weight for source in config.sources)
+        total_weight = sum(source.weight for source in config.sources)
         return "; ".join(
-            f"{source.name} ({source.weight / whole:.3g}): {source.train_file}"
+            f"{source.name} ({source.weight / total_weight:.3g}): {source.train_file}"
             for source in config.sources
         )
+
     files = config.train_file
     return ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
 
 
 def local_dataset(config: DataConfig) -> str | None:
-    """The folder that `dataset_name` names; None if it is not set, or names a data set on the Hub.
+    """Returns the folder that `dataset_name` names; None if it is unset or on the Hub.
 
     An existing folder takes precedence over a data set of the same name, as in `datasets`.
     """
@@ -232,7 +236,7 @@ def local_dataset(config: DataConfig) -> str | None:
 
 
 def in_dataset(entry: str, config: DataConfig) -> str:
-    """Resolves a file name; with `dataset_name`, a relative one is in that data set."""
+    """Resolves a file name; with `dataset_name`, a relative name is in that data set."""
     if not config.dataset_name or entry.startswith("/") or "://" in entry:
         return entry
     folder = local_dataset(config)
@@ -242,7 +246,7 @@ def in_dataset(entry: str, config: DataConfig) -> str:
 
 
 def check_data(config: DataConfig) -> None:
-    """Raises an error for values that are wrong whatever the data."""
+    """Raises an error for values that are wrong with any data."""
     refuse([*data_problems(config)])
 
 
@@ -253,6 +257,7 @@ def data_problems(config: DataConfig) -> Iterator[Problem]:
     yield from _source_problems(config)
     yield from _address_problems(config)
     yield from _pattern_problems(config)
+
     if config.dataset_revision is not None and not any(
         _takes_revision(entry) for _, entry in _entries(config)
     ):
@@ -265,13 +270,13 @@ def _column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
     """Yields paths that no record can have, and paths inside the value of another path."""
     paths = {"text": "text", **columns} if columns else {}
     for name, path in paths.items():
-        longer = next((other for other in paths.values() if other.startswith(f"{path}.")), None)
+        inner_paths = [other for other in paths.values() if other.startswith(f"{path}.")]
         if not all(path.split(".")):
             expected = "a path: the name of a column, or names joined by dots"
             fix = f"{key}.{name}=column.field"
             yield Problem(f"{key}.{name}", HYDRA, show(path), expected, fix)
-        elif longer is not None:
-            expected = f"a value; {longer} is a field of it"
+        elif inner_paths:
+            expected = f"a value; {inner_paths[0]} is a field of it"
             yield Problem(f"{key}.{name}", HYDRA, show(path), expected, "map only one of the two")
 
 
@@ -281,6 +286,7 @@ def _source_problems(config: DataConfig) -> Iterator[Problem]:
     for number, source in enumerate(config.sources):
         key = f"data_config.sources.{number}"
         yield from _column_problems(f"{key}.columns", source.columns)
+
         if not re.fullmatch(r"[\w.-]+", source.name):
             expected = "a name of letters, digits, dots, hyphens and underscores"
             yield Problem(f"{key}.name", HYDRA, show(source.name), expected, f"{key}.name=web")
@@ -289,22 +295,28 @@ def _source_problems(config: DataConfig) -> Iterator[Problem]:
             yield Problem(
                 f"{key}.name", HYDRA, show(source.name), expected, f"rename one {source.name}"
             )
+
         if not source.train_file:
             fix = f"{key}.train_file=FOLDER/*.jsonl.gz (or a list of files)"
             yield Problem(f"{key}.train_file", HYDRA, show(source.train_file), "its shards", fix)
-    weights = [source.weight for source in config.sources]
-    if (
-        weights
-        and all(0 < weight < math.inf for weight in weights)
-        and sum(parts_of(weights)) > MOST_PARTS
-    ):
-        found = f"weights {', '.join(map(str, weights))}"
-        expected = "weights whose shares are exact in fewer digits"
-        fix = f"weights {', '.join(f'{weight / sum(weights):.3f}' for weight in weights)}"
-        yield Problem("data_config.sources", HYDRA, found, expected, fix)
+
+    yield from _weight_problems([source.weight for source in config.sources])
+
     if config.sources and config.train_file is not None:
         expected = "null, because data_config.sources names the shards"
         yield _refused(config, "train_file", expected, "data_config.train_file=null")
+
+
+def _weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
+    """Yields weights with a common period that is too long to compute."""
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        return  # out of bounds, and refused for that
+    if sum(parts_of(weights)) > MOST_PARTS:
+        found = f"weights {', '.join(map(str, weights))}"
+        expected = "weights whose shares are exact in fewer digits"
+        shares = [f"{weight / sum(weights):.3f}" for weight in weights]
+        fix = f"weights {', '.join(shares)}"
+        yield Problem("data_config.sources", HYDRA, found, expected, fix)
 
 
 def _address_problems(config: DataConfig) -> Iterator[Problem]:
@@ -313,42 +325,47 @@ def _address_problems(config: DataConfig) -> Iterator[Problem]:
         address = re.match(r"([a-z][a-z0-9+.-]*)://", entry, re.IGNORECASE)
         if address is None:
             continue
-        shown = shown_url(entry)
-        by_tensorflow = config.reader == "tf" and name != _HELD_OUT
+
+        printable_entry = shown_url(entry)
         scheme = address[0].lower()
+        rest = printable_entry[len(scheme) :]
+        by_tensorflow = config.reader == "tf" and name != _HELD_OUT
         if by_tensorflow and scheme in (SCHEME, *_WEB):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
-            yield Problem(name, HYDRA, show(shown), expected, "data_config.reader=native")
+            fix = "data_config.reader=native"
+            yield Problem(name, HYDRA, show(printable_entry), expected, fix)
         elif not by_tensorflow and scheme not in REMOTE:
             expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, s3://BUCKET/… or gs://BUCKET/…"
             fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
             if scheme in _ALIASES:
-                fix = f"{name}={_ALIASES[scheme]}{shown[len(scheme) :]}"
+                fix = f"{name}={_ALIASES[scheme]}{rest}"
             elif name != _HELD_OUT and scheme not in _WEB:
                 fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
             if scheme == "file://":
-                fix = f"{name}={shown[len(scheme) :]}"
-            yield Problem(name, HYDRA, f"{show(shown)} ({scheme})", expected, fix)
+                fix = f"{name}={rest}"
+            yield Problem(name, HYDRA, f"{show(printable_entry)} ({scheme})", expected, fix)
 
 
 def _pattern_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields a local pattern in place of the held-out file: every shard that it matches is one."""
+    """Yields a local pattern in place of the held-out file, which would match whole shards."""
     path = in_dataset(config.validation_file or "", config)
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return
+
     files = sorted(glob.glob(path, recursive=True))
-    matched = f"{len(files)} files" if files else "no file"
-    fix = f"{_HELD_OUT}={(files or ['FILE'])[0]}"
-    found = f"{show(path)}, a pattern that matches {'1 file' if len(files) == 1 else matched}"
+    count = {0: "no file", 1: "1 file"}.get(len(files), f"{len(files)} files")
+    found = f"{show(path)}, a pattern that matches {count}"
+    fix = f"{_HELD_OUT}={files[0] if files else 'FILE'}"
     yield Problem(_HELD_OUT, HYDRA, found, "the path of one file", fix)
 
 
 def _entries(config: DataConfig) -> Iterator[tuple[str, str]]:
-    """The keys that name files and their values, resolved inside `dataset_name` if it is set."""
+    """Yields the keys that name files, and their values resolved inside `dataset_name`."""
     entries = [*train_entries(config)]
     if not entries and config.dataset_name:
         entries = [("data_config.dataset_name", in_dataset("", config))]
     yield from entries
+
     if config.validation_file:
         yield _HELD_OUT, in_dataset(config.validation_file, config)
 
@@ -359,4 +376,5 @@ def _takes_revision(entry: str) -> bool:
 
 
 def _refused(config: DataConfig, name: str, expected: str, fix: str) -> Problem:
+    """Returns the problem of a key of the section, with its value."""
     return Problem(f"data_config.{name}", HYDRA, show(getattr(config, name)), expected, fix)

@@ -1,8 +1,8 @@
-"""Reads how this process was started, as far as that must agree with the configuration.
+"""Reads the settings with which this process was launched.
 
-`accelerate launch` passes its settings to the workers in environment variables; with `check_only`,
+`accelerate launch` passes its settings to the workers in environment variables. With `check_only`,
 a launch file can be read instead, to check it before anything is started. This module refuses only
-what cannot be read at all: `bsmeta.config.checks` compares the result with the configuration.
+unreadable settings; `bsmeta.config.launch_checks` compares them with the configuration.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from bsmeta.core.parsing import parse_yaml
 from bsmeta.core.secrets import hide_values
 
 ENVIRONMENT = "the environment"
-_MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-# The values that `accelerate launch` writes for true are "true" and "True".
-_TRUE = {"1", "true", "yes", "on"}
+
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+_RENDEZVOUS = ("RANK", *_ADDRESS)
+"""The variables that several processes need to find each other."""
+
+_TRUE = {"1", "true", "yes", "on"}  # `accelerate launch` writes "true" or "True"
+
 # Fields of accelerate's `deepspeed_config` that are not values of the DeepSpeed JSON.
 _LAUNCH_FIELDS = {"deepspeed_config_file", "zero3_init_flag", "deepspeed_hostfile"} | {
     f"deepspeed_{name}" for name in ("multinode_launcher", "exclusion_filter", "inclusion_filter")
@@ -72,7 +76,8 @@ FILE_KEYS = {
     "main_process_port", "rdzv_backend", "same_network", "main_training_function",
     "enable_cpu_affinity", "deepspeed_config", "fsdp_config", "downcast_bf16", "dynamo_config",
 }  # fmt: skip
-# Keys that `accelerate config` also writes; without effect here as long as they are empty.
+
+# Keys that `accelerate config` also writes, without effect here as long as they are empty.
 EMPTY_FILE_KEYS = {
     "command_file", "commands", "fp8_config", "megatron_lm_config", "mpirun_config",
     "parallelism_config", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm",
@@ -82,41 +87,62 @@ EMPTY_FILE_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The settings of a launch; None means "not stated"."""
+    """The settings of a launch; None means "not stated".
 
-    source: str  # `the environment`, or the launch file that was read
-    num_processes: int  # world size
-    expected_processes: int | None = None  # of all machines, according to the launch scripts
-    local_processes: int | None = None  # of this machine
-    gpus: int | None = None  # GPUs that this machine's processes may use
-    wants_gpus: bool = False  # a launch file for several processes that does not hide the GPUs
-    distributed_type: str = "NO"  # in Accelerate's terms
-    use_cpu: bool = False  # Accelerate's switch, with which it starts one process only
-    alone: bool = False  # Accelerate was asked for several processes, but has started one
-    zero_options: Mapping[str, str] = field(default_factory=dict)  # those of ZERO_VARIABLES
-    deepspeed_config_file: Path | None = None  # resolved; None under DeepSpeed: none was named
+    Attributes:
+        source: `the environment`, or the launch file that was read.
+        num_processes: The world size.
+        expected_processes: Number of processes of all machines, by the launch scripts.
+        local_processes: Number of processes on this machine.
+        gpus: Number of GPUs that the processes on this machine may use.
+        wants_gpus: Whether a launch file starts several processes without hiding the GPUs.
+        distributed_type: Accelerate's name for the engine.
+        use_cpu: Accelerate's switch, with which it starts only one process.
+        alone: Whether Accelerate was asked for several processes, but started one.
+        zero_options: The `ZERO_VARIABLES` that are set, with their values.
+        deepspeed_config_file: Resolved; None under DeepSpeed: none was named.
+        fsdp: The values of `FSDP_FIELDS`, in lower case; None without FSDP.
+        compiler: Accelerate's dynamo backend, unless it is "no".
+        alone_in_step: Number of tasks of a SLURM step that was started without a launcher.
+        unknown: Keys of a launch file that Accelerate would refuse.
+        unsupported: Keys of a launch file for engines and hardware that are not supported here.
+        unset: The missing variables among those that several processes need to find each other.
+        machines: Number of machines; like the next three, from a launch file.
+        misplaced: Fields of Accelerate's `deepspeed_config` that belong in the DeepSpeed JSON.
+            Accelerate refuses them together with a JSON.
+    """
+
+    source: str
+    num_processes: int
+    expected_processes: int | None = None
+    local_processes: int | None = None
+    gpus: int | None = None
+    wants_gpus: bool = False
+    distributed_type: str = "NO"
+    use_cpu: bool = False
+    alone: bool = False
+    zero_options: Mapping[str, str] = field(default_factory=dict)
+    deepspeed_config_file: Path | None = None
     zero3_init: bool | None = None
-    fsdp: Mapping[str, str] | None = None  # values of FSDP_FIELDS, in lower case; None: no FSDP
+    fsdp: Mapping[str, str] | None = None
     mixed_precision: Any = None
     gradient_accumulation_steps: Any = None
     gradient_clipping: Any = None
-    compiler: str | None = None  # accelerate's dynamo backend, unless it is "no"
-    alone_in_step: int | None = None  # tasks of a SLURM step that was started without a launcher
-    unknown: tuple[str, ...] = ()  # keys of a launch file that accelerate would refuse
-    unsupported: tuple[str, ...] = ()  # keys of a launch file for what is not supported here
+    compiler: str | None = None
+    alone_in_step: int | None = None
+    unknown: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
     rank: int = 0
-    unset: tuple[str, ...] = ()  # variables that several processes need to find each other
-    # From a launch file for several machines:
+    unset: tuple[str, ...] = ()
     machines: int = 1
     machine_rank: Any = 0
     main_process_ip: Any = None
     main_process_port: Any = None
-    # Fields of Accelerate's `deepspeed_config` that belong in the DeepSpeed JSON: Accelerate
-    # refuses them together with a JSON.
     misplaced: tuple[str, ...] = ()
 
     @property
     def deepspeed(self) -> bool:
+        """Whether the processes run DeepSpeed."""
         return self.distributed_type == "DEEPSPEED"
 
     @property
@@ -129,8 +155,11 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
     """Reads the launch of this process, or the one that a launch file describes.
 
     Args:
-        accelerate_config_file: A launch file (relative to the working folder, or to the
-            project's files) to read instead of the environment.
+        accelerate_config_file: A launch file to read instead of the environment, relative to the
+            working folder or to the project's files.
+
+    Raises:
+        ConfigurationError: If a variable, the file or one of its values cannot be read.
     """
     if accelerate_config_file is not None:
         return _from_file(find_file(accelerate_config_file))
@@ -141,64 +170,70 @@ def find_file(name: str) -> Path:
     """Resolves a file against the working folder, else the project's; the former if missing."""
     path = Path(name).expanduser()
     shipped = ROOT / path
-    # Not Path.exists, which fails where a name is too long to be looked up.
+    # Not Path.exists, which raises an error for a name that is too long.
     return shipped if not os.path.exists(path) and os.path.exists(shipped) else path
 
 
 def _from_environment(environ: Mapping[str, str]) -> Launch:
-    def flag(name: str) -> bool:
+    """Reads the launch of this process from the variables that its launcher has set."""
+
+    def is_on(name: str) -> bool:
         return environ.get(name, "").lower() in _TRUE
 
+    processes = _read_integer(environ, "WORLD_SIZE", 1)
+    if processes > 1:  # torch would fail on these with a traceback
+        _read_integer(environ, "MASTER_PORT", 1, largest=65535)
+        _read_integer(environ, "LOCAL_RANK", 0, smallest=0)
+    by_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
+    is_launched = "WORLD_SIZE" in environ
+    tasks_in_step = None if is_launched else _read_integer(environ, "SLURM_STEP_NUM_TASKS", 1)
+    hides_gpus = environ.get("CUDA_VISIBLE_DEVICES", "").startswith("-1")
+
+    engine = "MULTI_GPU" if processes > 1 else "NO"
+    for name in ("MEGATRON_LM", "FSDP", "DEEPSPEED"):  # the last one wins
+        if is_on(f"ACCELERATE_USE_{name}"):
+            engine = name
+    fsdp = None
+    if engine == "FSDP":
+        fsdp = {name: environ.get(*source).lower() for name, source in FSDP_FIELDS.items()}
+    needs_rendezvous = processes > 1 or fsdp is not None
+
     fields = [name for name in environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",") if name]
-    processes = _integer(environ, "WORLD_SIZE", 1)
-    if processes > 1:
-        _integer(environ, "MASTER_PORT", 1, most=65535)
-        _integer(environ, "LOCAL_RANK", 0, least=0)
-    by_accelerate, is_launched = "ACCELERATE_MIXED_PRECISION" in environ, "WORLD_SIZE" in environ
-    tasks = None if is_launched else _integer(environ, "SLURM_STEP_NUM_TASKS", 1)
-    hidden = environ.get("CUDA_VISIBLE_DEVICES", "").startswith("-1")
-    kinds = [
-        kind for kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM") if flag(f"ACCELERATE_USE_{kind}")
-    ]
-    kind = next(iter(kinds), "MULTI_GPU" if processes > 1 else "NO")
+    json_file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    zero3_init = environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
     precision = environ.get("ACCELERATE_MIXED_PRECISION")
     if precision == "no" and "mixed_precision" not in fields:
-        precision = None  # what Accelerate exports if nothing is stated
-    zero3 = environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
-    fsdp = None
-    if kind == "FSDP":
-        fsdp = {name: environ.get(*source).lower() for name, source in FSDP_FIELDS.items()}
-    json_file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+        precision = None  # Accelerate exports "no" if nothing is stated
+
     return Launch(
         source=ENVIRONMENT,
         num_processes=processes,
-        expected_processes=_integer(environ, "BSMETA_WORLD_SIZE", processes),
-        local_processes=_integer(environ, "LOCAL_WORLD_SIZE", 1),
-        gpus=_visible_gpus(hidden),
-        wants_gpus=by_accelerate and kind != "NO" and not hidden,
-        distributed_type=kind,
-        use_cpu=flag("ACCELERATE_USE_CPU"),
-        # For several processes accelerate sets the address, and torchrun also WORLD_SIZE.
-        alone=by_accelerate and not is_launched and set(_MEETING[1:]) <= {*environ},
+        expected_processes=_read_integer(environ, "BSMETA_WORLD_SIZE", processes),
+        local_processes=_read_integer(environ, "LOCAL_WORLD_SIZE", 1),
+        gpus=_count_gpus(hides_gpus),
+        wants_gpus=by_accelerate and engine != "NO" and not hides_gpus,
+        distributed_type=engine,
+        use_cpu=is_on("ACCELERATE_USE_CPU"),
+        # For several processes, Accelerate sets the address, and torchrun WORLD_SIZE as well.
+        alone=by_accelerate and not is_launched and {*_ADDRESS} <= {*environ},
         zero_options={name: environ[name] for name in ZERO_VARIABLES if name in environ},
         deepspeed_config_file=find_file(json_file) if json_file else None,
-        zero3_init=None if zero3 is None else zero3.lower() in _TRUE,
+        zero3_init=None if zero3_init is None else zero3_init.lower() in _TRUE,
         fsdp=fsdp,
         mixed_precision=precision,
-        gradient_accumulation_steps=_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
-        gradient_clipping=_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
+        gradient_accumulation_steps=_read_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
+        gradient_clipping=_read_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
         compiler=_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
-        alone_in_step=tasks,
-        rank=_integer(environ, "RANK", 0, least=0),
-        unset=tuple(
-            name for name in _MEETING if (processes > 1 or fsdp is not None) and name not in environ
-        ),
-        unsupported=("parallelism_config",) if flag("ACCELERATE_USE_PARALLELISM_CONFIG") else (),
+        alone_in_step=tasks_in_step,
+        rank=_read_integer(environ, "RANK", 0, smallest=0),
+        unset=tuple(name for name in _RENDEZVOUS if needs_rendezvous and name not in environ),
+        unsupported=("parallelism_config",) if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else (),
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
 
 
 def _from_file(path: Path) -> Launch:
+    """Reads a launch file, with the changes that `accelerate launch` makes to its values."""
     if not path.is_file():
         raise ConfigurationError(
             f"accelerate_config_file={path}: there is no such file; expected a launch file such as "
@@ -206,40 +241,46 @@ def _from_file(path: Path) -> Launch:
         )
     content = _read_yaml(path)
     _refuse_types(content, path)
-    deepspeed, dynamo = content.get("deepspeed_config") or {}, content.get("dynamo_config") or {}
-    hidden = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
-    json_file, zero3 = deepspeed.get("deepspeed_config_file"), deepspeed.get("zero3_init_flag")
-    kind = content.get("distributed_type", "(none)")
-    kind = "NO" if kind is False else str(kind)  # YAML reads NO without quotes as false
-    fields = [*deepspeed]
+
+    engine = content.get("distributed_type", "(none)")
+    engine = "NO" if engine is False else str(engine)  # YAML reads NO without quotes as false
+    deepspeed = content.get("deepspeed_config") or {}
+    json_file = deepspeed.get("deepspeed_config_file")
+    zero3_init = deepspeed.get("zero3_init_flag")
+    deepspeed_fields = [*deepspeed]
     precision = content.get("mixed_precision")
-    if kind == "DEEPSPEED" and precision is not None:
-        fields.append("mixed_precision")  # as accelerate launch does
+    if engine == "DEEPSPEED" and precision is not None:
+        deepspeed_fields.append("mixed_precision")  # Accelerate adds it
     elif precision == "no":
-        precision = None  # what `accelerate config` writes if nothing is chosen
+        precision = None  # `accelerate config` writes "no" if nothing is chosen
+
     sharding = {
-        name if name.startswith("fsdp") else f"fsdp_{name}": value  # as accelerate reads it
+        name if name.startswith("fsdp") else f"fsdp_{name}": value  # Accelerate adds the prefix
         for name, value in (content.get("fsdp_config") or {}).items()
     }
     fsdp = None
-    if kind == "FSDP":
+    if engine == "FSDP":
         fsdp = {
-            name: str(sharding.get(name, default)).lower()  # as accelerate launch exports it
+            name: str(sharding.get(name, default)).lower()  # Accelerate exports lower case
             for name, (_, default) in FSDP_FIELDS.items()
         }
-    known = FILE_KEYS | EMPTY_FILE_KEYS
-    unknown = [str(name) for name in content if name not in known]
+
+    unknown = [str(name) for name in content if name not in FILE_KEYS | EMPTY_FILE_KEYS]
     unknown += [f"fsdp_config.{name}" for name in sharding if name not in FSDP_FIELDS]
     unsupported = [name for name in content if name in EMPTY_FILE_KEYS and content[name]]
-    unsupported += ["fsdp_config"] if sharding and fsdp is None else []
+    if sharding and fsdp is None:
+        unsupported.append("fsdp_config")
+    hides_gpus = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
+    dynamo = content.get("dynamo_config") or {}
+
     return Launch(
         source=str(path),
         num_processes=content.get("num_processes", 1),
-        gpus=0 if hidden else None,
-        distributed_type=kind,
+        gpus=0 if hides_gpus else None,
+        distributed_type=engine,
         use_cpu=content.get("use_cpu") is True,
         deepspeed_config_file=find_file(str(json_file)) if json_file else None,
-        zero3_init=None if zero3 is None else str(zero3).lower() in _TRUE,
+        zero3_init=None if zero3_init is None else str(zero3_init).lower() in _TRUE,
         fsdp=fsdp,
         mixed_precision=precision,
         gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
@@ -251,7 +292,7 @@ def _from_file(path: Path) -> Launch:
         machine_rank=content.get("machine_rank", 0),
         main_process_ip=content.get("main_process_ip"),
         main_process_port=content.get("main_process_port"),
-        misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
+        misplaced=tuple(name for name in deepspeed_fields if name not in _LAUNCH_FIELDS),
     )
 
 
@@ -264,11 +305,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: not a YAML file: {error}") from error
+
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"{path}: found {type(content).__name__}, expected keys and values"
         )
-    hide_values(content)  # a message may quote any of them
+    hide_values(content)  # a message may quote any value of the file
     return content
 
 
@@ -277,37 +319,48 @@ def _refuse_types(content: Mapping[str, Any], path: Path) -> None:
     expected = {}
     for name in ("deepspeed_config", "dynamo_config", "fsdp_config"):
         if not isinstance(content.get(name) or {}, Mapping):
-            below = "keys and values below it (see experiments/accelerate/zero2.yaml)"
-            expected[name] = f"{below}, or no such key"
+            mapping = "keys and values below it (see experiments/accelerate/zero2.yaml)"
+            expected[name] = f"{mapping}, or no such key"
+
     for name in ("processes", "machines"):
         count = content.get(f"num_{name}", 1)
         if type(count) is not int or count < 1:
             expected[f"num_{name}"] = f"the number of {name}"
-    gpus, port = content.get("gpu_ids"), content.get("main_process_port")
+
+    gpus = content.get("gpu_ids")
     if gpus is not None and not isinstance(gpus, str):
         expected["gpu_ids"] = f'text: "{gpus}", in quotes, or all'
+
+    port = content.get("main_process_port")
     if port is not None and (type(port) is not int or not 0 <= port <= 65535):
         expected["main_process_port"] = "0 to 65535 (0: any free one)"
     if content.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         expected["compute_environment"] = "LOCAL_MACHINE"
+
     if expected:
-        found = (
+        problems = [
             f"{key} in {path}: found {content[key]!r}, expected {expected[key]}" for key in expected
-        )
-        raise ConfigurationError("; ".join(found))
+        ]
+        raise ConfigurationError("; ".join(problems))
 
 
 def _compiler(backend: Any) -> str | None:
-    """Accelerate's name for a compiler; None for its "no"."""
+    """Returns Accelerate's name for a compiler; None for its "no"."""
     return None if backend is None or str(backend).lower() in ("no", "false") else str(backend)
 
 
-def _integer(
-    environ: Mapping[str, str], name: str, default: int, least: int = 1, most: int | None = None
+def _read_integer(
+    environ: Mapping[str, str],
+    name: str,
+    default: int,
+    smallest: int = 1,
+    largest: int | None = None,
 ) -> int:
+    """Reads an environment variable as an integer within bounds."""
     text = environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
-        expected = f"{least} or more" if most is None else f"{least} to {most}"
+    is_small = text.isdecimal() and (largest is None or int(text) <= largest)
+    if not is_small or int(text) < smallest:
+        expected = f"{smallest} or more" if largest is None else f"{smallest} to {largest}"
         raise ConfigurationError(
             f"{name} in the environment: found {text!r}, expected {expected}; start the "
             "training with accelerate launch or torchrun, which set it, or unset it"
@@ -315,8 +368,8 @@ def _integer(
     return int(text)
 
 
-def _number(environ: Mapping[str, str], name: str) -> Any:
-    """An environment variable as a number, to compare with the configuration; other text as is."""
+def _read_number(environ: Mapping[str, str], name: str) -> Any:
+    """Reads an environment variable as a number, to compare with Hydra's; other text as it is."""
     text = environ.get(name)
     if text is None:
         return None
@@ -326,11 +379,12 @@ def _number(environ: Mapping[str, str], name: str) -> Any:
         return text
 
 
-def _visible_gpus(hidden: bool) -> int:
-    """The GPUs that this process may use."""
+def _count_gpus(hides_gpus: bool) -> int:
+    """Counts the GPUs that this process may use."""
     drivers = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")  # NVIDIA (Tegra, WSL), AMD
-    if hidden or not any(map(os.path.exists, drivers)):
-        return 0  # torch, which takes seconds to import, would find none either
+    if hides_gpus or not any(map(os.path.exists, drivers)):
+        return 0  # without torch, which takes seconds to import
+
     import torch
 
     return torch.cuda.device_count()

@@ -1,10 +1,11 @@
 """Checks of the launch against Hydra: processes, devices, precision, and `fsdp_config`.
 
-With what is refused here, launchers start something else than what the configuration says, or fail
-with an error of their own. Under FSDP2 the launch file owns `fsdp_version` and
-`fsdp_reshard_after_forward`; Hydra owns precision, recomputation and everything else that a field
-of `fsdp_config` could also say, which must have the one value that agrees. The fields and their
-defaults are those of Accelerate 1.15.
+A launcher that is given such a launch would silently start something else than the configuration
+says, or fail with its own error.
+
+Under FSDP2 the launch file owns `fsdp_version` and `fsdp_reshard_after_forward`. Hydra owns
+precision, recomputation and everything else that a field of `fsdp_config` could also set, so each
+of these fields has only one valid value. The fields and their defaults are from Accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -43,37 +44,44 @@ _FIXED = {
 def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     """Yields problems with how the processes are started."""
     yield from launcher_problems(launch)
+
     if config.accelerate_config_file is not None and not config.check_only:
         file = config.accelerate_config_file
         expected = "null, unless check_only=true: the launch is what started this process"
         fix = f"accelerate launch --config_file {file} …"
         yield Problem("accelerate_config_file", HYDRA, file, expected, fix)
-    yield from _machines(launch)
-    yield from _divided_batch(config, launch)
-    yield from _devices(config, launch)
+
+    yield from _machine_problems(launch)
+    yield from _batch_problems(config, launch)
+    yield from _device_problems(config, launch)
+
     for key in ("mixed_precision", "gradient_accumulation_steps", "gradient_clipping"):
-        stated, wanted = getattr(launch, key), getattr(config, key)
-        is_valid = key != "mixed_precision" or stated in PRECISIONS  # else it is refused for that
-        if stated is not None and is_valid and not same(stated, wanted):
-            expected = f"nothing, or {show(wanted)} as {key} of Hydra says"
-            fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
-            yield Problem(key, launch.source, show(stated), expected, fix)
+        value_of_launch = getattr(launch, key)
+        value_of_hydra = getattr(config, key)
+        # An invalid precision is refused as such by `launcher_problems`.
+        is_valid = key != "mixed_precision" or value_of_launch in PRECISIONS
+        if value_of_launch is not None and is_valid and not same(value_of_launch, value_of_hydra):
+            expected = f"nothing, or {show(value_of_hydra)} as {key} of Hydra says"
+            fix = f"leave {key} out of {launch.source}, or pass {key}={value_of_launch}"
+            yield Problem(key, launch.source, show(value_of_launch), expected, fix)
 
 
-def _divided_batch(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+def _batch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     """Yields a batch of a whole step that the processes cannot divide evenly."""
     if config.gradient_accumulation_steps < 1:  # out of bounds, and refused for that
         return
     plan = BatchPlan.of(config, launch.num_processes)
     if not plan.is_total:
         return
+
     assert plan.key is not None
     rows: Any = reduce(getattr, plan.key.split("."), config)
     parts = plan.accumulation * plan.processes
     if rows % parts:
         split = f"{plan.processes} (processes) x {plan.accumulation} (gradient_accumulation_steps)"
         expected = f"a multiple of {parts} = {split}, because {config.batch_scope_key}=total"
-        fix = f"{plan.key}={-(-rows // parts) * parts}, or {config.batch_scope_key}=per_device"
+        next_multiple = (rows // parts + 1) * parts
+        fix = f"{plan.key}={next_multiple}, or {config.batch_scope_key}=per_device"
         yield Problem(plan.key, HYDRA, show(rows), expected, fix)
 
 
@@ -83,6 +91,24 @@ def launcher_problems(launch: Launch) -> Iterator[Problem]:
     With these, Accelerate fails with its own error, silently starts a single process, or trains
     differently than configured.
     """
+    yield from _process_problems(launch)
+    yield from _duplicated_settings(launch)
+
+    for name in launch.unknown:
+        valid_names = {*FILE_KEYS, *(f"fsdp_config.{field}" for field in FSDP_FIELDS)}
+        expected = f"a key of a launch file{nearest(name, valid_names)}"
+        fix = "correct the name, or delete it"
+        yield Problem(name, launch.source, "an unknown key", expected, fix)
+    for name in launch.unsupported:
+        expected = "nothing: processes train data parallel, under DeepSpeed or under FSDP2"
+        yield Problem(name, launch.source, "a value", expected, "delete the key")
+
+    if launch.deepspeed:
+        yield from _deepspeed_problems(launch)
+
+
+def _process_problems(launch: Launch) -> Iterator[Problem]:
+    """Yields launches that start other processes than they seem to."""
     if launch.distributed_type not in LAUNCHERS:
         close = nearest(launch.distributed_type.upper(), LAUNCHERS)
         expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"
@@ -90,19 +116,23 @@ def launcher_problems(launch: Launch) -> Iterator[Problem]:
             expected += "; MULTI_CPU starts a single process without MPI"
         fix = "use a file of experiments/accelerate/ (MULTI_GPU also starts several on a CPU)"
         yield Problem("distributed_type", launch.source, launch.distributed_type, expected, fix)
+
     if launch.distributed_type == "NO" and launch.num_processes > 1:
         expected = "1, because distributed_type: NO starts a single process"
         fix = "distributed_type: MULTI_GPU (also on a CPU), DEEPSPEED or FSDP"
         yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+
     if launch.expected_processes not in (None, launch.num_processes):
         expected = f"{launch.expected_processes}, as BSMETA_WORLD_SIZE says"
         fix = "start every machine with its number of processes, or correct BSMETA_WORLD_SIZE"
         yield Problem("WORLD_SIZE", launch.source, show(launch.num_processes), expected, fix)
+
     is_sharded = launch.deepspeed or launch.fsdp is not None
     if launch.use_cpu and (launch.num_processes > 1 or is_sharded):
         expected = "false: it turns DeepSpeed and FSDP off and starts a single process"
         fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
         yield Problem("use_cpu", launch.source, show(True), expected, fix)
+
     if launch.alone:
         found = "one process of several (MASTER_ADDR and MASTER_PORT without WORLD_SIZE)"
         expected = (
@@ -110,96 +140,112 @@ def launcher_problems(launch: Launch) -> Iterator[Problem]:
         )
         fix = "leave out --cpu and use_cpu; experiments/accelerate/cpu.yaml starts several on a CPU"
         yield Problem("num_processes", launch.source, found, expected, fix)
+
     if launch.alone_in_step is not None and launch.alone_in_step > 1:
         tasks = launch.alone_in_step
         expected = f"{tasks}, the tasks of this SLURM step: each would train on its own"
         fix = "start torchrun or accelerate launch in the step, as experiments/slurm/ does"
         yield Problem("WORLD_SIZE", launch.source, "no such variable", expected, fix)
+
+
+def _duplicated_settings(launch: Launch) -> Iterator[Problem]:
+    """Yields settings of the launch that Hydra owns, with a value that it cannot have."""
     if launch.compiler is not None:
         expected = "no: the model is compiled as torch_compile of Hydra says"
         fix = f"leave dynamo_backend out of {launch.source}, or pass torch_compile=true instead"
         yield Problem("dynamo_backend", launch.source, show(launch.compiler), expected, fix)
+
     if launch.mixed_precision not in (None, *PRECISIONS):
         expected = f"nothing, or one of {', '.join(map(show, PRECISIONS))} as Hydra says"
         if launch.mixed_precision is False:
             expected += " (YAML reads no without quotes as false)"
         fix = f"leave mixed_precision out of {launch.source}"
         yield Problem("mixed_precision", launch.source, show(launch.mixed_precision), expected, fix)
-    for name in launch.unknown:
-        known = {*FILE_KEYS, *(f"fsdp_config.{field}" for field in FSDP_FIELDS)}
-        expected = f"a key of a launch file{nearest(name, known)}"
-        fix = "correct the name, or delete it"
-        yield Problem(name, launch.source, "an unknown key", expected, fix)
-    for name in launch.unsupported:
-        expected = "nothing: processes train data parallel, under DeepSpeed or under FSDP2"
-        yield Problem(name, launch.source, "a value", expected, "delete the key")
-    if launch.deepspeed:
-        yield from _deepspeed(launch)
 
 
-def _machines(launch: Launch) -> Iterator[Problem]:
+def _machine_problems(launch: Launch) -> Iterator[Problem]:
     """Yields settings with which processes cannot find each other and wait until a timeout."""
     if launch.rank >= launch.num_processes:
         expected = f"0 to {launch.num_processes - 1}, because WORLD_SIZE is {launch.num_processes}"
         fix = "start all processes by one launcher, accelerate launch or torchrun"
         yield Problem("RANK", launch.source, show(launch.rank), expected, fix)
+
+    if launch.num_processes == 1:
+        reason = "FSDP2 trains in a process group"
+        cause = "ACCELERATE_USE_FSDP"
+    else:
+        reason = f"WORLD_SIZE is {launch.num_processes}"
+        cause = "WORLD_SIZE"
     for name in launch.unset:
-        reason, cause = f"WORLD_SIZE is {launch.num_processes}", "WORLD_SIZE"
-        if launch.num_processes == 1:
-            reason, cause = "FSDP2 trains in a process group", "ACCELERATE_USE_FSDP"
         fix = f"start with accelerate launch or torchrun, which set it, or unset {cause}"
         expected = f"a value, because {reason}"
         yield Problem(name, launch.source, "no such variable", expected, fix)
+
+    if launch.machines > 1:
+        yield from _multi_machine_problems(launch)
+
+
+def _multi_machine_problems(launch: Launch) -> Iterator[Problem]:
+    """Yields what several machines need to find each other, and do not have."""
     machines = launch.machines
-    if machines == 1:
-        return
     if launch.num_processes % machines:
-        each = launch.num_processes // machines
-        expected = f"a multiple of {machines} (num_machines): accelerate starts {each} on each"
+        per_machine = launch.num_processes // machines
+        expected = (
+            f"a multiple of {machines} (num_machines): accelerate starts {per_machine} on each"
+        )
         fix = "give each machine the same number, or use experiments/several_machines.sh"
         yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+
     if launch.machine_rank not in range(machines):
         expected = f"0 to {machines - 1} (num_machines - 1), another one on each machine"
         fix = "machine_rank: 0 on the first machine, 1 on the next, …"
         yield Problem("machine_rank", launch.source, show(launch.machine_rank), expected, fix)
+
     if not launch.main_process_ip:
         expected = "the address of machine 0, the same on all machines"
         fix = "main_process_ip: ADDRESS"
         yield Problem("main_process_ip", launch.source, show(launch.main_process_ip), expected, fix)
+
     if not launch.main_process_port:
         expected = "one free port of machine 0, the same on all machines"
-        found, fix = show(launch.main_process_port), "main_process_port: 29500"
+        found = show(launch.main_process_port)
+        fix = "main_process_port: 29500"
         yield Problem("main_process_port", launch.source, found, expected, fix)
 
 
-def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+def _device_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+    """Yields launches that need other GPUs than there are."""
     if launch.gpus == 0 and config.mixed_precision == "fp16":
         expected = '"no" or "bf16": there is no GPU, and fp16 does not train on a CPU'
         fix = "mixed_precision=bf16 or mixed_precision=no"
         yield Problem("mixed_precision", HYDRA, show("fp16"), expected, fix)
+
     if launch.gpus == 0 and launch.wants_gpus:
         expected = "one GPU per process, as the launch file requests"
         fix = "see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch with "
         fix += "experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml"
         yield Problem("GPUs", "this machine", "0", expected, fix)
+
     if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
         expected = f"at most {launch.gpus}, the GPUs of this machine"
         fix = f"accelerate launch --num_processes {launch.gpus} …"
         yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
 
 
-def _deepspeed(launch: Launch) -> Iterator[Problem]:
+def _deepspeed_problems(launch: Launch) -> Iterator[Problem]:
+    """Yields a missing DeepSpeed JSON, and settings that belong in it."""
     key = "deepspeed_config.deepspeed_config_file"
     if launch.deepspeed_config_file is None:
         expected = "the DeepSpeed JSON; all DeepSpeed settings belong in one file"
         fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
         yield Problem(key, launch.source, show(None), expected, fix)
     elif not launch.deepspeed_config_file.is_file():
-        known = sorted(path.name for path in (ROOT / "deepspeed_configs").glob("*.json"))
-        expected = f"a file{nearest(launch.deepspeed_config_file.name, known)}, relative to the "
+        shipped = sorted(path.name for path in (ROOT / "deepspeed_configs").glob("*.json"))
+        expected = f"a file{nearest(launch.deepspeed_config_file.name, shipped)}, relative to the "
         expected += "working folder or to the repository"
-        fix = f"one of deepspeed_configs/{{{','.join(known)}}}, or a path of your own"
+        fix = f"one of deepspeed_configs/{{{','.join(shipped)}}}, or a path of your own"
         yield Problem(key, launch.source, str(launch.deepspeed_config_file), expected, fix)
+
     for name in launch.misplaced:
         expected = "nothing: beside a DeepSpeed JSON, accelerate refuses it"
         fix = f"delete {name} there; Hydra owns the value, the JSON says it or auto"
@@ -210,15 +256,19 @@ def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterat
     """Yields every field of `fsdp_config` and key of Hydra that does not work under FSDP2."""
     if launch.fsdp is None:
         return
+
     if not entry.fully_shards:
         expected = f"a launch without FSDP: task={config.task} does not train under FSDP2"
         fix = "another file of experiments/accelerate/, such as ddp.yaml"
         yield Problem("distributed_type", launch.source, "FSDP", expected, fix)
-    yield from _fields(launch.fsdp, launch.source)
+
+    yield from _fsdp_field_problems(launch.fsdp, launch.source)
+
     if config.mixed_precision == "fp16":
         expected = '"bf16" or "no": fp16 is not supported under FSDP2'
         fix = "mixed_precision=bf16, or a launch file without FSDP"
         yield Problem("mixed_precision", HYDRA, show("fp16"), expected, fix)
+
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if optimizer is not None and not optimizer.takes_shards:
         expected = f"one of {UNDER_FSDP2} under FSDP2, which shards the parameters by rows"
@@ -226,18 +276,23 @@ def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterat
         yield Problem("optimizer_type", HYDRA, show(config.optimizer_type), expected, fix)
 
 
-def _fields(fields: Mapping[str, str], source: str) -> Iterator[Problem]:
+def _fsdp_field_problems(fields: Mapping[str, str], source: str) -> Iterator[Problem]:
+    """Yields the fields of `fsdp_config` whose value is not the only valid one."""
     for name, (variable, default) in FSDP_FIELDS.items():
-        found = fields[name]
+        value = fields[name]
         if name == "fsdp_reshard_after_forward":
-            is_valid, expected = found in ("true", "false"), "true or false"
+            is_valid = value in ("true", "false")
+            expected = "true or false"
             fix = f"{name}: true below fsdp_config"
         elif name in _FIXED:
-            value, reason = _FIXED[name]
-            is_valid = found in (value.lower(), "")  # "": the trainer's own value
-            expected, fix = f"{value}: {reason}", f"{name}: {value} below fsdp_config"
+            fixed_value, reason = _FIXED[name]
+            is_valid = value in (fixed_value.lower(), "")  # "": left to the trainer
+            expected = f"{fixed_value}: {reason}"
+            fix = f"{name}: {fixed_value} below fsdp_config"
         else:
-            is_valid, expected = found == default, "no such key: FSDP2 or the trainer ignores it"
+            is_valid = value == default
+            expected = "no such key: FSDP2 or the trainer ignores it"
             fix = f"delete it below fsdp_config, or unset {variable}"
+
         if not is_valid:
-            yield Problem(f"fsdp_config.{name}", source, found, expected, fix)
+            yield Problem(f"fsdp_config.{name}", source, value, expected, fix)

@@ -1,4 +1,4 @@
-"""Checks of the machine that a run starts on: what it needs beside its configuration."""
+"""Checks of the machine that a run starts on: shared memory, and the GPU's precisions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ LEAST_SHARED = 16 << 20  # bytes: a few batches of each loader process
 
 
 def machine_problems(config: RunConfig, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
-    """Yields what this machine lacks; under `check_only`, the run may start on another one.
+    """Yields too little shared memory for loader processes, except under `check_only`.
+
+    A checked run may start on another machine.
 
     Args:
-        shared_memory: Through which loader processes pass batches. Containers have 64 MB of it by
-            default, or none.
+        shared_memory: The folder through which loader processes pass batches. By default,
+            containers have 64 MB of it, or none.
     """
     data: Any = getattr(config, "data_config", None)
     workers = getattr(data, "num_workers", 0)

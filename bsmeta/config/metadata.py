@@ -35,9 +35,9 @@ class HtmlParserConfig:
     tags_to_remove_alone_tag_name: list[str] = key([])
     """tags dropped by name, keeping their content"""
     tags_to_remove_alone_txt_max_chr_len: list[float] = key([])
-    """for each of those names: largest number of characters around which it is dropped"""
+    """for each of these tag names: largest number of characters around which it is dropped"""
     tags_to_remove_alone_txt_min_chr_len: list[float] = key([])
-    """for each of those names: smallest number of characters around which it is dropped"""
+    """for each of these tag names: smallest number of characters around which it is dropped"""
 
 
 @dataclass(kw_only=True)
@@ -45,12 +45,12 @@ class Phase:
     """A part of the run with its own choice of metadata; null keeps the value of the whole run."""
 
     share: float = key(1.0, above=0, at_most=1)
-    """share of max_train_steps that it takes; together they make 1"""
+    """length of the phase as a share of max_train_steps; all shares sum to 1"""
     at_decay: bool = key(False)
-    """the last phase only: it begins where the learning rate begins to fall
-    (lr_scheduler_type=wsd), whatever the shares are"""
+    """begin the last phase where the learning rate begins to fall (lr_scheduler_type=wsd),
+    regardless of the shares"""
     metadata_probability: float | None = key(None, at_least=0, at_most=1)
-    """share of documents that are given any metadata"""
+    """share of documents with any metadata"""
     types: list[str] | None = key(None)
     """keys of metadata_list that may be drawn"""
     random_sample_metadata: bool | None = key(None)
@@ -65,7 +65,7 @@ class Phase:
 
 @dataclass(kw_only=True)
 class MetadataConfig:
-    """Which metadata a document is given, and how it is rendered."""
+    """Selection and rendering of a document's metadata."""
 
     metadata_list: list[str] = key(
         [
@@ -79,62 +79,62 @@ class MetadataConfig:
             "entity",
         ]
     )
-    """keys that may be used, in the order in which they are rendered"""
+    """keys that may be used, in rendering order"""
     metadata_column_list: list[str] | None = key(None)
-    """columns (without `metadata_`) that are read; null reads every one of metadata_list"""
+    """columns to read (without `metadata_`); null: the columns of metadata_list"""
     metadata_probability: float = key(0.5, at_least=0, at_most=1)
-    """share of documents that are given any metadata"""
+    """share of documents with any metadata"""
     random_sample_metadata: bool = key(True)
-    """draw k of the n types present (k uniform in 1..n); false uses all of them"""
+    """draw k of the n types present (k uniform in 1..n); false: use all of them"""
     random_sample_metadata_weights: dict[str, float] = key({}, at_least=0, finite=True)
-    """weight of each type (key or column) in that draw; 1 where not named, 0: never drawn"""
+    """weight of each type (key or column) in this draw; default 1, 0: never drawn"""
     metadata_dropout: dict[str, float] = key({}, at_least=0, at_most=1)
-    """chance that a type (key) is left out of a document before that draw"""
+    """probability that a type (key) is dropped from a document before this draw"""
     html_overall_sample_rate: float = key(1.0, at_least=0, at_most=1)
-    """chance that html may be drawn at all"""
+    """probability that html may be drawn at all"""
     metadata_values: str = key("own", choices=("own", "shuffled", "constant", "random"))
-    """own; for controls, in training and evaluation: shuffled (those of another document of the
-    window), or a prefix of the same length in tokens without content: constant (one text for all
-    documents) or random (tokens drawn for each document)"""
+    """values to render; own: the document's. For controls, in training and evaluation: shuffled
+    (another document's in the window), or a prefix of the same length in tokens without content:
+    constant (one text for all documents) or random (tokens drawn for each document)"""
     schedule: list[Phase] = key([])
     """phases of the run, in order, such as [{share: 0.9}, {share: 0.1, types: []}]"""
     without_metadata_same_context: bool = key(False)
-    """leave all metadata out, but cut the text where the run with metadata cuts it"""
+    """omit all metadata, but cut the text where the run with metadata cuts it"""
 
     metadata_position: str = key("prepend", choices=("prepend", "append", "both"))
     """global records: prepend (in the prefix), append (after the text) or both"""
     metadata_prefix_start_seq: str = key("")
     """text before the prefix"""
     metadata_sep: str = key(" | ")
-    """between the records of the prefix"""
+    """separator between the records of the prefix"""
     metadata_key_value_sep: str = key(": ")
-    """between key and value of a record"""
+    """separator between key and value of a record"""
     metadata_prefix_sep: str = key(" |||")
-    """closes the prefix"""
+    """end of the prefix"""
     metadata_prefix_special_token_state: bool = key(False)
     """add metadata_prefix_start_seq and metadata_prefix_sep to the tokenizer"""
     metadata_text_sep: str = key(" ")
-    """between the prefix and the text; belongs to neither"""
+    """separator between the prefix and the text, part of neither"""
     metadata_suffix_start_seq: str = key(" ||| ")
-    """between the text and appended records"""
+    """separator between the text and appended records"""
     metadata_templates: dict[str, str] = key({})
-    """how a global record of a type (key) reads: `URL: {value}`; timestamp: {year}, {month}"""
+    """template of a type's (key) global records: `URL: {value}`; timestamp: {year}, {month}"""
     url_granularity: str = key(
         "full", choices=("full", "host", "registered_domain", "suffix", "path", "hash")
     )
-    """part of the url that is rendered; hash: of the host"""
+    """part of the url to render; hash: of the host"""
     value_bucket_bounds: dict[str, list[Any]] = key({})
-    """types (keys) whose numbers are rendered as the interval between these rising bounds"""
+    """types (keys) whose numbers are rendered as an interval between these ascending bounds"""
     value_bucket_scale: dict[str, float] = key({}, above=0)
     """types (keys) whose numbers are rendered as floor(scale * number)"""
     num_meta_tokens: int = key(5, at_least=1)
-    """learnable tokens that the type `meta_tokens` puts in the prefix"""
+    """number of learnable tokens of the type `meta_tokens` in the prefix"""
 
     treat_local_metadata_as_regular_text: bool = key(True)
-    """local records count as text (trained on); only the prefix is masked"""
+    """train on local records as on text; only the prefix is masked"""
     # {} rather than null by default: Hydra cannot replace null by a mapping on the command line.
     local_metadata_special_tokens: dict[str, str] | None = key({})
-    """how a local type is announced in the prefix (its own name where not named)"""
+    """announcement of a local type in the prefix (default: its name)"""
     add_local_metadata_special_tokens_in_prefix: bool = key(True)
     """announce the local types of a document in its prefix"""
     local_metadata_special_token_start: dict[str, str] | None = key({})
@@ -142,47 +142,47 @@ class MetadataConfig:
     local_metadata_special_token_end: dict[str, str] | None = key({})
     """text after each run of a local type's tags"""
     local_metadata_special_token_state: bool = key(False)
-    """add those two to the tokenizer as special tokens"""
+    """add these start and end texts to the tokenizer as special tokens"""
     entity_setting: str = key("beg", choices=("beg", "end"))
-    """entity_paragraph: entities at the `beg` or `end` of their paragraph"""
+    """entity_paragraph: position of the entities, at the `beg` or `end` of their paragraph"""
     html_parser_config: HtmlParserConfig = key(HtmlParserConfig)
-    """which html is rendered"""
+    """selection of the html to render"""
 
     special_tokens_in_text: bool = key(False)
-    """a special token that is written out in a text or a record's value is that token, as in the
-    published code; false: only those that rendering inserts are"""
+    """encode a special token that is spelled out in a text or a value as that token, as in the
+    published code; false: encode it as text"""
 
     max_seq_len: int = key(1024, at_least=2)
     """length of a sequence in tokens"""
     prefix_on: str = key("every_piece", choices=("every_piece", "first_piece"))
-    """chunks of a long document that carry the prefix"""
+    """chunks of a long document that begin with the prefix"""
     long_documents: str = key("split", choices=("split", "truncate"))
-    """training documents longer than a sequence: split (into chunks, all trained on) or truncate
-    (only the first chunk is)"""
+    """training documents longer than a sequence: split (train on all chunks) or truncate (train on
+    the first chunk)"""
     bos_token: bool = key(False)
-    """put the tokenizer's BOS token, if it has one, before each document, and before each chunk
-    that carries the prefix; without metadata, too"""
+    """put the tokenizer's BOS token, if there is one, before each document and each chunk with the
+    prefix, also without metadata"""
     prefix_max_tokens: int | None = key(None, at_least=1)
-    """longest prefix in tokens (cut, keeping its end); null: max_seq_len // 2"""
+    """largest length of the prefix in tokens (cut at its beginning); null: max_seq_len // 2"""
     loss_on_metadata: bool = key(False)
-    """take loss on metadata tokens, too"""
+    """include metadata tokens in the loss"""
     loss_on_metadata_types: list[str] | None = key(None)
-    """with loss_on_metadata: only on tokens of these types (keys)"""
+    """loss_on_metadata: only the tokens of these types (keys)"""
     loss_on_first_text: bool = key(True)
-    """take loss on the first token of text after a prefix (or BOS); false: on no first token, as in
+    """include the first token of text after a prefix (or BOS) in the loss; false: exclude it, as in
     a chunk without a prefix, where nothing predicts it"""
 
 
 def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
-    """The sampling configuration of each phase; without a schedule, the configuration itself.
+    """Returns the sampling configuration of each phase; without a schedule, the configuration.
 
-    Only for sampling: the order and the numbers of types are those of the whole configuration.
+    Only for sampling: the whole configuration determines the order and the numbers of types.
     """
     return [during(phase, config) for phase in config.schedule] or [config]
 
 
 def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
-    """The configuration with the changes of a phase applied."""
+    """Returns the configuration with the changes of a phase applied."""
     names = {field.name for field in fields(phase)} - {"share", "at_decay", "types"}
     changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
     if phase.types is not None:
@@ -193,14 +193,17 @@ def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
 def phase_starts(
     config: MetadataConfig, max_train_steps: int, decay_start: int | None = None
 ) -> list[int]:
-    """The number of steps before each phase; the first is 0.
+    """Returns the number of steps before each phase; the first is 0.
 
     Args:
         decay_start: The number of steps before the decay of the learning rate, at which a phase may
-            begin; None: there is none in this run, so that the phase never begins.
+            begin; None: the run has no decay, so that the phase never begins.
     """
     shares = [phase.share for phase in config.schedule if not phase.at_decay]
-    starts = [0, *(round(max_train_steps * at) for at in itertools.accumulate(shares[:-1]))]
+    starts = [0]
+    for elapsed_share in itertools.accumulate(shares[:-1]):
+        starts.append(round(max_train_steps * elapsed_share))
+
     if len(shares) < len(config.schedule):
         starts.append(max_train_steps if decay_start is None else decay_start)
     return starts

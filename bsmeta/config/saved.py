@@ -6,8 +6,8 @@ rendering needs as `metadata.yaml`. Both travel with models, so their content is
 is therefore refused, unless a backslash marks it as text. That is OmegaConf's own notation, so
 Hydra, too, reads a saved configuration as the values that were saved.
 
-OmegaConf resolves whatever looks like an interpolation when it converts values to the types of a
-schema, also what comes from a list or a default. `shielded` values have none for it to see.
+When OmegaConf converts values to the types of a schema, it resolves everything that looks like an
+interpolation, even in a list or a default. `shielded` values have no interpolation for it to see.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads what `yaml.safe_dump` writes of plain values, and nothing that grows when it is read.
+    """Reads plain values as `yaml.safe_dump` writes them, and refuses everything else.
 
-    Twenty lists of two aliases each may stand for a million copies.
+    Aliases, for example: twenty lists of two each may stand for a million copies.
     """
 
     _depth = 0
@@ -52,9 +52,11 @@ class _Loader(yaml.SafeLoader):
             raise _error_at(event, "an alias", "the values that it stands for")
         if self._depth == DEEPEST:
             raise _error_at(event, "values that are nested too deeply", f"at most {DEEPEST} levels")
+
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
+
         if isinstance(node, yaml.MappingNode):
             _check_keys(node)
         elif isinstance(node, yaml.ScalarNode) and node.tag not in _TYPES:
@@ -66,6 +68,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuses a mapping with a key that is no name, or that occurs twice."""
     names = set()
     for name, _ in node.value:
         if not isinstance(name, yaml.ScalarNode):

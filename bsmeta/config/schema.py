@@ -1,13 +1,13 @@
-"""The schema that all training runs share: what the loop, engines, checkpoints and launch need.
+"""Schema of all training runs: the keys of the loop, engines, checkpoints and launch.
 
 Each task has its own schema, derived from this one (`bsmeta.tasks.TASKS`). Hydra merges YAML and
 command line onto these dataclasses (an unknown key or a wrong type is refused);
 `bsmeta.config.compose` turns the result into plain objects.
 
-The schema, the trainer and the estimate of memory read the optimizers: one entry each. The trainer
-passes the class its parameter groups, the learning rate and the entry's options. A step that is not
-finite changes nothing under any optimizer: those whose kernel can skip a step (torch's fused ones)
-do so on the device; before a step of any other the trainer waits for the device.
+Each optimizer has one entry, which the schema, the trainer and the estimate of memory read. The
+trainer passes the class its parameter groups, the learning rate and the entry's options. A step
+that is not finite changes nothing under any optimizer: torch's fused kernels skip such a step on
+the device, and before a step of any other optimizer the trainer waits for the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WSD = "wsd"
 LARGEST_SEED = 2**32 - 1
 """The largest seed that numpy accepts."""
 
-# Accelerate's names, which are also those of the modules that must be installed.
+# Accelerate's names, which are also the names of the modules that must be installed.
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -39,16 +39,16 @@ class OptimizerEntry:
     """An optimizer.
 
     Attributes:
-        place: The class, as `module:name`; it is imported when it is built.
+        place: The class, as `module:name`, imported when the optimizer is built.
         options: Computes the options of the class from the configuration.
-        keys: The keys that these depend on.
-        state_values: The number of values (float32) that it keeps for a parameter of a given shape;
-            the flag says whether that is a matrix of a repeated layer.
+        keys: The keys that the options depend on.
+        state_values: Returns the number of float32 values kept for a parameter of a given shape;
+            the flag says whether the parameter is a matrix of a repeated layer.
         matrices_apart: Whether the matrices of repeated layers are in groups of their own.
-        by_element: Whether each element is updated by itself, so that ZeRO can partition the
-            parameters, and runs under DeepSpeed have been tried; others are refused there.
-        takes_shards: Whether it works on parameters that FSDP2 has sharded (DTensors), and runs
-            have been tried; others are refused there.
+        by_element: Whether each element is updated independently, so that ZeRO can partition the
+            parameters, and runs under DeepSpeed have been tried. Others are refused there.
+        takes_shards: Whether sharded parameters of FSDP2 (DTensors) work, and runs have been
+            tried. Others are refused there.
     """
 
     place: str
@@ -60,7 +60,7 @@ class OptimizerEntry:
     takes_shards: bool = False
 
     def load(self) -> Callable[..., Any]:
-        """The class."""
+        """Imports the class."""
         loaded: Callable[..., Any] = resolve_name(self.place)
         return loaded
 
@@ -74,14 +74,15 @@ def _adam_values(shape: Sequence[int]) -> int:
 
 
 def _factored_values(shape: Sequence[int]) -> int:
-    """The mean squares of rows and columns, and the number of steps."""
     size = math.prod(shape)
-    return size + 1 if len(shape) < 2 else size // shape[-1] + size // shape[-2] + 1
+    if len(shape) < 2:
+        return size + 1  # the mean squares, and the number of steps
+    return size // shape[-1] + size // shape[-2] + 1  # for a matrix, by rows and columns only
 
 
 OPTIMIZERS: dict[str, OptimizerEntry] = {
-    # Loshchilov and Hutter 2019. The fused kernel makes one pass over the weights, which on a CPU,
-    # too, is several times as fast.
+    # Loshchilov and Hutter 2019. The fused kernel passes over the weights once, which is several
+    # times as fast, on a CPU as well.
     ADAMW: OptimizerEntry(
         place="torch.optim:AdamW",
         options=lambda config: {**_adam(config), "fused": True},
@@ -90,8 +91,8 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
         by_element=True,
         takes_shards=True,
     ),
-    # Jordan et al. 2024 for the matrices of repeated layers, AdamW for the rest; with the rates of
-    # Liu et al. 2025 (arXiv 2502.16982), under which both have the learning rate of AdamW.
+    # Jordan et al. 2024 for the matrices of repeated layers, AdamW for the rest; scaled as in Liu
+    # et al. 2025 (arXiv 2502.16982), so that both use the learning rate of AdamW.
     "muon": OptimizerEntry(
         place="bsmeta.training.optimization:MuonWithAdamW",
         options=lambda config: {**_adam(config), "momentum": config.momentum},
@@ -102,8 +103,8 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
         matrices_apart=True,
         takes_shards=True,
     ),
-    # Shazeer and Stern 2018: the second moment of a matrix by its rows and columns, which torch
-    # 2.13 cannot compute of shards.
+    # Shazeer and Stern 2018: keeps the second moment of a matrix by rows and columns, which torch
+    # 2.13 cannot compute for shards.
     "adafactor": OptimizerEntry(
         place="torch.optim:Adafactor",
         options=lambda _: {},
@@ -122,20 +123,20 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
 
 
 UNDER_DEEPSPEED = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
-"""The optimizers that a run under DeepSpeed may have."""
+"""The optimizers that work under DeepSpeed."""
 
 UNDER_FSDP2 = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
-"""The optimizers that a run under FSDP2 may have."""
+"""The optimizers that work under FSDP2."""
 
 
 def users_of(key: str) -> str:
-    """The optimizers that a key has a meaning for."""
+    """Lists the optimizers that use a key."""
     return ", ".join(name for name, entry in OPTIMIZERS.items() if key in entry.keys)
 
 
 @dataclass(kw_only=True)
 class ModelCardConfig:
-    """The facts of a model card that only the author knows, in the form of the Hub.
+    """Facts for the model card that only the author knows, in the Hub's notation.
 
     https://huggingface.co/docs/hub/model-cards lists the identifiers.
     """
@@ -143,13 +144,12 @@ class ModelCardConfig:
     license: list[str] = key([])
     """license identifiers of the model, as the Hub lists them: apache-2.0, other, …"""
     datasets: list[str] = key([])
-    """owner/name on the Hub of further training data; that of hf:// files is added"""
+    """owner/name on the Hub of further training data; data sets of hf:// files are added"""
     language: list[str] = key([])
     """ISO 639 codes of the languages of the training data: en, …"""
     describes: Any = key(None)
-    """the training data that these three are about (a value of data_config.train_file,
-    data_config.csv or datasets); a run on other data leaves them out; null: whatever is trained
-    on"""
+    """the training data that these three describe (a value of data_config.train_file,
+    data_config.csv or datasets); a run on other data omits them; null: any data"""
 
 
 @dataclass(kw_only=True)
@@ -160,21 +160,21 @@ class RunConfig:
     """The key that sets the rows of a micro-batch; None if they vary from step to step."""
 
     batch_scope_key: ClassVar[str | None] = None
-    """The key that says whether those are the rows of a micro-batch (`per_device`), or of a whole
-    step (`total`); None: of a micro-batch."""
+    """The key that says whether `micro_batch_key` counts the rows of a micro-batch (`per_device`)
+    or of a whole step (`total`); None: of a micro-batch."""
 
     training_data_key: ClassVar[str] = "data_config.train_file"
     """The key that names the training data, to which `model_card.describes` is compared."""
 
     metrics: ClassVar[tuple[str, ...] | None] = None
-    """The metrics of its evaluations during training; None: known only when they run."""
+    """The metrics of the evaluations during training; None: known only when they run."""
 
     task: str = key("", heading="Task")
-    """what is trained: a name in bsmeta.tasks.TASKS"""
+    """the task to train: a name in bsmeta.tasks.TASKS"""
 
     optimizer_type: str = key(
         ADAMW,
-        "update rule; muon: of the matrices of repeated layers, and adamw of the rest (under "
+        "update rule; muon: for the matrices of repeated layers, with adamw for the rest (under "
         f"DeepSpeed: {UNDER_DEEPSPEED}; under FSDP2: {UNDER_FSDP2})",
         choices=tuple(OPTIMIZERS),
         heading="Optimizer, schedule and batch",
@@ -184,7 +184,7 @@ class RunConfig:
     weight_decay: float = key(
         0.01, deepspeed="optimizer.params.weight_decay", at_least=0, finite=True
     )
-    """decay of the matrices; biases and norms have none"""
+    """weight decay of matrices (biases and norms have none)"""
     adam_beta1: float = key(
         0.9, users_of("adam_beta1"), deepspeed="optimizer.params.betas.0", at_least=0, below=1
     )
@@ -202,17 +202,17 @@ class RunConfig:
     lr_scheduler_type: str = key(
         "linear", deepspeed="scheduler.type", choices=("linear", "cosine", "constant", WSD)
     )
-    """how the learning rate falls after the warm-up; wsd (warm-up, stable, decay): at the end"""
+    """learning rate after the warm-up; wsd (warm-up, stable, decay): constant, falling at the
+    end"""
     decay_share: float = key(0.1, above=0, at_most=1)
-    """wsd: the share of the steps, at the end, in which the rate falls"""
+    """wsd: length of the decay at the end, as a share of the steps"""
     num_decay_steps: int | None = key(None, at_least=1)
-    """wsd: the number of these steps, instead of decay_share"""
+    """wsd: length of the decay in steps, instead of decay_share"""
     decay_shape: str = key("linear", choices=("linear", "1-sqrt", "cosine"))
-    """wsd: how the rate falls: on a line, as 1 - sqrt of the share of the decay that is over, or
-    along half a cosine"""
+    """wsd: shape of the decay: linear, 1 - sqrt(progress), or half a cosine"""
     decay_from: str | None = key(None, is_path=True)
-    """checkpoint folder of a run at a constant rate, from which this run, in an out_dir of its own,
-    only decays for num_decay_steps (max_train_steps follows)"""
+    """checkpoint folder of a run at a constant rate, which this run, in its own out_dir, continues
+    with a decay of num_decay_steps (max_train_steps follows)"""
     min_learning_rate_ratio: float = key(
         0.0, deepspeed="scheduler.params.cos_min_ratio", at_least=0, at_most=1
     )
@@ -228,25 +228,25 @@ class RunConfig:
     gradient_accumulation_steps: int = key(
         1, deepspeed="gradient_accumulation_steps", deepspeed_default="1", at_least=1
     )
-    """micro-batches of a step"""
+    """micro-batches in a step"""
     mixed_precision: str = key(
         "no", deepspeed="bf16.enabled, fp16.enabled", choices=("no", "bf16", "fp16")
     )
     """precision of the forward and backward pass; no: float32"""
     deterministic: bool = key(False)
-    """use only kernels that repeat a run bit for bit on GPUs, too, where they are slower (not with
-    liger_kernel)"""
+    """use only kernels that reproduce a run bit for bit on GPUs as well, where they are slower (not
+    with liger_kernel)"""
 
     seed: int = key(42, at_least=0, at_most=LARGEST_SEED, heading="Run folder and resuming")
-    """seed of the weights, the dropout and every choice about the data"""
+    """seed of the weights, the dropout and every random choice about the data"""
     out_dir: str = key("runs/default", is_path=True)
     """run folder (relative to the working folder)"""
     overwrite_out_dir: bool = key(False)
-    """first empty the folder of an earlier run"""
+    """empty the folder of an earlier run first"""
     resume_from_checkpoint_dir: str | None = key(None, is_path=True)
-    """`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder"""
+    """`latest` in out_dir (a fresh start if there is none yet), or a checkpoint folder"""
     trust_checkpoint: bool = key(False)
-    """resume from DeepSpeed's states, which are pickles, also outside of out_dir"""
+    """also resume from DeepSpeed's states, which are pickles, outside of out_dir"""
 
     logging_steps: int = key(1, at_least=1, heading="Logging, evaluation and checkpoints")
     """steps between lines of metrics.jsonl"""
@@ -257,59 +257,59 @@ class RunConfig:
     evals_per_epoch: int | None = key(None, at_least=1)
     """evaluations in an epoch, instead of eval_steps"""
     start_with_eval: bool = key(False)
-    """evaluate before the first step, too"""
+    """also evaluate before the first step"""
     save_steps: int = key(1000, at_least=0)
     """steps between checkpoints (0: only at the end)"""
     saves_per_epoch: int | None = key(None, at_least=1)
     """checkpoints in an epoch, instead of save_steps"""
     extra_steps_to_eval_save_at: list[int] = key([], at_least=1)
-    """further steps to evaluate and save at"""
+    """further steps at which to evaluate and save"""
     export_steps: int | None = key(None, at_least=0)
-    """write model/ only into checkpoints at multiples of this (0: into none, null: into all); a
-    finished run always has its own model/"""
+    """steps whose multiples have model/ in their checkpoint (0: none, null: all); a finished run
+    always has its own model/"""
     async_save: bool = key(False)
-    """write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"""
+    """write checkpoints in the background, from a copy in main memory (not under DeepSpeed)"""
     keep_last_checkpoints: int = key(3, at_least=0)
-    """number of most recent intact checkpoints to keep (0: all); those that the next two keys
-    match, that contain a file KEEP or that a run resumed from are kept, too"""
+    """number of most recent intact checkpoints to keep (0: all); checkpoints that match the next
+    two keys, contain a file KEEP or were resumed from are kept as well"""
     keep_every_checkpoint_steps: int = key(0, at_least=0)
-    """checkpoints at multiples of this are never deleted (0: off)"""
+    """never delete checkpoints at multiples of this many steps (0: off)"""
     keep_best_by: str | None = key(None)
-    """never delete the checkpoint with the best value of this metric of the evaluation"""
+    """evaluation metric whose best checkpoint is never deleted"""
     export_best: bool = key(False)
-    """model/ of the finished run is the best checkpoint's by keep_best_by, not the last"""
+    """the finished run's model/ is the best checkpoint's by keep_best_by, not the last one's"""
     early_stopping_patience: int | None = key(None, at_least=1)
-    """evaluations in a row without a better keep_best_by after which the run ends; null: off"""
+    """consecutive evaluations without a better keep_best_by after which the run ends; null: off"""
     on_nonfinite: str = key(
-        "stop", choices=("stop", "skip"), heading="When a loss is not what it should be"
+        "stop", choices=("stop", "skip"), heading="Non-finite losses and loss spikes"
     )
-    """a step whose loss or gradient is not finite (skip: not under ZeRO-0)"""
+    """reaction to a step whose loss or gradient is not finite (skip: not under ZeRO-0)"""
     max_consecutive_skips: int = key(10, at_least=0)
-    """skip: stop after more such steps in a row"""
+    """skip: stop after more consecutive steps than this"""
     loss_spike_deviations: float = key(0.0, at_least=0, finite=True)
-    """roll back to the last intact checkpoint, and skip the data seen since, when a loss exceeds
-    the mean of the window by this many standard deviations (0: off)"""
+    """standard deviations above the window's mean at which a loss rolls the run back to the last
+    intact checkpoint, skipping the data seen since (0: off)"""
     loss_spike_window: int = key(50, at_least=2)
-    """number of recent losses that a spike is compared with"""
+    """number of recent losses to compare a spike with"""
     max_rollbacks: int = key(3, at_least=0)
-    """stop after rolling back to one checkpoint more often"""
+    """stop after more rollbacks to one checkpoint than this"""
 
     trackers: list[str] = key(
         ["tensorboard"], choices=TRACKERS, heading="Trackers, logs and upload"
     )
-    """Accelerate's trackers beside metrics.jsonl"""
+    """Accelerate's trackers to use in addition to metrics.jsonl"""
     run_name: str = key("tracking")
-    """the run's name for the trackers, and of their folder"""
+    """name of the run in the trackers, and of their folder"""
     log_documents: bool = key(False)
-    """write the documents of every step, and a hash of the text that it has a loss on, to
+    """log the documents of every step, and a hash of the text with a loss, to
     documents-rank{r}.jsonl"""
     profile: bool = key(False)
     """write a trace of some steps by torch's profiler into profile/ of the run folder"""
     profile_steps: list[int] = key([10, 12], at_least=1)
-    """profile: the first and the last of these steps"""
+    """profile: first and last step of the trace"""
 
     push_to_hub: str | None = key(None)
-    """owner/name on the Hub that the finished model is uploaded to; a failure is logged"""
+    """owner/name on the Hub to upload the finished model to; a failure is logged"""
     hub_private: bool = key(True)
     """push_to_hub: a repository that does not exist yet is created private; false: public, for
     everyone to read"""
@@ -322,25 +322,25 @@ class RunConfig:
     """MiB of gradients that data parallel training sums in one all-reduce; null: 100 on GPUs, 25 on
     CPUs"""
     accelerate_config_file: str | None = key(None, is_path=True)
-    """with check_only: the launch file to check against, as if launched with it"""
+    """check_only: launch file to check against, as if launched with it"""
     check_only: bool = key(False)
     """compose, check, print the start-up table, and stop"""
     estimate: bool = key(False)
     """print parameters, memory by engine, speed and time to finish, and stop"""
     estimate_steps: int = key(10, at_least=0)
-    """estimate: steps that are made to measure the speed, and forgotten (the first half warms up);
-    0: none"""
+    """estimate: steps to measure the speed with, then discarded (the first half is warm-up); 0:
+    none"""
     estimate_card: str | None = key(None, choices=tuple(CARDS))
-    """estimate: count for this GPU instead of the device here, without measuring unless it is
-    one; A100: with 80 GB"""
+    """estimate: compute for this GPU instead of the device here, measuring only if it is the same;
+    A100: with 80 GB"""
 
 
 @dataclass(kw_only=True)
 class PretrainedConfig(RunConfig):
-    """A training run of a model of transformers."""
+    """A training run of a model from transformers."""
 
     model_name: str = key("gpt2", is_path=True, heading="Model")
-    """a folder or Hub name to load; its weights unless model_config_file"""
+    """a folder or Hub name to load; its weights, too, unless model_config_file is set"""
     model_config_file: str | None = key(None, is_path=True)
     """JSON of a transformers config: start from random weights of this shape instead"""
     tokenizer_name: str | None = key(None, is_path=True)
@@ -349,7 +349,7 @@ class PretrainedConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class TableDataConfig:
-    """The keys that the data sections of all tasks on a table share."""
+    """Keys of the data section that all tasks on tables share."""
 
     per_device_eval_batch_size: int = key(32, at_least=1)
     """rows in an evaluation batch of one process"""

@@ -1,8 +1,8 @@
 """The start-up table of a run, and the notes below it.
 
-The table shows the length of a run and its global batch, both with the arithmetic of `steps`, and
-all else that the run will do. The notes name settings that are valid but probably unintended;
-invalid settings are refused by the checks.
+The table shows the length of a run and its global batch, as `steps` computes them, and everything
+else that the run will do. The notes name settings that are valid but probably unintended; the
+checks refuse invalid ones.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def summary(
     files: Sequence[str] = (),
     sampled: Sequence[Row] = (),
 ) -> list[Row]:
-    """Rows of name and value; batch sizes in rows, lengths in steps.
+    """Lists the rows of the table: names and values, with batch sizes in rows, lengths in steps.
 
     Args:
-        entry: Its task, which adds rows or replaces rows of the same name.
+        entry: The run's task, which adds rows or replaces rows of the same name.
         files: The files that the configuration was composed from.
         sampled: Rows about the data (`TaskEntry.sample_rows`).
     """
@@ -47,15 +47,15 @@ def summary(
         "evaluation": evaluations(config),
         "checkpoints": _checkpoints(config),
     }
-    own = dict([*entry.summary(config, launch), *sampled])
-    added = {name: value for name, value in own.items() if name not in last}
-    return [*(first | added | last | own).items()]
+    of_task = dict([*entry.summary(config, launch), *sampled])
+    added = {name: value for name, value in of_task.items() if name not in last}
+    return [*(first | added | last | of_task).items()]
 
 
 def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     """Prints the table on standard output, and the notes below it.
 
-    A file or a pipe has no width: there each row is one line, so that no path is broken.
+    In a file or a pipe, which have no width, each row is one line, so that no path is broken.
     """
     console = Console(soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -65,6 +65,7 @@ def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
             console.print(line, highlight=False, soft_wrap=True)
         _print_notes(console, notes)
         return
+
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -80,6 +81,7 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
 
 
 def _batch(plan: BatchPlan) -> str:
+    """Describes the global batch as a product."""
     split = f"{plan.accumulation} (accumulation) x {plan.processes} (processes)"
     if plan.key is None:
         return f"rows vary; {split} = {plan.global_batch:,} micro-batches"
@@ -87,6 +89,7 @@ def _batch(plan: BatchPlan) -> str:
 
 
 def _length(config: RunConfig) -> str:
+    """Describes the number of steps."""
     if config.num_train_epochs is None:
         return f"{config.max_train_steps:,}"
     if config.num_train_epochs == 1:
@@ -95,20 +98,24 @@ def _length(config: RunConfig) -> str:
 
 
 def evaluations(config: RunConfig) -> str:
-    """The steps at which a run evaluates, as the table shows them."""
-    return ", ".join(_often(config, config.eval_steps, config.evals_per_epoch)) or "–"
+    """Describes the steps at which a run evaluates."""
+    return ", ".join(_occasions(config, config.eval_steps, config.evals_per_epoch)) or "–"
 
 
-def _often(config: RunConfig, steps: int, per_epoch: int | None) -> list[str]:
-    """How often something happens, and at which further steps; [] if never."""
-    extra = config.extra_steps_to_eval_save_at
-    regular = f"every {steps:,} steps" if steps else ""
+def _occasions(config: RunConfig, steps: int, per_epoch: int | None) -> list[str]:
+    """Describes the interval of evaluations or checkpoints, and their extra steps; [] if never."""
+    occasions = []
     if per_epoch is not None:
-        regular = f"{per_epoch:,} an epoch"
-    return [*filter(None, (regular, f"at {extra}" if extra else ""))]
+        occasions.append(f"{per_epoch:,} an epoch")
+    elif steps:
+        occasions.append(f"every {steps:,} steps")
+    if config.extra_steps_to_eval_save_at:
+        occasions.append(f"at {config.extra_steps_to_eval_save_at}")
+    return occasions
 
 
 def _launch(config: RunConfig, launch: Launch) -> str:
+    """Describes the processes, their engine and their precision."""
     parts = ["1 process" if launch.num_processes == 1 else f"{launch.num_processes} processes"]
     if launch.deepspeed:
         parts.append(f"DeepSpeed with {launch.deepspeed_config_file}")
@@ -119,34 +126,41 @@ def _launch(config: RunConfig, launch: Launch) -> str:
 
 
 def _schedule(config: RunConfig) -> str:
-    peak, warm_up = f"{config.learning_rate:g}", f"{config.num_warmup_steps:,} steps"
-    share = config.warmup_share
-    if share is not None:
-        warm_up = f"{share:.0%} of the steps"
+    """Describes the learning rate over the run."""
+    peak = f"{config.learning_rate:g}"
+    warm_up = f"{config.num_warmup_steps:,} steps"
+    if config.warmup_share is not None:
+        warm_up = f"{config.warmup_share:.0%} of the steps"
     elif config.num_train_epochs is None and config.num_warmup_steps >= config.max_train_steps:
         return f"rising for the whole run: the warm-up of {warm_up} is longer (peak: {peak})"
+
     end = ""
     if config.lr_scheduler_type != "constant":
         end = f" to {config.learning_rate * config.min_learning_rate_ratio:g}"
-    kind = config.lr_scheduler_type
-    if kind == WSD:
+    shape = config.lr_scheduler_type
+    if shape == WSD:
         steps = config.num_decay_steps
-        last = f"{config.decay_share:.0%} of the" if steps is None else f"{steps:,}"
-        kind = f"constant; in the last {last} steps {config.decay_shape}"
+        decay = f"{config.decay_share:.0%} of the" if steps is None else f"{steps:,}"
+        shape = f"constant; in the last {decay} steps {config.decay_shape}"
     branch = "" if config.decay_from is None else f", from {config.decay_from}"
-    return f"{peak} after {warm_up}, then {kind}{end}{branch}"
+
+    return f"{peak} after {warm_up}, then {shape}{end}{branch}"
 
 
 def _checkpoints(config: RunConfig) -> str:
-    kept = config.keep_last_checkpoints
-    often = _often(config, config.save_steps, config.saves_per_epoch)
-    last = "and at the end" if often else "at the end"
-    which = {0: "all are", 1: "the last is"}.get(kept, f"the last {kept} are")
+    """Describes when checkpoints are written, which are kept, and which have `model/`."""
+    occasions = _occasions(config, config.save_steps, config.saves_per_epoch)
+    occasions.append("and at the end" if occasions else "at the end")
+
+    count = config.keep_last_checkpoints
+    kept = {0: "all are", 1: "the last is"}.get(count, f"the last {count} are")
+
     exports = ""
     if config.export_steps is not None:
-        every = f"every {config.export_steps:,} steps" if config.export_steps else "in none"
-        exports = f"; model/ {every}"
-    return f"{', '.join([*often, last])}; {which} kept{exports}"
+        interval = f"every {config.export_steps:,} steps" if config.export_steps else "in none"
+        exports = f"; model/ {interval}"
+
+    return f"{', '.join(occasions)}; {kept} kept{exports}"
 
 
 def launch_notes(launch: Launch) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""The steps of a run: how many there are, what happens after which, and the rows of each.
+"""The steps of a run: their number, their rows, and when to log, evaluate and save.
 
-The only place that computes the length of a run and the global batch.
+The length of a run and its global batch are computed only here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run ends, logs, evaluates and saves.
+    """The steps after which a run ends, logs, evaluates and saves.
 
     Attributes:
+        max_steps: Steps in all.
         logging_steps: Steps between two lines of the log.
         eval_steps: Steps between two evaluations; 0: none.
         save_steps: Steps between two checkpoints; 0: only one at the end.
@@ -43,8 +44,9 @@ class Schedule:
                 the run has no steps.
 
         Raises:
-            ConfigurationError: If an extra step is after the last step, or an interval is given
-                per epoch and the task has no epochs.
+            ConfigurationError: If the decay would begin within the warm-up, if an extra step is
+                after the last step, or if an interval is given per epoch and the task has no
+                epochs.
         """
         max_steps = config.max_train_steps
         if config.num_train_epochs is not None:
@@ -53,22 +55,27 @@ class Schedule:
         if steps_per_epoch == 0:
             max_steps = 0
 
-        def interval(key: str, steps: int) -> int:
-            times: int | None = getattr(config, key)
-            return steps if times is None else max(1, _epoch(key, steps_per_epoch) // times)
-
         if decays_in_warm_up(config, max_steps):
             raise ConfigurationError(
                 f"lr_scheduler_type={WSD}: warm-up and decay are longer than the run, which has "
                 f"{max_steps:,} steps; lower num_warmup_steps (warmup_share) or num_decay_steps "
                 "(decay_share)"
             )
+
         extra = frozenset(config.extra_steps_to_eval_save_at)
         if extra and max(extra) > max_steps:
             raise ConfigurationError(
                 f"extra_steps_to_eval_save_at={sorted(extra)}: the run has {max_steps:,} steps "
                 f"({config.num_train_epochs} epochs of {steps_per_epoch:,}); drop those after them"
             )
+
+        def interval(key: str, steps: int) -> int:
+            """Returns an interval in steps, from the number of times in an epoch if that is set."""
+            times_per_epoch: int | None = getattr(config, key)
+            if times_per_epoch is None:
+                return steps
+            return max(1, _epoch(key, steps_per_epoch) // times_per_epoch)
+
         return cls(
             max_steps,
             logging_steps=interval("logs_per_epoch", config.logging_steps),
@@ -96,8 +103,8 @@ class Schedule:
 
 def exports_model(config: RunConfig, step: int) -> bool:
     """Whether the checkpoint of a step has `model/`."""
-    every = config.export_steps
-    return every is None or (every > 0 and step % every == 0)
+    interval = config.export_steps
+    return interval is None or (interval > 0 and step % interval == 0)
 
 
 def lacks_model(folder: Path) -> bool:
@@ -108,7 +115,7 @@ def lacks_model(folder: Path) -> bool:
 
 
 def how_to_export(folder: Path) -> str:
-    """What to do about a checkpoint that lacks `model/`."""
+    """Explains how to get `model/` of a checkpoint that lacks it."""
     match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
     assert match is not None
     return (
@@ -121,17 +128,20 @@ def how_to_export(folder: Path) -> str:
 
 
 def warm_up_steps(config: RunConfig, max_steps: int) -> int:
-    """Steps in which the learning rate rises."""
+    """Returns the number of steps in which the learning rate rises."""
     share = config.warmup_share
     return config.num_warmup_steps if share is None else round(share * max_steps)
 
 
 def decay_start(config: RunConfig, max_steps: int) -> int | None:
-    """The last step before the decay of `lr_scheduler_type=wsd`; None under other schedules."""
+    """Returns the last step before the decay under `lr_scheduler_type=wsd`; else None."""
     if config.lr_scheduler_type != WSD:
         return None
-    steps = config.num_decay_steps
-    return max_steps - (max(1, round(config.decay_share * max_steps)) if steps is None else steps)
+
+    decay_steps = config.num_decay_steps
+    if decay_steps is None:
+        decay_steps = max(1, round(config.decay_share * max_steps))
+    return max_steps - decay_steps
 
 
 def decays_in_warm_up(config: RunConfig, max_steps: int) -> bool:
@@ -141,19 +151,20 @@ def decays_in_warm_up(config: RunConfig, max_steps: int) -> bool:
 
 
 def branch_step(config: RunConfig) -> int | None:
-    """The step of the checkpoint that `decay_from` names; None if it names none."""
+    """Returns the step of the checkpoint that `decay_from` names; None if it names none."""
     match = CHECKPOINT_NAME.fullmatch(Path(config.decay_from or "").resolve().name)
     return int(match[1]) if config.decay_from and match else None
 
 
 def set_branch_length(config: RunConfig) -> None:
-    """Sets the length of a run that only decays: the steps before it, and those of the decay."""
+    """Sets the length of a run that only decays: the steps of its parent, and of the decay."""
     step = branch_step(config)
     if step is not None and config.num_decay_steps is not None:
         config.max_train_steps = step + config.num_decay_steps
 
 
 def _epoch(key: str, steps_per_epoch: int | None) -> int:
+    """Returns the steps of an epoch, or refuses a key of a task that has none."""
     if steps_per_epoch is None:
         raise ConfigurationError(f"{key}: this task has no epochs; expected null")
     return steps_per_epoch
@@ -161,13 +172,13 @@ def _epoch(key: str, steps_per_epoch: int | None) -> int:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How the rows of a step are split.
+    """The split of a step's rows over micro-batches and processes.
 
     Attributes:
         micro_batch: Rows in a micro-batch of one process; 1 where they vary from step to step.
         accumulation: Micro-batches of one process in a step.
         key: The key that sets the rows of a micro-batch; None if they vary.
-        is_total: Whether that key sets the rows of a whole step, which are divided.
+        is_total: Whether that key sets the rows of a whole step, which are then divided.
     """
 
     micro_batch: int
@@ -178,22 +189,30 @@ class BatchPlan:
 
     @classmethod
     def of(cls, config: RunConfig, processes: int) -> BatchPlan:
-        """The plan of a run with this number of processes."""
-        name, scope = config.micro_batch_key, config.batch_scope_key
-        rows = 1 if name is None else reduce(getattr, name.split("."), config)
+        """Creates the plan of a run with this number of processes."""
+        key = config.micro_batch_key
+        rows = 1 if key is None else _value(config, key)
         assert isinstance(rows, int)
+
+        scope_key = config.batch_scope_key
+        is_total = scope_key is not None and _value(config, scope_key) == "total"
         accumulation = config.gradient_accumulation_steps
-        is_total = scope is not None and reduce(getattr, scope.split("."), config) == "total"
         if is_total:  # the check of the launch refuses a remainder
             rows //= accumulation * processes
-        return cls(rows, accumulation, processes, name, is_total)
+
+        return cls(rows, accumulation, processes, key, is_total)
 
     @property
     def global_batch(self) -> int:
-        """Rows of a step over all processes; where they vary, its micro-batches."""
+        """Rows of a step over all processes; where they vary, micro-batches of a step."""
         return self.micro_batch * self.accumulation * self.processes
 
     @property
     def rows_per_step(self) -> int | None:
         """Rows of every step; None where they vary."""
         return None if self.key is None else self.global_batch
+
+
+def _value(config: RunConfig, key: str) -> object:
+    """Returns the value of a dotted key."""
+    return reduce(getattr, key.split("."), config)

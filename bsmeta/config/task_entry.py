@@ -14,11 +14,11 @@ from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, near
 Row = tuple[str, str]
 
 
-def imported(place: str) -> Callable[..., Any]:
-    """A function that imports `module:attribute` when it is called, and calls it."""
+def imported(name: str) -> Callable[..., Any]:
+    """Returns a function that imports `module:attribute` when it is called, and calls it."""
 
     def call(*arguments: Any) -> Any:
-        return resolve_name(place)(*arguments)
+        return resolve_name(name)(*arguments)
 
     return call
 
@@ -32,7 +32,7 @@ class TaskEntry:
     """A task, as the entry points and the checks use it.
 
     Attributes:
-        schema: Its schema, derived from `RunConfig`, as `module:attribute`.
+        schema: The task's schema, derived from `RunConfig`, as `module:attribute`.
         make: Builds the task (`bsmeta.training.task.Task`) from a configuration.
         value_problems: Takes the configuration and the keys of the command line; returns the
             problems that do not depend on the launch.
@@ -48,12 +48,11 @@ class TaskEntry:
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
             (`bsmeta.tasks.checkpoints.Location`), and the `Processes`.
-        programs: The entry points beside `train.py` that work with its checkpoints.
-        has_epochs: Whether its runs may be measured in epochs (`Task.steps_per_epoch`).
-        finishes: Whether it reads `model/` of a checkpoint when a run ends
-            (`Task.finish`).
-        fully_shards: Whether its runs under FSDP2 have been tried, which calls the model in one
-            piece; others are refused.
+        programs: The entry points beside `train.py` that work with the task's checkpoints.
+        has_epochs: Whether the task has epochs (`Task.steps_per_epoch`).
+        finishes: Whether the task reads `model/` of a checkpoint when a run ends (`Task.finish`).
+        fully_shards: Whether the task has been tried under FSDP2, which calls the model as a whole;
+            other tasks are refused there.
     """
 
     schema: str
@@ -73,29 +72,31 @@ class TaskEntry:
 
     @property
     def config(self) -> type[RunConfig]:
-        """The schema, which is imported only if it is asked for."""
+        """The schema class, imported on first use."""
         loaded: type[RunConfig] = resolve_name(self.schema)
         return loaded
 
 
 def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
     """Refuses an entry point that does not work with a task."""
-    able = [name for name, entry in tasks.items() if program in entry.programs]
-    if task in able:
+    supported_tasks = [name for name, entry in tasks.items() if program in entry.programs]
+    if task in supported_tasks:
         return
-    others = tasks[task].programs if task in tasks else ()
-    instead = f"; for task={task} there is {' and '.join(others)}" if others else ""
+
+    programs = tasks[task].programs if task in tasks else ()
+    instead = f"; for task={task} there is {' and '.join(programs)}" if programs else ""
     raise ConfigurationError(
-        f"task={task}: {program} works with task={' or '.join(able)} only{instead}"
+        f"task={task}: {program} works with task={' or '.join(supported_tasks)} only{instead}"
     )
 
 
 def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:
-    """The entry whose schema a configuration has, and the problems with its `task`."""
-    places = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
-    name, entry = next((name, entry) for name, entry in tasks.items() if entry.schema in places)
+    """Returns the entry with the schema of a configuration, and the problems with its `task`."""
+    schemas = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
+    name, entry = next((name, entry) for name, entry in tasks.items() if entry.schema in schemas)
     if config.task == name:
         return entry, []
+
     if config.task in tasks:
         expected = f"{name}, because the configuration begins with the schema of {name}"
         fix = f"--config-name of a configuration for {config.task}, or task={name}"

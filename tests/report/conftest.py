@@ -1,7 +1,8 @@
-"""Reports with marked names, each of which is written once for all tests."""
+"""Reports with marked names, each of which is written once for all tests of all workers."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Collection
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from tests.report.hostile import FIGURES, MARKUP
 from tests.report.made import KINDS, PLAIN, Marks
@@ -37,12 +39,20 @@ def cases(kinds: Collection[str], *marks: str) -> list[Any]:
 @pytest.fixture(scope="session")
 def report_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """Writes a report of a kind with some marks; any warning is an error."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
 
     @cache
     def write(kind: str, marks: str) -> Path:
-        folder = tmp_path_factory.mktemp("report") / kind
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return KINDS[kind](folder, MARKS[marks])
+        folder = shared / "reports" / marks.replace(" ", "-") / kind
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        page = folder.with_suffix(".page")  # holds the path of the page once that is written
+        with FileLock(folder.with_suffix(".lock")):
+            if not page.exists():
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    page.write_text(str(KINDS[kind](folder, MARKS[marks])))
+            return Path(page.read_text())
 
     return write
