@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bsmeta.config.causal_lm import EntitiesConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError
 
 _SOURCES = ("profiles", "entity_dir", "add")

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import transformers
 
 from bsmeta.config.causal_lm import EvaluateConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.loopback import listen_on_loopback

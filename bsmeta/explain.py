@@ -8,15 +8,16 @@ python bsmeta/explain.py --config-name demo limit=100 json=true | jq .prefix
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.composition import Composition
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import check_program
-from bsmeta.core.errors import ConfigurationError, Problem, refuse
+from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.terminal import Console
 from bsmeta.tasks import TASKS
 
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     from bsmeta.tasks.causal_lm.explaining import ExplainedWindow
 
 
-def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
+def main(config: RunConfig, composition: Composition) -> None:
     """Shows the documents that the configuration selects, in the format that it selects.
 
     Args:
         config: What to show; of another task, if it is to be refused.
+        composition: The configuration as it was written, whose problems are refused.
     """
     check_program("explain.py", config.task, TASKS)
-    refuse(mistakes)
+    refuse(composition.problems)
     assert isinstance(config, ExplainConfig)
     show(config)
 
@@ -74,4 +76,4 @@ def write(path: str, text: str) -> None:
 if __name__ == "__main__":
     schemas: list[Any] = [ExplainConfig]  # and those of the tasks that are refused by name
     schemas += [entry.schema for entry in TASKS.values() if "explain.py" not in entry.programs]
-    run_entry_point(main, schemas, "v2", takes_mistakes=True)
+    run_entry_point(main, schemas, "v2", takes_composition=True)

@@ -10,9 +10,9 @@ python bsmeta/generate.py mode=attribute type=url
 from __future__ import annotations
 
 from bsmeta.config.causal_lm import GenerateConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.task_entry import check_program
-from bsmeta.config.values import refuse_unused
+from bsmeta.config.unused_keys import refuse_unused
 from bsmeta.tasks import TASKS
 
 _OF_BOTH = (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.causal_lm import PredictConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing

@@ -20,9 +20,9 @@ from bsmeta.config.causal_lm import (
     PrepareConfig,
     StageConfig,
 )
-from bsmeta.config.command_line import Key, sections
+from bsmeta.config.groups import group_options
+from bsmeta.config.help_page import Key, list_keys, list_sections
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.sources import group_options
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.tasks import TASKS
 
@@ -113,11 +113,11 @@ def reference() -> str:
         parts.append(
             f"## {program}\n\n{summary} Without `--config-name`: `{config_name}`.{inherited}\n"
         )
-        taken = {key.name for _, found in sections(parent) for key in found} if parent else ()
-        for heading, found in sections(schema):
-            own = [key for key in found if key.name not in taken]
-            if own:
-                parts.append(f"### {heading}\n\n{_table(own)}")
+        inherited_names = {key.name for key in list_keys(parent)} if parent else set()
+        for heading, keys in list_sections(schema):
+            own_keys = [key for key in keys if key.name not in inherited_names]
+            if own_keys:
+                parts.append(f"### {heading}\n\n{_table(own_keys)}")
     return "\n".join(parts)
 
 

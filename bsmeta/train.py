@@ -10,14 +10,14 @@ if __name__ == "__main__":
 
     hold_signals()  # until the folder of the run is known
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bsmeta.config.checks import Problem, check_run
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.checks import check_run
+from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.hydra_files import short_path
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.sources import reading, shown_path
 from bsmeta.config.startup_table import launch_notes, print_summary, summary
 from bsmeta.config.steps import set_branch_length
 from bsmeta.core.rank import checks_for_all, rank
@@ -26,22 +26,24 @@ from bsmeta.tasks import TASKS
 from bsmeta.training.run_folder import note_early_stop, refusal_in_status
 
 
-def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
+def main(config: RunConfig, composition: Composition = NOTHING) -> int:
     """Checks the configuration against the launch, then trains; returns the exit code.
 
     Args:
-        mistakes: Problems of the command line; reported together with all others, and refused.
+        composition: The configuration as it was written; its problems are reported together with
+            all others, and refused.
     """
     is_main = rank() == 0
     set_branch_length(config)
     with refusal_in_status(config):
-        checked = check_run(config, os.environ, TASKS, mistakes, reading.overridden)
+        checked = check_run(config, os.environ, TASKS, composition)
         entry = TASKS[config.task]
         sampled = [*entry.sample_rows(config)] if checks_for_all() else []
     if is_main:
         launch = checked.launch
-        remarks = [*launch_notes(launch), *entry.notes(config), *entry.start_notes(config, launch)]
-        files = [*map(shown_path, reading.contents)]
+        remarks = [*launch_notes(launch), *entry.notes(config, composition)]
+        remarks += entry.start_notes(config, launch)
+        files = [*map(short_path, composition.files)]
         print_summary(summary(config, launch, entry, files, sampled), remarks)
     if config.check_only:
         return 0
@@ -76,4 +78,4 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
 
 if __name__ == "__main__":
     schemas = [entry.schema for entry in TASKS.values()]
-    run_entry_point(main, schemas, "v2", takes_mistakes=True)
+    run_entry_point(main, schemas, "v2", takes_composition=True)

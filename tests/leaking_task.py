@@ -27,7 +27,7 @@ sys.path[0] = str(HERE / "training")
 import toy_task  # noqa: E402
 
 from bsmeta.config.causal_lm import CausalLMConfig  # noqa: E402
-from bsmeta.config.compose import run_entry_point  # noqa: E402
+from bsmeta.config.entry_point import run_entry_point  # noqa: E402
 from bsmeta.data.batch import set_up_worker  # noqa: E402
 from bsmeta.training.task import Loss  # noqa: E402
 

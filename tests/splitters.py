@@ -42,8 +42,8 @@ from bsmeta.annotate.page import Declared, PageError, decode_html, parse_page
 from bsmeta.annotate.plan import make_annotators
 from bsmeta.annotate.sources import InputRecord, decode_line
 from bsmeta.annotate.spans import paragraphs
-from bsmeta.config.command_line import quote_home, quote_mapping
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.overrides import quote_home, quote_mapping
 from bsmeta.config.saved import parse_saved
 from bsmeta.core.enclosed import remove_enclosed
 from bsmeta.core.errors import DataError, UserError

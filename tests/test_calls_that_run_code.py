@@ -49,11 +49,13 @@ MODULES: dict[str, set[str]] = {
 
 # YAML of the user's own files; those of runs and models go through `bsmeta.config.saved`.
 YAML = {
-    "bsmeta/config/command_line.py": 2,  # values of the command line, and the defaults of a file
+    "bsmeta/config/from_file.py": 1,  # files that OmegaConf reads next
+    "bsmeta/config/hydra_files.py": 1,  # files that Hydra reads next
+    "bsmeta/config/interpolation.py": 1,  # the text of a variable
     "bsmeta/config/launch.py": 1,
     "bsmeta/config/saved.py": 1,
-    "bsmeta/config/sources.py": 2,  # files that Hydra and OmegaConf read next
-    "bsmeta/config/values.py": 1,  # the text of a variable
+    "bsmeta/config/overrides.py": 1,  # values of the command line
+    "bsmeta/config/schema_choice.py": 1,  # the defaults of a file
     "bsmeta/core/parsing.py": 1,
     "bsmeta/studies/config.py": 1,
     "bsmeta/tasks/causal_lm/text_mode.py": 1,
@@ -143,7 +145,11 @@ def test_values_are_resolved_only_where_hydra_composes() -> None:
         if called(node) in ("OmegaConf.create", "OmegaConf.load", "OmegaConf.to_object")
     }
     assert resolving == {
-        "bsmeta/config/sources.py", "bsmeta/config/values.py", "bsmeta/studies/config.py"
+        "bsmeta/config/from_file.py",
+        "bsmeta/config/hydra_files.py",
+        "bsmeta/config/interpolation.py",
+        "bsmeta/config/saved_runs.py",
+        "bsmeta/studies/config.py",
     }  # fmt: skip
 
 

@@ -18,8 +18,8 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.values import to_yaml
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
 from tests.conftest import REPOSITORY

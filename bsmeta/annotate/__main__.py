@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 
 
 def main(config: AnnotateConfig) -> int:

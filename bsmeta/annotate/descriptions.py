@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 
 from bsmeta.annotate.config import DescriptionsConfig
 from bsmeta.annotate.links import open_database
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.enclosed import Finder, replace_enclosed
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building, file_hash

@@ -18,11 +18,12 @@ import msgspec
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import value_problems
-from bsmeta.config.command_line import choose
 from bsmeta.config.compose import compose
+from bsmeta.config.composition import NOTHING
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema_choice import choose_schema
 from bsmeta.config.task_entry import entry_of
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, nearest, refuse
 from bsmeta.core.files import CONFIG_FOLDER
@@ -68,7 +69,7 @@ def configuration(config: Configuration, overrides: Sequence[str] = ()) -> RunCo
 def check(config: RunConfig) -> None:
     """Refuses what training refuses, except what depends on its launch."""
     entry, problems = entry_of(config, TASKS)
-    refuse([*problems, *value_problems(config), *entry.value_problems(config, ())])
+    refuse([*problems, *value_problems(config), *entry.value_problems(config, NOTHING)])
 
 
 def _composed(config: str | Path, overrides: Sequence[str]) -> RunConfig:
@@ -97,7 +98,7 @@ def _composed(config: str | Path, overrides: Sequence[str]) -> RunConfig:
             f"{nearest(path.stem, known)}"
         )
     schemas = [entry.schema for entry in TASKS.values()]
-    return compose(choose(arguments, schemas, ""), path.stem, overrides, own_folder)
+    return compose(choose_schema(arguments, schemas, ""), path.stem, overrides, own_folder)
 
 
 @dataclass(frozen=True)

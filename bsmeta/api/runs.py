@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bsmeta.config.saved_runs import saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
-from bsmeta.config.values import saved_config
 from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.tasks import TASKS

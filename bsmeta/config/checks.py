@@ -14,11 +14,12 @@ import importlib.util
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import fsdp_problems, launch_problems
 from bsmeta.config.machine_checks import machine_problems
@@ -75,37 +76,35 @@ def check_run(
     config: RunConfig,
     environ: Mapping[str, str],
     tasks: Mapping[str, TaskEntry],
-    mistakes: Sequence[Problem] = (),
-    overridden: Collection[str] = (),
+    composition: Composition = NOTHING,
 ) -> CheckedRun:
     """Checks that the configuration is consistent with itself, this launch and the DeepSpeed JSON.
 
     Args:
-        mistakes: Problems found earlier, reported along with the rest.
-        overridden: The keys that the command line sets.
+        composition: The configuration as it was written; its problems are reported, too.
 
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
     """
     entry, task_problems = entry_of(config, tasks)
-    earlier: list[Problem | str] = [*mistakes, *task_problems]
+    composition = replace(composition, problems=(*composition.problems, *task_problems))
     try:
         launch = read_launch(environ, config.accelerate_config_file)
     except ConfigurationError as error:  # the rest can be reported without a launch
-        refuse([*earlier, str(error), *_launch_free_problems(config, entry, overridden)])
+        others = _launch_free_problems(config, entry, composition)
+        refuse([*composition.problems, str(error), *others])
         raise
-    return check(config, launch, entry, earlier, overridden)
+    return check(config, launch, entry, composition)
 
 
 def check(
     config: RunConfig,
     launch: Launch,
     entry: TaskEntry,
-    mistakes: Sequence[Problem | str] = (),
-    overridden: Collection[str] = (),
+    composition: Composition = NOTHING,
 ) -> CheckedRun:
     """Runs the checks of `check_run` for a given launch."""
-    problems = [*mistakes, *_launch_free_problems(config, entry, overridden)]
+    problems = [*composition.problems, *_launch_free_problems(config, entry, composition)]
     problems += launch_problems(config, launch)
     problems += fsdp_problems(config, launch, entry)
     problems += machine_problems(config)
@@ -129,24 +128,24 @@ def check(
 
 
 def _launch_free_problems(
-    config: RunConfig, entry: TaskEntry, overridden: Collection[str]
+    config: RunConfig, entry: TaskEntry, composition: Composition
 ) -> Iterator[Problem]:
     """Yields the problems that do not depend on the launch."""
-    yield from value_problems(config, overridden)
-    yield from entry.value_problems(config, overridden)
+    yield from value_problems(config, composition)
+    yield from entry.value_problems(config, composition)
     yield from folder_problems(config)
 
 
-def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
+def value_problems(config: RunConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
     """Yields invalid values and invalid combinations of values."""
     yield from bound_problems(config)
 
-    if config.warmup_share is not None and "num_warmup_steps" in overridden:
+    if config.warmup_share is not None and "num_warmup_steps" in composition.overridden:
         expected = f"no such override: warmup_share={config.warmup_share:g} takes its place"
         fix = f"warmup_share=null num_warmup_steps={config.num_warmup_steps}, or only warmup_share"
         yield _refused(config, "num_warmup_steps", expected, fix)
 
-    if config.trust_checkpoint and "trust_checkpoint" not in overridden:
+    if config.trust_checkpoint and "trust_checkpoint" not in composition.overridden:
         expected = "false, unless the command line says so: a file may be someone else's"
         fix = "leave it out of the file, and pass trust_checkpoint=true"
         yield _refused(config, "trust_checkpoint", expected, fix)

@@ -120,7 +120,7 @@ def parse_saved(text: str, where: str) -> dict[Any, Any]:
         ) from error
     if not isinstance(values, dict):
         raise ConfigurationError(f"{where}: found {show(values)}, expected keys and values")
-    values.pop("defaults", None)  # for Hydra, see `bsmeta.config.values.to_yaml`
+    values.pop("defaults", None)  # for Hydra, see `bsmeta.config.saved_runs.to_yaml`
     refuse([_interpolation(key, value, where) for key, value in _interpolations(values)])
     return dict(changed_texts(values, _unmark))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
+from bsmeta.config.composition import Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
@@ -34,7 +35,7 @@ class TaskEntry:
     Attributes:
         schema: The task's schema, derived from `RunConfig`, as `module:attribute`.
         make: Builds the task (`bsmeta.training.task.Task`) from a configuration.
-        value_problems: Takes the configuration and the keys of the command line; returns the
+        value_problems: Takes the configuration, and the same as it was written; returns the
             problems that do not depend on the launch.
         start_problems: Takes the configuration, the launch and the DeepSpeed JSON; returns the
             problems that depend on them.
@@ -42,7 +43,8 @@ class TaskEntry:
             replaces a row of the same name that all tasks have.
         sample_rows: Takes the configuration, reads some of the data, and returns further rows of
             the start-up table; raises an error for data that the run cannot be trained on.
-        notes: Takes the configuration; returns a line for each setting that has no effect.
+        notes: Takes the configuration, and the same as it was written; returns a line for each
+            setting that has no effect.
         start_notes: Takes the configuration and the launch; returns a line for each choice that is
             allowed but unusual.
         prepare: Takes a configuration with `prep_only`, and builds the data.
@@ -57,11 +59,11 @@ class TaskEntry:
 
     schema: str
     make: Callable[[Any], Any]
-    value_problems: Callable[[Any, Collection[str]], Iterable[Problem]] = _nothing
+    value_problems: Callable[[Any, Composition], Iterable[Problem]] = _nothing
     start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
     sample_rows: Callable[[Any], Iterable[Row]] = _nothing
-    notes: Callable[[Any], Iterable[str]] = _nothing
+    notes: Callable[[Any, Composition], Iterable[str]] = _nothing
     start_notes: Callable[[Any, Launch], Iterable[str]] = _nothing
     prepare: Callable[[Any], object] = _nothing
     evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None

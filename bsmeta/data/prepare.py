@@ -33,10 +33,10 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import PrepareConfig
-from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig, check_data, row_length
+from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.config.steps import BatchPlan, decay_start
-from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
 from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import parse_json

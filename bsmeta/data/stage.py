@@ -29,8 +29,8 @@ import msgspec
 import xxhash
 
 from bsmeta.config.causal_lm import StageConfig
-from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import check_data, source_configs
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.core.files import (
     file_hash,

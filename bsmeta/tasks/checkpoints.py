@@ -17,9 +17,10 @@ from huggingface_hub import hf_hub_download
 
 from bsmeta.config.causal_lm import EvaluateConfig, GenerateConfig
 from bsmeta.config.saved import read_saved
+from bsmeta.config.saved_runs import saved_config, saved_task
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
-from bsmeta.config.values import refuse_unused, saved_config, saved_task
+from bsmeta.config.unused_keys import refuse_unused
 from bsmeta.core.errors import ConfigurationError, DataError, show
 from bsmeta.core.log_once import log_once
 from bsmeta.core.secrets import redact

@@ -29,9 +29,9 @@ import xxhash
 from torch import nn
 
 from bsmeta.config.saved import parse_saved, read_saved
+from bsmeta.config.saved_runs import load_resolved, to_yaml
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, decay_start, lacks_model, warm_up_steps
-from bsmeta.config.values import load_resolved, to_yaml
 from bsmeta.core.errors import (
     CheckpointError,
     ConfigurationError,

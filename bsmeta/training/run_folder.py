@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.files import is_full, replacing, write_text

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import exports_model
-from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import opaque_work

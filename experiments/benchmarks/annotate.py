@@ -28,7 +28,7 @@ from bsmeta.annotate.page import parse_page
 from bsmeta.annotate.plan import columns_of_all, make_annotators
 from bsmeta.annotate.pool import Chunk, Status, collect_rarely
 from bsmeta.annotate.sources import InputRecord, Item, decode, list_inputs, read_items
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 
 OWN_KEYS = {"limit": "300", "repeats": "5"}
 PAGE_BYTES = 100_000_000

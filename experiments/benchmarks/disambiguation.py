@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from common import own_arguments
 
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score

@@ -42,7 +42,7 @@ from loop_arms import ARMS, work
 from shapes import GPT2, GPT2_XL, LLAMA_1B
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 
 OWN_KEYS = {
     "preset": "cpu-tiny",

@@ -22,7 +22,7 @@ import numpy as np
 from common import own_arguments
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.windows import Window, WindowMaker

@@ -23,8 +23,8 @@ from typing import Any
 from common import best_ms, large_shard, own_arguments, sample_pages
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.stream.plan import Position

@@ -27,7 +27,7 @@ from common import cpu_seconds, own_arguments
 from stream_arms import Passes, alternate
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.optimization import build_optimizer

@@ -21,7 +21,7 @@ from pathlib import Path
 from common import MB, best_ms, large_shard, own_arguments, sample_pages
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache, LineReader
 

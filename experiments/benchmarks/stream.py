@@ -33,7 +33,7 @@ from common import cpu_seconds, own_arguments, resident_mb
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.batch import StepData
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards

@@ -35,8 +35,8 @@ from common import MB, own_arguments
 from stream_arms import alternate, one_pass, speeds
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import corpora

@@ -25,7 +25,7 @@ from common import own_arguments
 from stream_arms import ARMS, Passes, alternate, speeds
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 
 OWN_KEYS = {"rounds": "5"}
 PAIRS = {"datasets": "ours_text", "tf.data": "ours"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta import train
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.tasks import TASKS
 from tests.conftest import REPOSITORY
 
@@ -82,7 +82,7 @@ def test_the_whole_message(
 
     with pytest.raises(SystemExit) as caught:
         run_entry_point(
-            train.main, [task.schema for task in TASKS.values()], "v2", takes_mistakes=True
+            train.main, [task.schema for task in TASKS.values()], "v2", takes_composition=True
         )
 
     assert caught.value.code == 2

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config import command_line
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.command_line import read_command_line
+from bsmeta.config.overrides import describe_repetitions, quote_home, quote_mapping
 from bsmeta.core.errors import ConfigurationError
 from tests.config.test_refusals import named, start
 
@@ -39,7 +40,7 @@ DEMO = ["--config-name", "demo", "check_only=true"]
     ],
 )
 def test_unknown_options_are_taken_off(arguments: list[str], rest: list[str], fix: str) -> None:
-    line = command_line.read(arguments, CausalLMConfig, "demo")
+    line = read_command_line(arguments, CausalLMConfig, "demo")
     assert [problem.fix for problem in line.problems] == [fix]
     assert line.overrides == rest
 
@@ -48,7 +49,7 @@ def test_unknown_options_are_taken_off(arguments: list[str], rest: list[str], fi
 def test_names_that_are_not_in_utf_8_are_refused(quote: str) -> None:
     name = os.fsdecode(b"runs/caf\xe9")
     with pytest.raises(ConfigurationError) as caught:
-        command_line.read([f"out_dir={quote}{name}{quote}"], CausalLMConfig, "demo")
+        read_command_line([f"out_dir={quote}{name}{quote}"], CausalLMConfig, "demo")
     assert str(caught.value) == (
         "1 problem in the configuration\n"
         f"1. out_dir in the command line: found {quote}{name}{quote}, which is not in UTF-8, "
@@ -76,7 +77,7 @@ def test_what_cannot_be_composed_is_answered_with_what_there_is(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.yaml").write_text("seed: 1\n")
     with pytest.raises(ConfigurationError) as caught:
-        command_line.read(arguments, CausalLMConfig, "demo")
+        read_command_line(arguments, CausalLMConfig, "demo")
     assert told.format(mine=tmp_path / "mine") in str(caught.value)
 
 
@@ -120,7 +121,7 @@ def test_a_home_folder_is_expanded_everywhere(tmp_path: Path) -> None:
     ],
 )
 def test_only_paths_that_begin_with_a_tilde_are_quoted(override: str, expected: str) -> None:
-    assert command_line.quote_home(override) == expected
+    assert quote_home(override) == expected
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_only_paths_that_begin_with_a_tilde_are_quoted(override: str, expected: 
     ],
 )
 def test_mappings_with_quoted_keys_become_text(value: str, text: str) -> None:
-    assert command_line.quote_mapping(f"key={value}") == f"key='{text}'"
+    assert quote_mapping(f"key={value}") == f"key='{text}'"
 
 
 @pytest.mark.parametrize(
@@ -140,12 +141,12 @@ def test_mappings_with_quoted_keys_become_text(value: str, text: str) -> None:
     ["key={yes: 1}", "key=['a', 'b']", "key={a: 'b'}", "key='{\"a\": 1}'", 'key={"a": 1', "~key"],
 )
 def test_other_values_stay_as_they_are(override: str) -> None:
-    assert command_line.quote_mapping(override) == override
+    assert quote_mapping(override) == override
 
 
 def test_a_key_that_is_given_twice() -> None:
     given = ["seed=1", "learning_rate=1", "+seed=2", "learning_rate=1", "~seed", "seed=2"]
-    assert [*command_line.repeated(given)] == [
+    assert [*describe_repetitions(given)] == [
         "seed is given twice on the command line: 2 counts, not 1"
     ]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
-from bsmeta.config.command_line import MAIN, describe, keys, sections
 from bsmeta.config.compose import compose
-from bsmeta.config.values import load_resolved, to_yaml
+from bsmeta.config.help_page import MAIN_KEYS, describe, list_keys, list_sections
+from bsmeta.config.saved_runs import load_resolved, to_yaml
 from bsmeta.core.errors import ConfigurationError
 from tests.conftest import REPOSITORY, run_warm
 from tests.waiting import STUCK_S
@@ -131,9 +131,9 @@ def test_help_all_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None
     assert "learning_rate: float = 5e-05" in text
     assert "[DeepSpeed: gradient_accumulation_steps]" in text
     assert "data_config.metadata_config.metadata_list: list[str] = ['html', " in text
-    named = [key.name for key in keys(CausalLMConfig)]
+    named = [key.name for key in list_keys(CausalLMConfig)]
     assert [name for name in named if f"\n{name}: " not in text] == []
-    headings = [heading.replace("`", "") for heading, _ in sections(CausalLMConfig)]
+    headings = [heading.replace("`", "") for heading, _ in list_sections(CausalLMConfig)]
     assert [heading for heading in headings if f"\n{heading}\n---" not in text] == []
 
 
@@ -141,8 +141,8 @@ def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
     lines = start(tmp_path, "--help").stdout.splitlines()
     named = [line.partition(":")[0] for line in lines if re.match(r"[\w.]+: ", line)]
     assert named[0] == "usage"
-    assert tuple(named[1:]) == MAIN
-    assert len(MAIN) == 20
+    assert tuple(named[1:]) == MAIN_KEYS
+    assert len(MAIN_KEYS) == 20
     assert lines[-1].startswith("--help all shows all ")
     assert "data_config.metadata_config (" in lines[-1]
 

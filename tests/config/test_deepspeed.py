@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.command_line import keys
 from bsmeta.config.deepspeed import DeepSpeedJson
+from bsmeta.config.help_page import list_keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError
@@ -22,7 +22,7 @@ TWINS = {
     twin.removesuffix(".0").removesuffix(".1")  # the betas are one value in the JSON
     for _, schema, _ in PROGRAMS
     if issubclass(schema, RunConfig)
-    for field in keys(schema)
+    for field in list_keys(schema)
     for twin in (field.about.deepspeed or "").split(", ")
     if twin
 }

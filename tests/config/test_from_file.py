@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.sources import expand, expand_override
+from bsmeta.config.from_file import Expansion
 from bsmeta.core.errors import ConfigurationError
 
 METADATA = "data_config.metadata_config"
@@ -36,13 +37,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+NOTED: list[Path] = []
+
+
+def expand(values: Any, folder: Path) -> Any:
+    return Expansion(folder, NOTED.append).expand(values, "here")
+
+
 def test_content_takes_the_place_of_its_name(folder: Path) -> None:
     values = {
         "whole": "${from_file:nested.yaml}",
         "text": "<${from_file:name.txt}|${from_file:name.txt}>",
         "plain": ["${oc.env:HOME}", 3, None],
     }
-    assert expand(values, folder, "here") == {
+    assert expand(values, folder) == {
         "whole": {"name": "first-${oc.env:LENGTH,1}", "inner": [[2, 4]]},
         "text": "<first|first>",
         "plain": ["${oc.env:HOME}", 3, None],
@@ -52,7 +60,7 @@ def test_content_takes_the_place_of_its_name(folder: Path) -> None:
 def test_a_path_may_name_variables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHICH", "steps")
     path = "${from_file:${oc.env:KIND,lists}/${oc.env:WHICH}.json}"
-    assert expand(path, folder, "here") == [2, 4]
+    assert expand(path, folder) == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,7 @@ def test_a_path_may_name_variables(folder: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_what_cannot_be_taken(text: str, told: str, folder: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        expand({"key": text}, folder, "here")
+        expand({"key": text}, folder)
     assert told in str(caught.value)
     assert str(caught.value).startswith(("here: key: ", f"{folder}"))
 
@@ -78,13 +86,13 @@ def test_a_file_cannot_make_objects(folder: Path) -> None:
     import yaml
 
     with pytest.raises(yaml.YAMLError, match="could not determine a constructor"):
-        expand("${from_file:tagged.yaml}", folder, "here")
+        expand("${from_file:tagged.yaml}", folder)
 
 
 def test_on_the_command_line_it_is_the_literal(folder: Path) -> None:
     texts = ["m=${from_file:metadata/site.yaml}", "seed=1"]
-    found = [expand_override(text, folder) for text in texts]
-    assert found == [
+    expansion = Expansion(folder, NOTED.append)
+    assert [expansion.expand_override(text) for text in texts] == [
         "m={metadata_list: ['url'],max_seq_len: '${oc.env:LENGTH,128}',"
         "metadata_templates: {url: 'At {value}: it\\'s\n'}}",
         "seed=1",

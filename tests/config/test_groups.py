@@ -9,7 +9,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import value_problems
 from bsmeta.config.compose import compose
-from bsmeta.config.sources import group_options
+from bsmeta.config.groups import group_options
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.checks import metadata_problems
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.config import command_line
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.command_line import keys
+from bsmeta.config.help_page import describe, list_keys, list_sections
 from bsmeta.reference import FILE, PROGRAMS, reference
 
 
@@ -17,9 +16,9 @@ def test_the_page_is_what_the_schemas_say() -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one[1].__name__)
 def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
     name, schema, config_name = program
-    text = command_line.describe(schema, name, config_name)
+    text = describe(schema, name, config_name)
     page = reference()
-    for key in keys(schema):
+    for key in list_keys(schema):
         values = f"  ({key.about.values})" if key.about.values else ""
         assert f"\n{key.name}: {key.type} = {key.default}{values}\n    {key.meaning}" in text
         assert key.meaning.strip(), key.name
@@ -35,7 +34,7 @@ def test_a_row_tells_type_default_meaning_and_owner() -> None:
 
 
 def test_headings_are_those_of_the_keys() -> None:
-    headings = [heading for heading, _ in command_line.sections(CausalLMConfig)]
+    headings = [heading for heading, _ in list_sections(CausalLMConfig)]
     assert headings[:4] == [
         "Task", "Optimizer, schedule and batch", "Run folder and resuming",
         "Logging, evaluation and checkpoints",

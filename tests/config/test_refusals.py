@@ -13,7 +13,7 @@ import pytest
 from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.process import exit_code
 from tests.conftest import REPOSITORY, run_warm
 

@@ -17,7 +17,7 @@ import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.saved import LARGEST, mark, parse_saved, read_saved, shielded, unshielded
-from bsmeta.config.values import (
+from bsmeta.config.saved_runs import (
     changed,
     load_resolved,
     saved_config,

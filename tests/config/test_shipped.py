@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
-from bsmeta.config.command_line import choose
 from bsmeta.config.compose import compose
 from bsmeta.config.deepspeed import AUTO
+from bsmeta.config.groups import group_options
 from bsmeta.config.launch import read_launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.sources import group_options
+from bsmeta.config.schema_choice import choose_schema
 from bsmeta.reference import PROGRAMS
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
@@ -102,7 +102,7 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(
 def test_every_configuration_is_composed_with_its_schema() -> None:
     schemas = [schema for _, schema, _ in PROGRAMS]
     for file in sorted((REPOSITORY / "hydra_configs").glob("*.yaml")):
-        schema = choose([], schemas, file.stem)
+        schema = choose_schema([], schemas, file.stem)
         assert schema is not RunConfig, f"{file.name} names no schema of PROGRAMS"
         assert isinstance(compose(schema, file.stem), schema)
 

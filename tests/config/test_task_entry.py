@@ -9,13 +9,14 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
-from bsmeta.config.command_line import choose
 from bsmeta.config.launch import Launch
+from bsmeta.config.saved_runs import load_resolved, saved_config
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema_choice import choose_schema
+from bsmeta.config.schema_types import store_name
 from bsmeta.config.startup_table import summary
 from bsmeta.config.steps import Schedule
 from bsmeta.config.task_entry import TaskEntry, entry_of
-from bsmeta.config.values import load_resolved, saved_config, store_name
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key
 from bsmeta.tasks import TASKS
@@ -52,10 +53,11 @@ def test_the_defaults_list_names_the_schema_also_through_another_file(tmp_path: 
     (tmp_path / "mine.yaml").write_text("defaults:\n  - own\n  - _self_\n")
     schemas: list[type[RunConfig]] = [CausalLMConfig, RowsConfig]
     options = ["--config-dir", str(tmp_path), "--config-name"]
-    assert choose([*options, "mine"], schemas, "v2") is RowsConfig
-    assert choose(["seed=1"], schemas, "v2") is CausalLMConfig
-    assert choose([*options, "missing"], schemas, "v2") is CausalLMConfig
-    assert choose(["--config-name"], schemas, "v2") is CausalLMConfig  # refused where it is read
+    assert choose_schema([*options, "mine"], schemas, "v2") is RowsConfig
+    assert choose_schema(["seed=1"], schemas, "v2") is CausalLMConfig
+    assert choose_schema([*options, "missing"], schemas, "v2") is CausalLMConfig
+    # Refused where it is read.
+    assert choose_schema(["--config-name"], schemas, "v2") is CausalLMConfig
 
 
 def test_a_key_of_another_task_is_unknown(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.secrets import (
     hide,
     hide_arguments,

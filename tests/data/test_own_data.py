@@ -12,7 +12,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.sources import group_options
+from bsmeta.config.groups import group_options
 from tests.conftest import run_warm
 from tests.data.helpers import page
 from tests.warm import REPOSITORY

@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE.parent / "training"))
 import toy_task  # noqa: E402
 
 from bsmeta.config.causal_lm import CausalLMConfig  # noqa: E402
-from bsmeta.config.compose import run_entry_point  # noqa: E402
+from bsmeta.config.entry_point import run_entry_point  # noqa: E402
 from bsmeta.core.errors import UserError  # noqa: E402
 from bsmeta.data.batch import set_up_worker  # noqa: E402
 from bsmeta.training.task import Loss  # noqa: E402

@@ -431,7 +431,7 @@ def demo() -> Any:
 
 
 def saved_configuration() -> bytes:
-    from bsmeta.config.values import to_yaml
+    from bsmeta.config.saved_runs import to_yaml
 
     return to_yaml(demo()).encode()
 

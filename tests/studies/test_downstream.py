@@ -15,7 +15,7 @@ from scipy.stats import binom
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies import downstream
 from bsmeta.studies.cloze import CLOZE, SITE, TITLE, WORD, read_pages, write_tasks

@@ -182,6 +182,6 @@ if __name__ == "__main__":
     from killed_train import kill_before_step
 
     sys.path.pop(0)
-    from bsmeta.config.compose import run_entry_point
+    from bsmeta.config.entry_point import run_entry_point
 
     run_entry_point(main, BudgetConfig, "budget_config")

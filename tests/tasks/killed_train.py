@@ -25,9 +25,9 @@ def kill_before_step(number: int) -> None:
 if __name__ == "__main__":
     sys.path.pop(0)
     from bsmeta import train
-    from bsmeta.config.compose import run_entry_point
+    from bsmeta.config.entry_point import run_entry_point
     from bsmeta.tasks import TASKS
 
     kill_before_step(int(os.environ["KILL_AT"]))
     schemas = [entry.schema for entry in TASKS.values()]
-    run_entry_point(train.main, schemas, "classification", takes_mistakes=True)
+    run_entry_point(train.main, schemas, "classification", takes_composition=True)

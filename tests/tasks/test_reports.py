@@ -8,7 +8,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.tasks.causal_lm.evaluate import has_other_data
 from bsmeta.tasks.checkpoints import Location, report_folder
 

@@ -48,6 +48,6 @@ def main(config: CausalLMConfig) -> int:
 
 if __name__ == "__main__":
     sys.path.pop(0)
-    from bsmeta.config.compose import run_entry_point
+    from bsmeta.config.entry_point import run_entry_point
 
     run_entry_point(main, CausalLMConfig, "causal_lm_config")

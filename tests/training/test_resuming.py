@@ -16,8 +16,8 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import value_problems
 from bsmeta.config.compose import compose
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.config.steps import decay_start, set_branch_length
-from bsmeta.config.values import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import Manifest, describe_file, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint

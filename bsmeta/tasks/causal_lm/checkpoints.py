@@ -25,7 +25,7 @@ from bsmeta.config.data import (
     source_configs,
     train_entries,
 )
-from bsmeta.config.values import changed, saved_config, to_config
+from bsmeta.config.saved_runs import changed, saved_config, to_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
 from bsmeta.core.parsing import parse_json

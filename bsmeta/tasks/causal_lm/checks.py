@@ -15,6 +15,7 @@ from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
 from bsmeta.config.checks import missing, model_problems, uses_model_name
+from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
@@ -45,12 +46,12 @@ FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".z
 _METADATA = "data_config.metadata_config"
 
 
-def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
+def value_problems(config: CausalLMConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     data = config.data_config
     yield from metadata_problems(data.metadata_config)
     yield from row_budget_problems(data)
-    yield from model_name_problems(config, overridden)
+    yield from model_name_problems(config, composition.overridden)
     if data.train_file is None and data.dataset_name is None and not data.sources:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
@@ -326,7 +327,7 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     ]
 
 
-def notes(config: CausalLMConfig) -> list[str]:
+def notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
     """One line for each setting that has no effect."""
     data, metadata = config.data_config, config.data_config.metadata_config
     found = []

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bsmeta.config.checks import is_offline, is_on_machine, is_path, missing, model_problems
+from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
@@ -130,7 +131,7 @@ class ClassificationConfig(PretrainedConfig):
     """read the table into its database, and stop"""
 
 
-def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Iterator[Problem]:
+def value_problems(config: ClassificationConfig, _: Composition = NOTHING) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     data = config.data_config
     if data.csv is None:

@@ -5,11 +5,12 @@ summary.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bsmeta.config.checks import missing, model_problems
+from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
@@ -223,9 +224,7 @@ class DisambiguationConfig(PretrainedConfig):
     prep_only: bool = key(False, "encode the sentences, and stop", heading="Data")
 
 
-def value_problems(
-    config: DisambiguationConfig, overridden: Collection[str] = ()
-) -> Iterator[Problem]:
+def value_problems(config: DisambiguationConfig, _: Composition = NOTHING) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     yield from _files(config)
     yield from model_problems(config)

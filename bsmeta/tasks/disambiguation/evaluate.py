@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bsmeta.config.causal_lm import EvaluateConfig
-from bsmeta.config.values import saved_config
+from bsmeta.config.saved_runs import saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS, checkpoints
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig

@@ -10,16 +10,16 @@ import glob
 import math
 import os
 import string
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
 from bsmeta.config.checks import missing, model_problems
+from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import Row
-from bsmeta.config.values import is_read, unread_keys
 from bsmeta.core.errors import HYDRA, MISSING, Problem, look_up, show
 from bsmeta.core.keys import bound_problems, inherited, key
 
@@ -230,9 +230,9 @@ class SecConfig(SpellingConfig):
     """validation samples to correct at each evaluation (the loss is over all)"""
 
 
-def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[Problem]:
+def value_problems(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
-    yield from _published(config)
+    yield from _published(config, composition)
     yield from _data(config)
     yield from model_problems(cast(Any, config))  # which has the keys that it reads
     yield from _files(config)
@@ -256,11 +256,11 @@ def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[
         yield Problem("noise.slip_share", HYDRA, found, expected, "noise.slip_share=0.5")
 
 
-def _published(config: SpellingConfig) -> Iterator[Problem]:
+def _published(config: SpellingConfig, composition: Composition) -> Iterator[Problem]:
     """Yields parts of a published configuration that another task or nothing here can train."""
     variant = look_up({"document": config.document}, _VARIANT)
     trainable = [name for name, task in VARIANTS.items() if task == config.task]
-    if is_read("document") and variant is not MISSING and variant not in trainable:
+    if composition.is_read("document") and variant is not MISSING and variant not in trainable:
         expected = f"{' or '.join(trainable)}, because this configuration trains task={config.task}"
         fix = f"set NSC_CONFIG to a published configuration of {trainable[0]}"
         if variant in VARIANTS:
@@ -273,7 +273,7 @@ def _published(config: SpellingConfig) -> Iterator[Problem]:
     choices = noise.get("cfgs")
     types = [look_up(choice, "type") for choice in choices] if isinstance(choices, list) else []
     is_supported = types[1:] == ["NONE"] and types[0] not in (MISSING, "NONE")
-    if is_read(f"{_PUBLISHED_NOISE}.probabilities") and not is_supported:
+    if composition.is_read(f"{_PUBLISHED_NOISE}.probabilities") and not is_supported:
         expected = "two: errors, and NONE as the second, whose probability is noise.clean_share"
         fix = "correct their order and number, or set noise.clean_share and noise.word_probability"
         names = ["no type" if name is MISSING else str(name) for name in types]
@@ -396,13 +396,13 @@ def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
     ]
 
 
-def notes(config: SpellingConfig) -> Iterator[str]:
+def notes(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[str]:
     """Yields what a configuration of the published system says that has no effect here."""
-    unread = unread_keys("document", checked=[_VARIANT])
+    unread = composition.unread_keys("document", checked=[_VARIANT])
     if unread:
         yield f"{', '.join(unread)}: without a counterpart here, so not used"
     kind = look_up(config.document, "lr_scheduler.type")
-    if is_read("document.lr_scheduler.type") and kind not in SCHEDULES:
+    if composition.is_read("document.lr_scheduler.type") and kind not in SCHEDULES:
         instead = "in steps" if str(kind).startswith("STEP") else f"as {kind}"
         falls = f"falls as lr_scheduler_type={config.lr_scheduler_type}, not {instead}"
         yield f"document.lr_scheduler.type: {kind}: the learning rate {falls}"

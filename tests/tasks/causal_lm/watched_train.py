@@ -39,9 +39,9 @@ def main(*arguments: Any) -> int:
 
 if __name__ == "__main__":
     sys.path.pop(0)
-    from bsmeta.config.compose import run_entry_point
+    from bsmeta.config.entry_point import run_entry_point
     from bsmeta.tasks import TASKS
 
     watch()
     schemas = [entry.schema for entry in TASKS.values()]
-    run_entry_point(main, schemas, "demo", takes_mistakes=True)
+    run_entry_point(main, schemas, "demo", takes_composition=True)

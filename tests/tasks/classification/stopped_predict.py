@@ -11,7 +11,7 @@ if __name__ == "__main__":
     sys.path.pop(0)
     from bsmeta import predict
     from bsmeta.config.causal_lm import PredictConfig
-    from bsmeta.config.compose import run_entry_point
+    from bsmeta.config.entry_point import run_entry_point
     from bsmeta.tasks.classification import task
 
     whole = task.TextClassifier.predict

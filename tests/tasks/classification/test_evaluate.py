@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 
 from bsmeta import evaluate, explain, generate
 from bsmeta.config.causal_lm import EvaluateConfig, GenerateConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import evaluate as module

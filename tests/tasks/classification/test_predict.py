@@ -16,7 +16,7 @@ import torch
 
 from bsmeta import predict
 from bsmeta.config.causal_lm import PredictConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import UserError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.config import ClassificationConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import EntitiesConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.entities import main
 from bsmeta.tasks.classification.config import ClassificationConfig

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from bsmeta.config.compose import compose as compose_command_line
-from bsmeta.config.compose import register
-from bsmeta.config.sources import expand
-from bsmeta.config.values import finished, unread_keys
+from bsmeta.config.compose import compose_with_sources, register
+from bsmeta.config.from_file import Expansion
+from bsmeta.config.hydra_files import ConfigReader
+from bsmeta.config.interpolation import finish
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.tasks.spelling.config import (
     SecConfig,
@@ -41,16 +41,16 @@ def compose(
     folder: Path = FOLDER, schema: type[SpellingConfig] = SedWordsConfig, **overrides: Any
 ) -> SpellingConfig:
     """What `--config-dir FOLDER --config-name train_TASK key=value …` composes."""
-    register(schema)
+    register(schema, ConfigReader())
     name = f"train_{schema().task}.yaml"
     values = yaml.safe_load((folder / name).read_text())
     assert values.pop("defaults")[1:3] == ["published", "_self_"]
     shared = yaml.safe_load((folder / "published.yaml").read_text())
-    expanded = expand(values, folder, name)
+    expanded = Expansion(folder, lambda _: None).expand(values, name)
     composed = OmegaConf.merge(OmegaConf.structured(schema), shared, expanded, overrides)
     assert isinstance(composed, DictConfig)
     OmegaConf.set_struct(composed, True)
-    config, problems = finished(composed, schema)
+    config, problems = finish(composed, schema)
     refuse(problems)
     return config
 
@@ -420,8 +420,9 @@ def test_every_published_key_is_used_or_named(
 ) -> None:
     monkeypatch.setenv("NSC_CONFIG", f"train/{file}.yaml")
 
-    document = compose_command_line(schema, f"train_{schema().task}", (), published).document
-    named = unread_keys("document", checked=["document.variant.type"])
+    config, composition = compose_with_sources(schema, f"train_{schema().task}", (), published)
+    document = config.document
+    named = composition.unread_keys("document", checked=["document.variant.type"])
 
     def values_of(document: dict[str, Any]) -> dict[str, Any]:
         values = dataclasses.asdict(compose(published, schema, document=document))
@@ -445,10 +446,10 @@ def test_a_fallback_that_is_not_used_is_named(
 ) -> None:
     monkeypatch.setenv("NSC_CONFIG", "train/graph.yaml")
     more = ("document.model.hidden_dim=32",)  # takes the place of node_hidden_dim
-    config = compose_command_line(SedWordsConfig, "train_sed_words", more, published)
+    config, composition = compose_with_sources(SedWordsConfig, "train_sed_words", more, published)
     assert config.small_model.width == 32
-    assert "document.model.node_hidden_dim" in unread_keys("document")
-    assert "document.model.hidden_dim" not in unread_keys("document")
+    assert "document.model.node_hidden_dim" in composition.unread_keys("document")
+    assert "document.model.hidden_dim" not in composition.unread_keys("document")
 
 
 def test_a_published_key_on_the_command_line_of_a_saved_configuration_is_named(
@@ -456,8 +457,8 @@ def test_a_published_key_on_the_command_line_of_a_saved_configuration_is_named(
 ) -> None:
     saved = "defaults: [sed_words_config, _self_]\ndocument: {epochs: 2}\ndatasets: [one]\n"
     (tmp_path / "config.yaml").write_text(saved)
-    compose_command_line(SedWordsConfig, "config", (), tmp_path)
-    assert unread_keys("document") == []
+    composition = compose_with_sources(SedWordsConfig, "config", (), tmp_path)[1]
+    assert composition.unread_keys("document") == []
     done = start(
         tmp_path, "--config-dir", ".", "--config-name", "config", "document.epochs=3",
         "check_only=true", f"datasets=[{__file__}]", "noise.method=artificial",

@@ -14,9 +14,9 @@ import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
-from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig, GenerateConfig
-from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
+from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.values import to_yaml
+from bsmeta.config.saved_runs import to_yaml
 from bsmeta.generate import main
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
 

@@ -14,10 +14,12 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.checks import check
-from bsmeta.config.command_line import describe, keys
-from bsmeta.config.compose import compose, run_entry_point
+from bsmeta.config.compose import compose
+from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.help_page import describe, list_keys
 from bsmeta.config.launch import ENVIRONMENT, Launch
-from bsmeta.config.values import changed, entries_of
+from bsmeta.config.saved_runs import changed
+from bsmeta.config.schema_types import entry_schema
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import About, about, bound_problems, leaves
 from bsmeta.reference import PROGRAMS, reference
@@ -38,7 +40,7 @@ def filled(schema: type) -> Any:
     config, types = schema(), typing.get_type_hints(schema)
     for field in fields(schema):
         kind = types[field.name]
-        entry = entries_of(kind)
+        entry = entry_schema(kind)
         if is_dataclass(kind):
             assert isinstance(kind, type)
             setattr(config, field.name, filled(kind))
@@ -176,10 +178,10 @@ def test_programs_refuse_nested_values(
     case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, named = NESTED[case]
-    main, schemas, config_name, takes_mistakes = program(case)
+    main, schemas, config_name, takes_composition = program(case)
     monkeypatch.setattr(sys, "argv", [case.split()[0], *arguments])
     with pytest.raises(SystemExit) as caught:
-        run_entry_point(main, schemas, config_name, takes_mistakes=takes_mistakes)
+        run_entry_point(main, schemas, config_name, takes_composition=takes_composition)
     assert caught.value.code == 2
     errors = capsys.readouterr().err
     for name in named:
@@ -260,6 +262,6 @@ def test_help_and_documentation_show_the_bounds() -> None:
     assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
     assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
     assert "packing: str = best_fit  (best_fit | pad)" in text
-    assert {one.name for one in keys(CausalLMConfig) if one.about.values} == {
+    assert {one.name for one in list_keys(CausalLMConfig) if one.about.values} == {
         name for name, _, field in leaves(CausalLMConfig()) if about(field).values
     }

@@ -1,0 +1,106 @@
+"""A composed configuration as it was written: every `${…}`, and the sources of its values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.from_file import MISSING, NO_VALUE
+from bsmeta.config.interpolation import texts_in
+from bsmeta.core.errors import MISSING as ABSENT
+from bsmeta.core.errors import Problem, look_up
+
+_KEY = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+_BRACE = re.compile(r"\$\{|[{}]")
+_SELECT = "oc.select:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """A configuration as it was composed, before any `${…}` was resolved.
+
+    Attributes:
+        values: The keys and values.
+        files: The files that were read, in this order.
+        overridden: The keys that the command line sets.
+        problems: The problems of the files and of the command line.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+    overridden: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def is_read(self, name: str) -> bool:
+        """Whether a `${…}` of the configuration reads a key, or one below it."""
+        return any(f"{key}.".startswith(f"{name}.") for key in self._read_keys())
+
+    def unread_keys(self, name: str, checked: Collection[str] = ()) -> list[str]:
+        """Lists the keys below a key that no `${…}` of the configuration reads.
+
+        A whole branch is one name. If no `${…}` reads any part of the key, as in the configuration
+        that a run has saved, only the keys of the command line are listed.
+
+        Args:
+            checked: Keys that the program itself reads.
+        """
+        read_keys = {key for key in self._read_keys() if f"{key}.".startswith(f"{name}.")}
+        if not read_keys:
+            return [key for key in self.overridden if key.startswith(f"{name}.")]
+        return [*_unread(self.values[name], name, {*read_keys, *checked})]
+
+    def _read_keys(self) -> set[str]:
+        """Returns the keys that the `${…}` of the configuration read."""
+        read_keys: set[str] = set()
+        for text in texts_in(self.values):
+            read_keys.update(self._keys_in(text))
+        return read_keys
+
+    def _keys_in(self, text: str) -> Iterator[str]:
+        """Yields the keys that a text reads, including those of an `oc.select` fallback in use."""
+        for body in _interpolated(text):
+            arguments = body.removeprefix(_SELECT)
+            is_select = arguments != body
+            name, _, fallback = (part.strip() for part in arguments.partition(","))
+            if not _KEY.fullmatch(name) or (fallback and not is_select):
+                yield from self._keys_in(body)  # the arguments of another resolver
+            elif is_select and look_up(self.values, name) in (ABSENT, MISSING, NO_VALUE):
+                yield from self._keys_in(fallback)
+            else:
+                yield name
+
+
+NOTHING = Composition()
+"""The composition of a configuration that was built in Python."""
+
+
+def _interpolated(text: str) -> Iterator[str]:
+    """Yields the content of each outermost `${…}` of a text."""
+    start = 0
+    depth = 0
+    for brace in _BRACE.finditer(text):
+        if depth == 0 and brace[0] != "${":
+            continue
+        if depth == 0:
+            start = brace.end()
+        depth += -1 if brace[0] == "}" else 1
+        if depth == 0:
+            yield text[start : brace.start()]
+
+
+def _unread(value: Any, name: str, read_keys: set[str]) -> Iterator[str]:
+    """Yields the unread keys of a value, each as the whole branch that is unread."""
+    if name in read_keys:
+        return
+    if not any(key.startswith(f"{name}.") for key in read_keys):
+        yield name
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _unread(entry, f"{name}.{key}", read_keys)
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            if isinstance(entry, (dict, list)):  # a list of plain values is read as a whole
+                yield from _unread(entry, f"{name}.{index}", read_keys)

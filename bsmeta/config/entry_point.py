@@ -1,0 +1,193 @@
+"""Runs the `main` of a program with its composed configuration, and exits with the outcome.
+
+The exit codes are 0 (done), 2 (an error that the user can fix), 75 (stopped by a signal, with a
+checkpoint saved if training had begun) and 1 (any other error).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from bsmeta.config.command_line import CommandLine, read_command_line
+from bsmeta.config.compose import REFUSALS, Composed, compose_files, plain_values, register
+from bsmeta.config.filling import fill
+from bsmeta.config.help_page import describe, wrap
+from bsmeta.config.hydra_errors import explain
+from bsmeta.config.hydra_files import ConfigReader
+from bsmeta.config.interpolation import finish
+from bsmeta.config.overrides import Override, describe_repetitions, key_of, read_overrides
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema_choice import choose_schema
+from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse, show
+from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.keys import bound_problems, leaves
+from bsmeta.core.process import exit_code, leave
+from bsmeta.core.rank import rank
+from bsmeta.core.secrets import HIDDEN, hide_values, redact
+from bsmeta.core.terminal import screened_output
+from bsmeta.core.versions import version_lines
+
+Config = TypeVar("Config")
+Call = Callable[[Composed], int]
+logger = logging.getLogger(__name__)
+
+
+@screened_output()
+def run_entry_point(
+    main: Callable[..., int | None],
+    schemas: type[Config] | Sequence[type[Config] | str],
+    config_name: str,
+    *,
+    takes_composition: bool = False,
+) -> None:
+    """Composes the configuration, calls `main` with it, and exits the process.
+
+    Args:
+        main: The entry point, called with the configuration; returns the exit code (None: 0).
+        schemas: The dataclass that the configuration must fit, or several of which the
+            configuration names one (also as `module:attribute`, which is imported if it is the
+            one). YAML files name it in their defaults list by its name in snake case
+            (`CausalLMConfig`: `causal_lm_config`).
+        config_name: The file of `hydra_configs/` that is used without `--config-name`.
+        takes_composition: Call `main(config, composition)` instead, also if composing has found
+            problems, so that it reports its own along with them; it must then raise.
+    """
+    arguments = sys.argv[1:]
+    if "--version" in arguments:
+        sys.exit(exit_code(lambda: print(version_lines())))
+    offered = [schemas] if isinstance(schemas, type) else schemas
+    schema = choose_schema(arguments, offered, config_name)
+    if {"--help", "-h"} & set(arguments):
+        program = os.path.basename(sys.argv[0])
+        page = describe(schema, program, config_name, all_keys="all" in arguments)
+        sys.exit(exit_code(lambda: print(wrap(page))))
+
+    def call(composed: Composed) -> int:
+        config, problems = finish(composed.values, schema)
+        hide_values([composed.written, OmegaConf.to_container(composed.values)])
+        problems = [*composed.problems, *problems, *_redacted_values(config)]
+        problems += bound_problems(config)
+        if not takes_composition:
+            refuse(problems)
+            return main(config) or 0
+
+        code = main(config, composed.composition(problems)) or 0
+        refuse(problems)
+        return code
+
+    _log_to_console()
+    leave(exit_code(lambda: _run(schema, config_name, call, offered)))
+
+
+def _redacted_values(config: Any) -> Iterator[Problem]:
+    """Yields the values in which a secret was redacted when a run saved its configuration.
+
+    Only runs save theirs: elsewhere, such as in a prompt, the mark is a text like any other.
+    """
+    if not isinstance(config, RunConfig):
+        return
+    for name, section, field in leaves(config):
+        value = getattr(section, field.name)
+        if HIDDEN in str(value):
+            expected = "the value with its secret, which no run saves with its configuration"
+            yield Problem(name, HYDRA, show(value), expected, f"pass {name}=VALUE again")
+
+
+def _log_to_console() -> None:
+    """Logs to standard error: warnings of all ranks, and the messages of the first rank."""
+    console = logging.StreamHandler()
+    console.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
+    logging.basicConfig(
+        level=logging.WARNING,
+        handlers=[console],
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    logging.getLogger("bsmeta").setLevel(logging.DEBUG)  # for the logs in the run folder
+
+
+def _run(schema: type, config_name: str, call: Call, offered: Sequence[type | str]) -> int:
+    """Composes the command line of this process, and runs it; returns the exit code."""
+    reader = ConfigReader()
+    register(schema, reader)  # its name may itself be the --config-name
+    line = read_command_line(sys.argv[1:], schema, config_name, offered)
+    if rank() == 0:
+        for remark in describe_repetitions(line.overrides):
+            logger.warning(remark)
+
+    reader.own_folder = line.own_folder
+    reader.main_folder = line.folder
+    overrides = read_overrides(line.overrides, schema, reader)
+    sys.argv[1:] = map(redact, sys.argv[1:])  # trackers and model cards copy it
+    if not line.runs_by_hydra:
+        return call(compose_files(line.config_name, overrides, schema, reader, line.problems))
+
+    refuse(_problems_of_alternatives(line, overrides, schema, reader))
+    return _run_by_hydra(line, overrides, schema, reader, call)
+
+
+def _problems_of_alternatives(
+    line: CommandLine, overrides: Sequence[Override], schema: type, reader: ConfigReader
+) -> list[Problem]:
+    """Lists the problems of the command line with each value of a `--multirun`, at least once."""
+    columns = [override.alternatives() for override in overrides]
+    columns = [column for column in columns if column]
+    problems = line.problems
+    for number in range(max(map(len, columns), default=1)):
+        texts = [column[min(number, len(column) - 1)] for column in columns]
+        single_run = [Override(text, schema, reader) for text in texts]
+        problems = compose_files(line.config_name, single_run, schema, reader, problems).problems
+    return problems
+
+
+def _run_by_hydra(
+    line: CommandLine,
+    overrides: Sequence[Override],
+    schema: type,
+    reader: ConfigReader,
+    call: Call,
+) -> int:
+    """Lets Hydra print the configuration, or run each combination of a `--multirun`."""
+    overridden = tuple(override.name for override in overrides)
+    arguments = sys.argv[1:]
+    exit_codes = [0]
+
+    # Hydra adds no folders or files of its own.
+    settings = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
+    if not line.is_multirun:
+        settings.append("hydra.run.dir=.")
+    settings = [text for text in settings if key_of(text) not in overridden]
+    texts = [override.forced(quiet=True) for override in overrides]
+    sys.argv[1:] = [*line.options, *texts, *settings]
+
+    def task(composed: DictConfig) -> None:
+        sys.argv[1:] = arguments
+        record = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"
+        if HydraConfig.get().mode == RunMode.MULTIRUN and record.exists():
+            record.write_text(redact(record.read_text()))
+
+        written = plain_values(composed)
+        values = OmegaConf.structured(schema)
+        problems = [misfit.problem(HYDRA, schema) for misfit in fill(values, written)]
+        result = Composed(values, written, tuple(reader.files), overridden, problems)
+        # An exception would leave this function through Hydra, which prints a report of its own.
+        exit_codes.append(exit_code(lambda: call(result)))
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
+    folder = str(CONFIG_FOLDER)
+    run = hydra.main(version_base="1.3", config_path=folder, config_name=line.config_name)(task)
+    try:
+        run()
+    except REFUSALS as error:
+        raise ConfigurationError(explain(error)) from error
+    return max(exit_codes)

@@ -1,0 +1,179 @@
+"""Expands `${from_file:PATH}`: the content of another file as a value, or as part of one.
+
+    data_config:
+      metadata_config:
+        html_parser_config: ${from_file:parts/html_v2.yaml}
+
+PATH is relative to the config folder that contains the file (`hydra_configs/`, or the folder of
+`--config-dir`), else to `hydra_configs/`. It may contain `${oc.env:NAME,default}`. YAML and JSON
+files are parsed; any other file yields its text without the final newline.
+
+The content replaces `${from_file:…}` before anything is composed: it may itself contain `${…}`,
+including `${from_file:…}`, and each of its keys can be overridden as if it were written there.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bsmeta.core.errors import ConfigurationError, nearest
+from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.parsing import parse_yaml_file
+
+MISSING = "???"
+"""OmegaConf's mark of a value that is still to be given."""
+
+NO_VALUE = "??? (no value)"
+"""Replaces `MISSING`, see `expand`."""
+
+# With up to two levels of braces inside, as in `${oc.env:NAME,${oc.env:OTHER,default}}`.
+_FROM_FILE = re.compile(r"\$\{from_file:((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+_OPENING = "${from_file:"
+_PARSED_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The expansion of the values of a file, or of an override.
+
+    Args:
+        folder: The config folder that paths are relative to.
+        note_file: Called with each file that is read.
+        chain: The files that are being read, outermost first.
+    """
+
+    folder: Path
+    note_file: Callable[[Path], object]
+    chain: tuple[Path, ...] = ()
+
+    def expand(self, values: Any, where: str) -> Any:
+        """Replaces every `${from_file:…}` in nested dicts and lists by the content of its file.
+
+        A `???` is replaced as well, so that it stays until another file or the command line sets
+        the key: OmegaConf would keep the earlier value, such as the default of the schema.
+
+        Args:
+            values: The values as parsed from YAML.
+            where: The location of `values`, for error messages.
+
+        Raises:
+            ConfigurationError: If a file is missing, includes itself, or does not fit its place.
+        """
+        if isinstance(values, dict):
+            return {key: self.expand(value, f"{where}: {key}") for key, value in values.items()}
+        if isinstance(values, list):
+            return [self.expand(value, where) for value in values]
+        if values == MISSING:
+            return NO_VALUE
+        if not isinstance(values, str):
+            return values
+
+        whole = _FROM_FILE.fullmatch(values)
+        if whole is not None:
+            return self._read(whole[1], where)
+
+        def read_text(reference: re.Match[str]) -> str:
+            content = self._read(reference[1], where)
+            if not isinstance(content, str):
+                _refuse_within_text(reference, where, content)
+            return content
+
+        return _replace_references(values, where, read_text)
+
+    def expand_override(self, override: str) -> str:
+        """Like `expand`, for `key=value` of a command line; quotes the content for Hydra."""
+
+        def read_literal(reference: re.Match[str]) -> str:
+            content = self._read(reference[1], override)
+            is_whole_value = re.search(r"[=\[,:]\s*$", override[: reference.start()])
+            if not isinstance(content, str) and not is_whole_value:
+                _refuse_within_text(reference, "the command line", content)
+            return _literal(content)
+
+        return _replace_references(override, "the command line", read_literal)
+
+    def _read(self, path: str, where: str) -> Any:
+        """Reads and expands the content of the file that a reference names."""
+        file = self._find(path, where)
+        if file in self.chain:
+            cycle = " -> ".join(map(str, (*self.chain[self.chain.index(file) :], file)))
+            raise ConfigurationError(f"{where}: circular from_file reference: {cycle}")
+
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{where}: {file} cannot be read: {error}") from error
+
+        content: Any = text.removesuffix("\n")
+        if file.suffix in _PARSED_SUFFIXES:
+            try:
+                parse_yaml_file(text, file)  # stricter than OmegaConf, which reads anything
+                content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+            except OSError as error:  # the file holds a single number, for example
+                raise ConfigurationError(
+                    f"{where}: {file} holds neither keys and values nor a list: {error}"
+                ) from error
+
+        self.note_file(file)
+        return replace(self, chain=(*self.chain, file)).expand(content, str(file))
+
+    def _find(self, path: str, where: str) -> Path:
+        """Finds the file of a reference."""
+        where = f"{where}: {_OPENING}{path}}}"
+        try:
+            name = Path(str(OmegaConf.create({"path": path}).path)).expanduser()
+        except OmegaConfBaseException as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigurationError(
+                f"{where}: {reason}; the path is needed before anything is composed and may hold "
+                "${oc.env:NAME,default} only"
+            ) from error
+
+        folders = dict.fromkeys((self.folder, CONFIG_FOLDER))
+        for folder in folders:
+            file = (folder / name).resolve()
+            if file.is_file():
+                return file
+
+        searched = (self.folder / name).parent
+        names = sorted(entry.name for entry in searched.iterdir()) if searched.is_dir() else []
+        raise ConfigurationError(
+            f"{where}: there is no such file{nearest(name.name, names)}; expected it in "
+            f"{' or '.join(map(str, folders))}"
+        )
+
+
+def _replace_references(text: str, where: str, read_content: Callable[[re.Match[str]], str]) -> str:
+    if _OPENING in _FROM_FILE.sub("", text):
+        raise ConfigurationError(f"{where}: {text} is not closed; expected a }}")
+    return _FROM_FILE.sub(read_content, text)
+
+
+def _refuse_within_text(reference: re.Match[str], where: str, content: Any) -> NoReturn:
+    raise ConfigurationError(
+        f"{where}: {reference[0]} stands within a text, but the file holds "
+        f"{type(content).__name__}; let it be the whole value, or name a text file"
+    )
+
+
+def _literal(value: Any) -> str:
+    """Writes a value in the grammar of Hydra's overrides."""
+    if isinstance(value, dict):
+        entries = [f"{key}: {_literal(entry)}" for key, entry in value.items()]
+        return "{" + ",".join(entries) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_literal, value)) + "]"
+    if isinstance(value, str):
+        return QuotedString(value, Quote.single).with_quotes()
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

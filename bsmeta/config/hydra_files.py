@@ -1,0 +1,188 @@
+"""Reads the files of a configuration for Hydra, and records the keys that each of them sets.
+
+Hydra offers no public API for its file reader and its search path, so a new version may break this
+module: `tests/config/test_hydra_files.py` checks for the version that it was written for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from bsmeta.config.from_file import Expansion
+from bsmeta.config.groups import PARTS
+from bsmeta.core.errors import ConfigurationError, show
+from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.parsing import parse_yaml_file
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file that has been read.
+
+    Attributes:
+        package: The section that the content belongs to, such as `data_config`; "" for all.
+        content: The keys and values; empty for a file that another one includes, because they are
+            part of that file's content.
+    """
+
+    package: str = ""
+    content: Mapping[Any, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ConfigReader:
+    """The settings with which Hydra reads its files, and the files that it has read.
+
+    Attributes:
+        keys: The keys of the schema. A folder of such a name is not a group: `metadata=…` is a key
+            of generate.py, but a group of train.py.
+        own_folder: The config folder of the user, which is searched first.
+        left_out: Entries of defaults lists to ignore, as `GROUP/OPTION`.
+        files: The files that have been read, in this order.
+        paths: For each of them, its name in defaults lists.
+    """
+
+    keys: frozenset[str] = frozenset()
+    own_folder: Path | None = None
+    main_folder: Path = CONFIG_FOLDER
+    left_out: set[str] = field(default_factory=set)
+    files: dict[Path, FileRecord] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def folders(self) -> list[Path]:
+        """The config folders, in the order in which they are searched."""
+        folders = (self.own_folder, self.main_folder)
+        return [folder for folder in folders if folder is not None]
+
+    def install(self) -> None:
+        """Makes Hydra read its files through this object, instead of an earlier one."""
+        plugins = (
+            Plugins.instance()
+        )  # registers Hydra's own sources, which would replace ours later
+        SourcesRegistry.instance().types[FileConfigSource.scheme()] = RecordingSource
+        plugins.register(OwnFolderFirst)
+        RecordingSource.reader = self
+
+    def clear(self) -> None:
+        """Clears the record of files that have been read."""
+        self.files.clear()
+        self.paths.clear()
+
+    def is_group(self, name: str) -> bool:
+        """Whether a name belongs to a group: a folder whose files are choices."""
+        if name in self.keys or name == PARTS:
+            return False
+        return any((folder / name).is_dir() for folder in self.folders)
+
+    def note_part(self, file: Path) -> None:
+        """Records a file that another one includes."""
+        self.files.setdefault(file, FileRecord())
+
+
+def short_path(file: Path) -> str:
+    """Returns the path relative to the working folder if it is inside, else unchanged."""
+    working_folder = Path.cwd()
+    return str(file.relative_to(working_folder) if file.is_relative_to(working_folder) else file)
+
+
+class OwnFolderFirst(SearchPathPlugin):
+    """Puts the user's folder before `hydra_configs/`; Hydra's own --config-dir comes after it."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        own_folder = RecordingSource.reader.own_folder
+        if own_folder is not None:
+            search_path.prepend("own", f"file://{own_folder}", anchor="main")
+
+
+class RecordingSource(FileConfigSource):
+    """Hydra's file reader, which also expands `${from_file:…}` and records every file."""
+
+    reader: ClassVar[ConfigReader] = ConfigReader()
+
+    def is_group(self, config_path: str) -> bool:
+        if config_path in self.reader.keys or config_path == PARTS:
+            return False
+        return super().is_group(config_path)
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        result = self._parse(config_path, file)
+        values = OmegaConf.to_container(result.config, resolve=False)
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"{file}: found a list, expected keys and values")
+        self.reader.files[file] = FileRecord()  # keeps its place before the files that it includes
+        self.reader.paths[config_path] = file
+
+        entries = values.pop("defaults", None)
+        names = [*_names_of_defaults(entries, file)]
+        if config_path in names:
+            raise ConfigurationError(
+                f"{file}: its defaults list names {config_path}, which is this file itself (the "
+                "files of --config-dir win over those of their name); give it another name, and "
+                "pass that as --config-name"
+            )
+
+        expansion = Expansion(Path(self.path), self.reader.note_part)
+        values = expansion.expand(values, short_path(file))
+        self.reader.files[file] = FileRecord(
+            _package(result, config_path),
+            {name: value for name, value in values.items() if name != "hydra"},
+        )
+
+        if entries is not None:
+            values["defaults"] = [
+                entry
+                for entry, name in zip(entries, names, strict=True)
+                if name not in self.reader.left_out
+            ]
+        result.config = OmegaConf.create(values)
+        return result
+
+    def _parse(self, config_path: str, file: Path) -> ConfigResult:
+        """Parses a file as Hydra does, once our stricter parser has accepted it."""
+        try:
+            if file.is_file():
+                parse_yaml_file(file.read_text(encoding="utf-8"), file)
+            return super().load_config(config_path)
+        except (OSError, UnicodeDecodeError) as error:  # OSError: also for a file that is a number
+            raise ConfigurationError(f"{file}: cannot be read: {error}") from error
+
+
+def _package(result: ConfigResult, config_path: str) -> str:
+    """Returns the section that the content of a file belongs to; "" for the whole."""
+    group = config_path.rpartition("/")[0]
+    package = result.header.get("package") or group.replace("/", ".")
+    return "" if package == "_global_" else package
+
+
+def _names_of_defaults(entries: Any, file: Path) -> Iterator[str]:
+    """Yields the entries of a defaults list as `GROUP/OPTION`, `model/gpt2` for {model: gpt2}.
+
+    Raises:
+        ConfigurationError: If it is no defaults list, for which Hydra would show a traceback.
+    """
+    expected = "expected a list: [causal_lm_config, {model: llama_tiny}, _self_], for example"
+    if entries is not None and not isinstance(entries, list):
+        raise ConfigurationError(f"{file}: defaults: found {show(entries)}, {expected}")
+
+    for entry in entries or ():
+        if isinstance(entry, dict) and len(entry) == 1:
+            group, option = next(iter(entry.items()))
+            yield f"{re.sub(r'^(override|optional) +|@.*', '', str(group))}/{option}"
+        elif isinstance(entry, str):
+            yield entry
+        else:
+            raise ConfigurationError(f"{file}: defaults: found the entry {show(entry)}, {expected}")

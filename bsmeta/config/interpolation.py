@@ -1,0 +1,179 @@
+"""Resolves every `${…}` of a filled configuration, and converts it to an instance of its schema.
+
+OmegaConf resolves interpolations to numbers, strings and booleans. Here lists, mappings and
+sections are converted as well: a variable may hold YAML, `TYPES='[url, title]'`. Saved
+configurations are never resolved (`bsmeta.config.saved`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import (
+    InterpolationResolutionError,
+    InterpolationValidationError,
+    OmegaConfBaseException,
+)
+
+from bsmeta.config.filling import misread_booleans
+from bsmeta.config.schema_types import type_name, without_none
+from bsmeta.core.errors import HYDRA, Problem, look_up, show
+from bsmeta.core.keys import address_problems, expand_home, type_hints
+from bsmeta.core.parsing import parse_yaml
+
+Config = TypeVar("Config")
+
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_]\w*(?:\.\w+)*)(?=\s*[},])")
+
+
+def finish(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
+    """Resolves a filled configuration, and converts it to an instance of the schema.
+
+    Returns:
+        The instance, in which the schema's defaults replace values that cannot be resolved, and the
+        problems.
+    """
+    problems = resolve(composed)
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, schema)
+
+    for name, path in expand_home(config):
+        user = path.partition("/")[0]
+        expected = f"a path; there is no user {user[1:]} on this machine"
+        fix = f"{name}=./{path}, or correct it"
+        problems.append(Problem(name, HYDRA, show(path), expected, fix))
+
+    problems += address_problems(config)
+    return config, problems
+
+
+def resolve(composed: DictConfig) -> list[Problem]:
+    """Replaces every interpolation of a section by its value in the field's type, in place.
+
+    Returns:
+        The problems; a value that cannot be resolved is replaced by the schema's default.
+    """
+    problems = []
+    written = OmegaConf.to_container(composed, resolve=False)
+    # From the end, so that deleting an entry of a list moves none that is still to be resolved.
+    for section, name, key in reversed([*_interpolations(composed, "")]):
+        schema: Any = OmegaConf.get_type(section)
+        is_field = dataclasses.is_dataclass(schema)
+        value_type = without_none(type_hints(schema)[name]) if is_field else None
+        try:
+            _convert(section, name, value_type)
+        except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
+            entries: Any = OmegaConf.to_container(section, resolve=False)
+            text = entries[name]
+            variables = [*dict.fromkeys(_variables(text, written, ()))]
+            problems.append(_unresolved(key, str(text), variables, value_type, error))
+            with open_dict(section):
+                if is_field:
+                    section[name] = getattr(schema(), name)
+                else:  # an entry of a list or mapping
+                    del section[name]
+
+    return problems[::-1]
+
+
+def _interpolations(
+    section: DictConfig | ListConfig, prefix: str
+) -> Iterator[tuple[DictConfig | ListConfig, Any, str]]:
+    """Yields the container of every interpolation, its name there, and its dotted key."""
+    names = list(section) if isinstance(section, DictConfig) else range(len(section))
+    for name in names:
+        key = f"{prefix}{name}"
+        if OmegaConf.is_interpolation(section, name):
+            yield section, name, key
+        elif not OmegaConf.is_missing(section, name) and OmegaConf.is_config(section[name]):
+            yield from _interpolations(section[name], f"{key}.")
+
+
+def _convert(section: DictConfig | ListConfig, name: Any, value_type: Any) -> None:
+    """Sets a list, mapping or section to the value of its interpolation."""
+    value = section[name]
+    is_section = dataclasses.is_dataclass(value_type)
+    is_container = is_section or typing.get_origin(value_type) in (list, dict)
+    if value is None or not is_container:
+        return
+
+    if isinstance(value, str):
+        value = parse_yaml(value)
+        if not isinstance(value, (list, dict)):
+            raise TypeError(f"not {type_name(value_type)}")
+        for misfit in misread_booleans(value, value_type):
+            raise TypeError(misfit.expected)
+    elif OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)  # it may itself contain interpolations
+
+    if is_section:
+        value = OmegaConf.merge(OmegaConf.structured(value_type), value)
+    section[name] = value
+
+
+def _unresolved(
+    key: str, text: str, variables: list[str], value_type: Any, error: Exception
+) -> Problem:
+    """Returns the problem of an interpolation without a value, or with one that does not fit.
+
+    Args:
+        text: The value as it was written.
+        variables: The environment variables that the value depends on.
+        value_type: The type of its field; None for an entry of a list or mapping.
+    """
+    message = str(error)
+    is_entry = key.rpartition(".")[2].isdecimal()
+    override = "write the value there" if is_entry else f"pass {key}=…"
+    for name in variables:
+        if f"Environment variable '{name}' not found" in message:
+            found = f"{text}, but the environment has no {name}"
+            expected = f"the variable, or a default: ${{oc.env:{name},VALUE}}"
+            return Problem(key, HYDRA, found, expected, f"export {name}=…, or {override}")
+
+    found = "; ".join([show(text), *map(_describe_variable, variables)])
+    expected = f"a value of type {type_name(value_type)}" if value_type else "a value that fits"
+    fix = override
+    has_value = not isinstance(error, InterpolationResolutionError) or isinstance(
+        error, InterpolationValidationError
+    )
+    if variables:
+        fix = f"export {' or '.join(variables)} with another value, or {override}"
+    elif not has_value:
+        expected = "a key, or a resolver (oc.env, repo, from_file)"
+        fix = f"correct it, or {override}"
+
+    reason = re.sub(r"^While dereferencing interpolation '.*?': ", "", message.partition("\n")[0])
+    return Problem(key, HYDRA, found, f"{expected} ({reason})", fix)
+
+
+def _describe_variable(name: str) -> str:
+    return f"{name}={os.environ[name]}" if name in os.environ else f"{name} is unset"
+
+
+def _variables(value: Any, written: Any, visited: tuple[str, ...]) -> Iterator[str]:
+    """Yields the environment variables of a value as written, and of the keys it refers to."""
+    for text in texts_in(value):
+        yield from _VARIABLE.findall(text)
+        for name in _REFERENCE.findall(text):
+            if name not in visited:
+                yield from _variables(look_up(written, name), written, (*visited, name))
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yields every text of nested dicts and lists, but no keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for entry in value.values():
+            yield from texts_in(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from texts_in(entry)

@@ -1,0 +1,101 @@
+"""Values that a schema does not accept, as problems with the most similar valid key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bsmeta.config.from_file import NO_VALUE
+from bsmeta.config.groups import group_options
+from bsmeta.core.errors import Problem, show
+from bsmeta.core.keys import key_names
+
+Names = tuple[Any, ...]
+"""The names of sections and of a key, from the outside in."""
+
+COMMAND_LINE = "the command line"
+HELP = "see --help for every key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A value that the schema does not accept.
+
+    Attributes:
+        path: The names of its sections, and its own name; entries of lists by their index.
+        expected: The type as text; None: there is no such key.
+        reason: OmegaConf's message, or "".
+        siblings: If there is no such key: the keys of the section.
+        found: The value as text; None: in YAML's notation.
+        fix: The value to write instead; None: to correct it.
+    """
+
+    path: Names
+    value: Any
+    expected: str | None
+    reason: str = ""
+    siblings: tuple[str, ...] = ()
+    found: str | None = None
+    fix: str | None = None
+
+    @property
+    def key(self) -> str:
+        return dotted(self.path)
+
+    def problem(self, where: str, schema: type, written: str | None = None) -> Problem:
+        """Returns the misfit as a problem.
+
+        Args:
+            where: The file or command line that sets the value.
+            written: The value as it was written, if that is known.
+        """
+        if self.expected is None:
+            return unknown_key(self.key, schema, where, self.siblings)
+        if self.value == NO_VALUE:
+            return Problem(self.key, where, NO_VALUE, self.expected, f"{self.key}=VALUE")
+        if self.fix is not None:
+            found = self.found or show(self.value)
+            return Problem(self.key, where, found, self.expected, self.fix)
+
+        found = show(self.value) if written is None else written
+        return Problem(
+            self.key, where, found, f"{self.expected} ({self.reason})", f"correct it; {HELP}"
+        )
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """Joins a path of names to one key."""
+    return ".".join(map(str, path))
+
+
+def unknown_key(
+    name: str, schema: type, where: str = COMMAND_LINE, siblings: Sequence[str] = ()
+) -> Problem:
+    """Returns the problem of an unknown key, with the most similar one, preferably a sibling."""
+    expected = f"a key of {schema.__name__}"
+    if where == COMMAND_LINE:
+        expected += f", or one of the groups {', '.join(group_options())}"
+    if name in key_names(schema):  # in a file, as one name with dots
+        fix = f"write it nested, {': {'.join(name.split('.'))}: …{'}' * name.count('.')}"
+        return Problem(name, where, "one name with dots", "a section with the key in it", fix)
+
+    similar_siblings = difflib.get_close_matches(name, siblings, n=1, cutoff=0.8)
+    suggestion = similar_siblings[0] if similar_siblings else suggest_key(name, schema)
+    if suggestion is None:
+        fix = f"drop it; {HELP}"
+    else:
+        expected += f" (did you mean {suggestion}?)"
+        fix = f"write {suggestion}, or drop it"
+    return Problem(name, where, "an unknown key", expected, fix)
+
+
+def suggest_key(name: str, schema: type) -> str | None:
+    """Returns the key or group most similar to a misspelled one; None if none is similar."""
+    candidates = {key.rpartition(".")[2]: key for key in reversed(key_names(schema))}
+    candidates |= {group: group for group in group_options()}
+    similar = difflib.get_close_matches(name.rpartition(".")[2], candidates, n=1)
+    if not similar or candidates[similar[0]] == name:
+        return None
+    return candidates[similar[0]]

@@ -1,0 +1,238 @@
+"""`key=value` of a command line: its grammar, and its mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from hydra.core.override_parser import types as hydra_types
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException
+
+from bsmeta.config.from_file import MISSING, Expansion
+from bsmeta.config.groups import group_options
+from bsmeta.config.hydra_errors import explain
+from bsmeta.config.hydra_files import ConfigReader
+from bsmeta.config.misfits import COMMAND_LINE, HELP, Names, unknown_key
+from bsmeta.core.errors import Problem, closest, nearest, show
+from bsmeta.core.keys import key_names
+from bsmeta.core.parsing import YAMLLoader, parse_yaml
+
+# Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key), and in
+# quoted text, which comes first (up to the end, if it is not closed, so that it is read once).
+_HOME = re.compile(
+    r"""
+    "(?:\\.|[^"\\])*+ "? | '(?:\\.|[^'\\])*+ '?
+    | (?<=[=\[,]) (?P<path> ~[^\s,\[\]{}'"]* )
+    """,
+    re.VERBOSE,
+)
+
+_QUOTED_KEY = re.compile(r"""[{,]\s*(?:"[^"]*"|'[^']*')\s*:""")
+
+
+def read_overrides(texts: Sequence[str], schema: type, reader: ConfigReader) -> list[Override]:
+    """Reads overrides, with the content of every file that they name as `${from_file:…}`."""
+    expansion = Expansion(reader.folders[0], reader.note_part)
+    overrides = []
+    for text in texts:
+        expanded = expansion.expand_override(quote_mapping(quote_home(text)))
+        overrides.append(Override(expanded, schema, reader))
+    return overrides
+
+
+def key_of(override: str) -> str:
+    """Returns the key or group of an override, `+learning_rate=1` or `~model`."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def describe_repetitions(overrides: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each key that is set again to another value, which then counts."""
+    values: dict[str, str] = {}
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        name = name.lstrip("+")
+        if equals and values.get(name, value) != value:
+            yield f"{name} is given twice on the command line: {value} counts, not {values[name]}"
+        values[name] = value
+
+
+def quote_home(override: str) -> str:
+    """Quotes every value of an override that begins with ~, as Hydra's grammar requires."""
+    return _HOME.sub(lambda part: f"'{part['path']}'" if part["path"] else part[0], override)
+
+
+def quote_mapping(override: str) -> str:
+    """Quotes a mapping with quoted keys, for which Hydra's grammar has no notation.
+
+    `fill` parses the text as a mapping.
+    """
+    name, equals, value = override.partition("=")
+    if not (value.startswith("{") and _QUOTED_KEY.search(value)):
+        return override
+
+    try:
+        mapping = parse_yaml(value, _FlowLoader)
+        if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
+            return override
+        text = json.dumps(mapping, ensure_ascii=False)
+    except (yaml.YAMLError, TypeError, ValueError):
+        return override
+    return f"{name}{equals}{QuotedString(text, Quote.single).with_quotes()}"
+
+
+class _FlowLoader(YAMLLoader):
+    """YAML in which, as in Hydra's grammar, only true and false are booleans."""
+
+
+_BOOLEAN = "tag:yaml.org,2002:bool"
+_FlowLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    for first, resolvers in YAMLLoader.yaml_implicit_resolvers.items()
+}
+_FlowLoader.add_implicit_resolver(_BOOLEAN, re.compile(r"(?i)true|false"), [*"tTfF"])
+
+
+class Override:
+    """`key=value` of a command line.
+
+    Attributes:
+        text: The override as it was given.
+        name: The key or group, without the characters before it.
+        value: The value as text.
+        deletes: Whether the override deletes the key or group.
+        sets_key: Whether it sets a key: no group, and no setting of Hydra.
+        problems: The mistakes in it.
+    """
+
+    def __init__(self, text: str, schema: type, reader: ConfigReader) -> None:
+        self.text = text
+        self.name = key_of(text)
+        self.value = text.partition("=")[2]
+        group = self.name.partition("@")[0]
+        self.deletes = text.startswith("~")
+        self.sets_key = not (self.deletes or group.startswith("hydra") or reader.is_group(group))
+        self._schema = schema
+        self._is_known_key = self.name in reader.keys
+        self._options = group_options().get(group, [])
+        self._parsed: hydra_types.Override | None = None
+        self.problems = [*self._parse()]
+
+    def forced(self, *, quiet: bool = False) -> str:
+        """Returns the text with `++`, with which Hydra sets any key; `fill` finds unknown ones.
+
+        Args:
+            quiet: Without `++` for the keys of the schema: the text may become a folder's name.
+        """
+        if not self.sets_key:
+            return self.text
+        bare = self.text.lstrip("+")
+        needs_no_force = self._is_known_key and not self.value.startswith("{")
+        return bare if quiet and needs_no_force else f"++{bare}"
+
+    def alternatives(self) -> list[str]:
+        """Lists an override for each of several values; none for a pattern of choices."""
+        if self._parsed is None or not self._parsed.is_sweep_override():
+            return [self.text]
+        if isinstance(self._parsed.value(), hydra_types.Glob):
+            return []
+        values = self._parsed.sweep_string_iterator()
+        return [f"{self.text.partition('=')[0]}={value}" for value in values]
+
+    def sets(self, path: Names) -> bool:
+        """Whether it sets a key, a section that contains the key, or something in it."""
+        assert self._parsed is not None
+        return self.sets_key and value_at(self.name, self._parsed.value(), path) is not MISSING
+
+    def explain_refusal(self, error: Exception) -> Problem:
+        """Returns the problem of an override that Hydra cannot compose onto the files."""
+        options = self._options
+        if self.deletes:
+            if not options and self.name not in key_names(self._schema):
+                return unknown_key(self.name, self._schema)
+            expected = "a choice that the configuration has made"
+            return Problem(self.text, COMMAND_LINE, "nothing to delete", expected, "drop it")
+
+        message = explain(error)
+        is_unlisted = "No match in the defaults list" in message
+        if is_unlisted and self.value in options:
+            expected = "a + before it: no configuration has it from the outset"
+            return self._problem(show(self.value), expected, f"+{self.name}={self.value}")
+
+        if isinstance(error, MissingConfigException):
+            options = [*(error.options or options)]
+        elif not is_unlisted:
+            options = []
+        if not options:
+            return self._problem(self.value, message, f"correct it; {HELP}")
+
+        expected = f"one of {', '.join(options)}{nearest(self.value, options)}"
+        plus = "+" if self.text.startswith("+") or is_unlisted else ""
+        fix = f"{plus}{self.name}={closest(self.value, options)}"
+        return self._problem(show(self.value), expected, fix)
+
+    def _parse(self) -> Iterator[Problem]:
+        """Parses the value; yields mistakes that Hydra would refuse in any configuration."""
+        name = self.name
+        has_value = "=" in self.text
+        if not name or not (has_value or self.deletes):
+            fix = f"{name}=VALUE, or --config-name {name}, if that is meant" if name else "drop it"
+            yield self._problem("no key" if has_value else "no value", "key=value", fix)
+            return
+
+        try:
+            self._parsed = OverridesParser.create().parse_override(self.text)
+        except HydraException as error:
+            reason = str(error).partition("\n")[0]
+            expected = f"key=value in Hydra's grammar ({reason})"
+            fix = f"put the value within two kinds of quotes: \"{name}='{self.value}'\"; {HELP}"
+            yield self._problem(self.value, expected, fix)
+            return
+
+        if self._parsed.is_sweep_override():
+            fix = f"{name}=[{self.value}], or --multirun to run with each of them"
+            yield self._problem(self.value, "one value, or a list in brackets", fix)
+        elif self._options and not self.deletes and not self._is_known_key:
+            yield from self._check_choice(self._parsed.value())
+
+    def _check_choice(self, content: Any) -> Iterator[Problem]:
+        """Yields a group that is set to anything but names, for which Hydra has a traceback."""
+        names = content if isinstance(content, list) else [content]
+        if all(isinstance(option, str) for option in names):
+            return
+
+        expected = f"one of {', '.join(self._options)}: {self.name} is a group"
+        plus = "+" if self.text.startswith("+") else ""
+        fix = f"{plus}{self.name}={self._options[0]}"
+        keys = [key for key in key_names(self._schema) if key.endswith(f".{self.name}")]
+        if keys and isinstance(content, list):
+            expected += f", and {keys[0]} a key that takes a list"
+            fix = f"{keys[0]}={self.value}"
+        yield self._problem(self.value, expected, fix)
+
+    def _problem(self, found: str, expected: str, fix: str) -> Problem:
+        key = self.name or show(self.text)
+        return Problem(key, COMMAND_LINE, found or "nothing", expected, fix)
+
+
+def value_at(name: str, content: Any, path: Names) -> Any:
+    """Finds the value at a path in content below a dotted name.
+
+    Returns:
+        The value there, or the one that replaces a section of the path; MISSING if the content sets
+        neither.
+    """
+    for section in reversed(name.split(".") if name else []):
+        content = {section: content}
+
+    for part in path:
+        if isinstance(content, Mapping):
+            entries = {str(key): value for key, value in content.items()}
+            content = entries.get(str(part), MISSING)
+        elif isinstance(content, list) and isinstance(part, int) and part < len(content):
+            content = content[part]
+    return content

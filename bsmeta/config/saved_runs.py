@@ -1,0 +1,122 @@
+"""Writes and reads the configuration of a run, and changes keys of it.
+
+A saved configuration has finished values: nothing in it is resolved (`bsmeta.config.saved`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bsmeta.config.filling import fill
+from bsmeta.config.interpolation import finish
+from bsmeta.config.misfits import Misfit
+from bsmeta.config.saved import changed_texts, mark, read_saved, shielded, unshielded
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema_types import store_name
+from bsmeta.config.task_entry import TaskEntry
+from bsmeta.core.errors import ConfigurationError, refuse
+from bsmeta.core.keys import bound_problems, refuse_out_of_bounds
+from bsmeta.core.secrets import redact_values
+
+Config = TypeVar("Config")
+Run = TypeVar("Run", bound=RunConfig)
+
+
+def to_yaml(config: Any) -> str:
+    """Writes the resolved configuration as YAML that `load_resolved` reads, without secrets.
+
+    Its defaults list names the schema, so that Hydra accepts the file as a configuration, too:
+    `train.py --config-dir FOLDER --config-name config` starts the same run again.
+    """
+    values = {"defaults": [store_name(type(config)), "_self_"]}
+    values |= changed_texts(redact_values(dataclasses.asdict(config)), mark)
+    values.pop("trust_checkpoint", None)  # given with each call, never in a file
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def load_resolved(path: Path, schema: type[Config]) -> Config:
+    """Reads a `config.yaml` that a run has written.
+
+    Raises:
+        ConfigurationError: If it cannot be read, has something to resolve, or does not fit.
+    """
+    return to_config(read_saved(path), schema, str(path))
+
+
+def to_config(values: Mapping[Any, Any], schema: type[Config], file: str) -> Config:
+    """Converts finished values to an instance of a schema.
+
+    Args:
+        file: The source of the values, for messages.
+
+    Raises:
+        ConfigurationError: Listing the values that do not fit.
+    """
+    composed = OmegaConf.structured(schema)
+    misfits: list[Misfit] = unshielded([*fill(composed, shielded(values))])
+    refuse([misfit.problem(file, schema) for misfit in misfits])
+
+    shielded_config, problems = finish(composed, schema)
+    config: Config = unshielded(shielded_config)
+    problems += bound_problems(config)
+    refuse([dataclasses.replace(problem, file=file) for problem in problems])
+    return config
+
+
+def saved_task(path: Path) -> str:
+    """Reads the task of a run from its `config.yaml`; causal_lm if the file names none.
+
+    Raises:
+        ConfigurationError: If the file cannot be read.
+    """
+    return _task_of(read_saved(path))
+
+
+def _task_of(values: Mapping[Any, Any]) -> str:
+    return str(values.get("task", "causal_lm"))
+
+
+def saved_config(
+    path: Path, tasks: Mapping[str, TaskEntry], overrides: Mapping[str, Any]
+) -> RunConfig:
+    """Reads the configuration of a training run of one of some tasks, and changes some keys.
+
+    Raises:
+        ConfigurationError: If it cannot be read or does not fit, or is of another task.
+    """
+    values = read_saved(path)
+    task = _task_of(values)
+    if task not in tasks:
+        raise ConfigurationError(f"{path}: trained with task={task}; expected {' or '.join(tasks)}")
+    return changed(to_config(values, tasks[task].config, str(path)), overrides)
+
+
+def changed(config: Run, overrides: Mapping[str, Any]) -> Run:
+    """Returns a configuration with some keys changed; both are finished values.
+
+    Raises:
+        ConfigurationError: If a key is unknown, or a value does not fit or is out of bounds.
+    """
+    try:
+        merged = OmegaConf.merge(
+            OmegaConf.structured(shielded(config)), OmegaConf.create(shielded(dict(overrides)))
+        )
+        changed_config = unshielded(OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"overrides={dict(overrides)}: {reason}; expected keys of the training configuration "
+            "(python bsmeta/train.py --help lists them)"
+        ) from error
+
+    assert isinstance(changed_config, type(config))
+    if overrides:
+        refuse_out_of_bounds(changed_config, "overrides.")
+    return changed_config

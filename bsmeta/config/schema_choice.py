@@ -1,0 +1,94 @@
+"""Chooses the schema of a command line from the defaults lists of its configuration."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from bsmeta.config.hydra_options import option_parser
+from bsmeta.config.schema_types import store_name
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.parsing import parse_yaml
+
+Config = TypeVar("Config")
+
+
+def choose_schema(
+    arguments: Sequence[str], schemas: Sequence[type[Config] | str], config_name: str
+) -> type[Config]:
+    """Returns the schema that the defaults lists of the command line's configuration name first.
+
+    Args:
+        schemas: The possible schemas; one as `module:attribute` is imported if it is chosen. The
+            first is chosen if the configuration names none, which is refused later.
+    """
+    schemas_by_name = {store_name(schema): schema for schema in schemas}
+    chosen = schemas[0]
+    for name in _configurations(arguments, config_name):
+        if name in schemas_by_name:
+            chosen = schemas_by_name[name]
+            break
+    schema: type[Config] = pkgutil.resolve_name(chosen) if isinstance(chosen, str) else chosen
+    return schema
+
+
+def _configurations(arguments: Sequence[str], config_name: str) -> Iterator[str]:
+    """Yields the main configuration, and those that its defaults list names, directly or not."""
+    try:
+        options, _ = option_parser().parse_known_intermixed_args(list(arguments))
+    except ConfigurationError:
+        return
+
+    folders = [options.config_dir, options.config_path or CONFIG_FOLDER]
+    pending = [str(options.config_name or config_name)]
+    read_names = set()
+    while pending:
+        name = pending.pop(0).removesuffix(".yaml").lstrip("/")
+        yield name
+        files = [Path(folder).expanduser() / f"{name}.yaml" for folder in folders if folder]
+        file = next(filter(Path.is_file, files), None)
+        if file is not None and name not in read_names:
+            read_names.add(name)
+            pending[:0] = _names_in_defaults(file)
+
+
+def is_for_program(
+    file: Path, folders: Sequence[Path], schemas: Collection[str], parents: Sequence[Path] = ()
+) -> bool:
+    """Whether a configuration has one of these schemas, or none.
+
+    Its defaults list names files beside it, directly or not, and the schema.
+
+    Args:
+        parents: The files whose defaults lists lead to this one.
+    """
+    if file in parents:  # the lists name each other
+        return False
+    for name in _names_in_defaults(file):
+        if name in ("_self_", *schemas):
+            continue
+        files = [folder / f"{name}.yaml" for folder in folders]
+        included = next(filter(Path.is_file, files), None)
+        if included is None or not is_for_program(included, folders, schemas, [*parents, file]):
+            return False
+    return True
+
+
+def _names_in_defaults(file: Path) -> list[str]:
+    """Lists the entries of a file's defaults list that are names, and no choices of groups."""
+    return [entry for entry in _read_defaults(file) if isinstance(entry, str)]
+
+
+def _read_defaults(file: Path) -> list[Any]:
+    """Reads the defaults list of a file; [] if it has none, or cannot be read."""
+    try:
+        content = parse_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    entries = content.get("defaults") if isinstance(content, dict) else None
+    return entries if isinstance(entries, list) else []
