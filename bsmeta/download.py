@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from bsmeta.config.causal_lm import DownloadConfig
+from bsmeta.config.downloading import DownloadConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import stoppable

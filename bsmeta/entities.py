@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bsmeta.config.causal_lm import EntitiesConfig
+from bsmeta.config.entity_table import EntitiesConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.loopback import listen_on_loopback

@@ -9,8 +9,8 @@ python bsmeta/generate.py mode=attribute type=url
 
 from __future__ import annotations
 
-from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.config.unused_keys import refuse_unused
 from bsmeta.tasks import TASKS

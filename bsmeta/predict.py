@@ -18,8 +18,8 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.causal_lm import PredictConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replacing

@@ -9,19 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
-from bsmeta.config.causal_lm import (
-    CausalLMConfig,
-    DownloadConfig,
-    EntitiesConfig,
-    EvaluateConfig,
-    ExplainConfig,
-    GenerateConfig,
-    PredictConfig,
-    PrepareConfig,
-    StageConfig,
-)
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.copying import PrepareConfig, StageConfig
+from bsmeta.config.downloading import DownloadConfig
+from bsmeta.config.entity_table import EntitiesConfig
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.groups import group_options
 from bsmeta.config.help_page import Key, list_keys, list_sections
+from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.tasks import TASKS

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
-from bsmeta.config.causal_lm import GenerateConfig
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.metadata.document import Document

@@ -32,7 +32,7 @@ import pyarrow as pa
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import PrepareConfig
+from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, check_data, row_length
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.saved_runs import to_yaml

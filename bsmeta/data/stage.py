@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from bsmeta.config.causal_lm import StageConfig
+from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import check_data, source_configs
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError, DataError, differing

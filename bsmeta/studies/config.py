@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.causal_lm import WINDOWS
+from bsmeta.config.evaluating import WINDOWS
 from bsmeta.config.schema import LARGEST_SEED
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import address_problems, bound_lines, key

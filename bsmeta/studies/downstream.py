@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.environment import describe_environment, utc_now
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.model_files import refuse_unsafe

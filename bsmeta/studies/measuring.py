@@ -18,8 +18,9 @@ import numpy as np
 import torch
 import transformers
 
-from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.model_file import language_part
 from bsmeta.config.steps import set_branch_length
 from bsmeta.core.environment import describe_environment, utc_now

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.causal_lm import SliceConfig
+from bsmeta.config.evaluating import SliceConfig
 from bsmeta.core.errors import DataError
 from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.studies.claim_notes import host_notes, task_notes

@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 import xxhash
 from huggingface_hub import hf_hub_download
 
-from bsmeta.config.causal_lm import EvaluateConfig, GenerateConfig
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.saved import read_saved
 from bsmeta.config.saved_runs import saved_config, saved_task
 from bsmeta.config.schema import RunConfig

@@ -13,7 +13,8 @@ import torch
 
 import bsmeta
 from bsmeta import generate
-from bsmeta.config.causal_lm import CausalLMConfig, GenerateConfig
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.generating import GenerateConfig
 from tests.api.conftest import read_lines, run
 from tests.tasks.classification.conftest import encoder  # noqa: F401 (a fixture)
 from tests.tasks.classification.helpers import write_leanings

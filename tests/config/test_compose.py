@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.help_page import MAIN_KEYS, describe, list_keys, list_sections
 from bsmeta.config.saved_runs import load_resolved, to_yaml
 from bsmeta.core.errors import ConfigurationError
@@ -148,7 +149,7 @@ def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
 
 
 def test_help_of_other_programs_begins_with_their_own_keys() -> None:
-    text = describe(ExplainConfig, "explain.py", "v2", whole=False)
+    text = describe(ExplainConfig, "explain.py", "v2", all_keys=False)
     own, _, rest = text.partition("The keys that most runs set")
     assert "Keys of explain.py\n------------------\ndocument: str | None = null" in own
     assert "learning_rate" not in own

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import bsmeta
-from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved import LARGEST, mark, parse_saved, read_saved, shielded, unshielded
 from bsmeta.config.saved_runs import (
     changed,

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import compose
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.help_page import describe, list_keys
 from bsmeta.config.launch import ENVIRONMENT, Launch
 from bsmeta.config.saved_runs import changed
@@ -154,8 +155,12 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
     from bsmeta import annotate, download, entities, evaluate, explain, generate, predict, train
     from bsmeta.annotate import command
     from bsmeta.annotate.config import AnnotateConfig
-    from bsmeta.config import causal_lm
-    from bsmeta.config.causal_lm import ExplainConfig, PrepareConfig
+    from bsmeta.config.copying import PrepareConfig
+    from bsmeta.config.downloading import DownloadConfig
+    from bsmeta.config.entity_table import EntitiesConfig
+    from bsmeta.config.explaining import ExplainConfig
+    from bsmeta.config.generating import GenerateConfig
+    from bsmeta.config.predicting import PredictConfig
     from bsmeta.data import prepare
 
     del annotate
@@ -165,11 +170,11 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
         "explain.py": (explain.main, [ExplainConfig], "v2", True),
         "prepare.py": (prepare.main, PrepareConfig, "v2", False),
         "evaluate.py": (evaluate.main, EvaluateConfig, "evaluate", False),
-        "generate.py": (generate.main, causal_lm.GenerateConfig, "generate", False),
-        "predict.py": (predict.main, causal_lm.PredictConfig, "predict", False),
+        "generate.py": (generate.main, GenerateConfig, "generate", False),
+        "predict.py": (predict.main, PredictConfig, "predict", False),
         "annotate.py": (command.main, AnnotateConfig, "annotate", False),
-        "entities.py": (entities.main, causal_lm.EntitiesConfig, "entities", False),
-        "download.py": (download.main, causal_lm.DownloadConfig, "download", False),
+        "entities.py": (entities.main, EntitiesConfig, "entities", False),
+        "download.py": (download.main, DownloadConfig, "download", False),
     }[name.split()[0]]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.causal_lm import StageConfig
+from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.file_sets import Entry, FileSet, read_manifest

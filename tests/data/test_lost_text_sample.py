@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.config.causal_lm import CausalLMConfig, PrepareConfig
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.prepare import prepare

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.causal_lm import StageConfig
+from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.secrets import redact

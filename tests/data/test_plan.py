@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.config.causal_lm import CausalLMConfig, PrepareConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, SourceConfig, parts_of
 from bsmeta.config.metadata import Phase
 from bsmeta.core.errors import ConfigurationError, DataError

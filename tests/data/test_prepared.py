@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bsmeta.config.causal_lm import PrepareConfig
+from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import Phase
 from bsmeta.core.errors import ConfigurationError, DataError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.causal_lm import StageConfig
+from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.core import files as core_files
 from bsmeta.core.errors import ConfigurationError, DataError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bsmeta.config.causal_lm import EvaluateConfig, SliceConfig
+from bsmeta.config.evaluating import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import results_of

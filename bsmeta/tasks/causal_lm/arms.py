@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xxhash
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import WORDS

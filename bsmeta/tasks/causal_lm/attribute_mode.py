@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import GenerateConfig
 from bsmeta.config.data import DataConfig, in_dataset
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import path_inside

@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import (
     DataConfig,
     metadata_room,
@@ -25,6 +25,7 @@ from bsmeta.config.data import (
     source_configs,
     train_entries,
 )
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import changed, saved_config, to_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.model_files import new_model, read_shape, read_tokenizer

@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluating import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import decode_json

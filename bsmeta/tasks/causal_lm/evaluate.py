@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.data import REMOTE, in_dataset
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.progress import Advance, progress_bar

@@ -20,8 +20,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import decay_start
 from bsmeta.core.errors import ConfigurationError

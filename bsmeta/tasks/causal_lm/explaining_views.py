@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import train_files
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.printable import printable
 from bsmeta.core.terminal import Console

@@ -24,7 +24,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from bsmeta.config.causal_lm import GenerateConfig
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.keys import refuse_out_of_bounds

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
 from bsmeta.core.parsing import parse_json

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS, checkpoints

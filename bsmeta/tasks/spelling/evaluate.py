@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.text.sentences import core

@@ -10,8 +10,8 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.pop(0)
     from bsmeta import predict
-    from bsmeta.config.causal_lm import PredictConfig
     from bsmeta.config.entry_point import run_entry_point
+    from bsmeta.config.predicting import PredictConfig
     from bsmeta.tasks.classification import task
 
     whole = task.TextClassifier.predict

@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from bsmeta import evaluate, explain, generate
-from bsmeta.config.causal_lm import EvaluateConfig, GenerateConfig
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bsmeta import predict
-from bsmeta.config.causal_lm import PredictConfig
+from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import UserError
 from bsmeta.tasks.checkpoints import open_task

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.causal_lm import EntitiesConfig
+from bsmeta.config.entity_table import EntitiesConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.entities import main

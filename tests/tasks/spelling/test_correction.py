@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import locate, open_task

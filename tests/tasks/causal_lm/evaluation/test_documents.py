@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.causal_lm import SliceConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluating import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices

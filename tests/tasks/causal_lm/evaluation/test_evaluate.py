@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main

@@ -23,8 +23,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.tasks.causal_lm.arms import configured_comparisons
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments

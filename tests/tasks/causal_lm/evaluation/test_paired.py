@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import EvaluateConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Renderer

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.arms import Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluate import compare_models, evaluate

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.tasks.causal_lm.explaining import (
     ExplainedDocument,
     ExplainedWindow,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.explaining import Selection
 from tests.tasks.causal_lm.explaining.helpers import SHARD, demo, demo_tokenizer

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import SourceConfig
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.plan import deal

@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import CausalLMConfig, GenerateConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.generate import main

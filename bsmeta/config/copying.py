@@ -1,0 +1,30 @@
+"""Schemas of `bsmeta.data.prepare` and `bsmeta.data.stage`, which extend the schema of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.core.keys import key
+
+
+@dataclass(kw_only=True)
+class PrepareConfig(CausalLMConfig):
+    """Training sequences, prepared for a run with these keys."""
+
+    out: str | None = key(None, is_path=True, heading="What to prepare")
+    """folder to write, for data_config.prepared of the run"""
+    epochs: int = key(1, at_least=1)
+    """number of passes of each stream over its shards to prepare"""
+    world_size: int = key(1, at_least=1)
+    """processes of the run, which determine where a schedule of the metadata switches"""
+
+
+@dataclass(kw_only=True)
+class StageConfig(CausalLMConfig):
+    """The files of a run with these keys, copied to a disk."""
+
+    out: str | None = key(None, is_path=True, heading="What to copy")
+    """folder to write, on a disk of this machine or a shared one"""
+    parallel_files: int = key(4, at_least=1)
+    """number of files to copy at the same time"""
