@@ -17,7 +17,7 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.groups import group_options
-from bsmeta.config.help_page import Key, list_keys, list_sections
+from bsmeta.config.help_page import Key, list_sections
 from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.files import CONFIG_FOLDER
@@ -110,8 +110,9 @@ def reference() -> str:
         parts.append(
             f"## {program}\n\n{summary} Without `--config-name`: `{config_name}`.{inherited}\n"
         )
-        inherited_names = {key.name for key in list_keys(parent)} if parent else set()
+        inherited_keys = dict(list_sections(parent)) if parent else {}
         for heading, keys in list_sections(schema):
+            inherited_names = {key.name for key in inherited_keys.get(heading, ())}
             own_keys = [key for key in keys if key.name not in inherited_names]
             if own_keys:
                 parts.append(f"### {heading}\n\n{_table(own_keys)}")
