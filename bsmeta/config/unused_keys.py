@@ -28,6 +28,6 @@ def refuse_unused(config: Any, used_keys: Collection[str], purpose: str) -> None
     ]
     if unused_keys:
         raise ConfigurationError(
-            f"{', '.join(unused_keys)}: without a meaning for {purpose}; expected some of "
+            f"{', '.join(unused_keys)}: no effect with {purpose}; expected some of "
             f"{', '.join(used_keys)}"
         )

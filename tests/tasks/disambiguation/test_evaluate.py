@@ -84,7 +84,7 @@ def test_the_report_again_beside_a_model_that_reads_only_titles(
 
     refused = launch(EVALUATE, f"checkpoint={run}", "untrained=true", check=False)
     assert refused.returncode == 2
-    assert "without a meaning for a checkpoint of task=disambiguation" in refused.stderr
+    assert "no effect with a checkpoint of task=disambiguation" in refused.stderr
 
 
 @pytest.mark.parametrize("trained_layers", [0, 1])

@@ -281,7 +281,7 @@ def test_the_entry_point_writes_and_prints(
         (["validation_file=none.gz"], "validation_file=none.gz does not exist"),
         (
             ["input=texts.jsonl", "compare=[{}]", "guidance=2"],
-            "guidance, compare, input: without a meaning for mode=attribute; expected some of mode",
+            "guidance, compare, input: no effect with mode=attribute; expected some of mode",
         ),
     ],
 )

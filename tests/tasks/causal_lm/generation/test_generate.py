@@ -153,7 +153,7 @@ def test_a_dialogue_through_a_pipe(
         (["compare=[{title: A}]", "metadata={title: B}"], "metadata: compare has the metadata of"),
         (
             ["type=title", "out_dir=texts"],
-            "type, out_dir: without a meaning for mode=text; expected some of mode, checkpoint",
+            "type, out_dir: no effect with mode=text; expected some of mode, checkpoint",
         ),
         (["input=none.jsonl"], "input=none.jsonl cannot be read"),
         (["output=no/such/folder.jsonl", "max_new_tokens=1"], "cannot be written"),
