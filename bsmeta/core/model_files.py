@@ -73,7 +73,7 @@ def read_shape(source: str | Path, **changes: Any) -> PretrainedConfig:
 
     Args:
         source: A folder, a JSON file, or a name on the Hub.
-        changes: Values that replace those of the config.
+        changes: Config values to override.
 
     Raises:
         UserError: If it asks for code, or is damaged.
