@@ -1,1 +1,1 @@
-"""What every part of the package builds on, and what builds on none of them."""
+"""The foundation of the package; imports no other part of it."""

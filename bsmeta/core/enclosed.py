@@ -1,6 +1,7 @@
-"""Replacing what stands between an opening and its end, such as a comment, in linear time.
+"""Replaces enclosed parts of a text, such as comments, in linear time.
 
-A pattern such as `<!--.*?-->` searches the rest of the text again for each opening without an end.
+A pattern such as `<!--.*?-->` takes quadratic time: it searches the remaining text again for each
+opening without an end.
 """
 
 from __future__ import annotations
@@ -11,62 +12,72 @@ from collections.abc import Callable
 
 Span = tuple[int, int]
 
-_BEFORE = -1, -1  # the text
-_NOWHERE = sys.maxsize, sys.maxsize
+_BEFORE_TEXT: Span = (-1, -1)  # the first search begins after it
+_NOWHERE: Span = (sys.maxsize, sys.maxsize)
 
 
 class Finder:
-    """Finds strings and patterns in a text, each from places that never decrease.
+    """Finds strings and patterns in a text from increasing start positions.
 
-    The text is searched once for each, however many places there are.
+    It searches the text only once for each string or pattern, however often it is called.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._next: dict[str | re.Pattern[str], Span] = {}
 
-    def find(self, wanted: str | re.Pattern[str], start: int) -> Span | None:
-        """The first span from `start` on of a string or of a match; None if there is none."""
-        span = self._next.get(wanted, _BEFORE)
+    def find(self, target: str | re.Pattern[str], start: int) -> Span | None:
+        """Returns the first span of a string or pattern from `start` on; None if there is none.
+
+        Args:
+            start: Must not decrease between calls for the same target.
+        """
+        span = self._next.get(target, _BEFORE_TEXT)
         if span[0] < start:
-            span = self._next[wanted] = self._search(wanted, start)
+            span = self._next[target] = self._search(target, start)
         return None if span is _NOWHERE else span
 
-    def _search(self, wanted: str | re.Pattern[str], start: int) -> Span:
-        if isinstance(wanted, str):
-            place = self._text.find(wanted, start)
-            return _NOWHERE if place < 0 else (place, place + len(wanted))
-        match = wanted.search(self._text, start)
+    def _search(self, target: str | re.Pattern[str], start: int) -> Span:
+        if isinstance(target, str):
+            position = self._text.find(target, start)
+            return _NOWHERE if position < 0 else (position, position + len(target))
+
+        match = target.search(self._text, start)
         return _NOWHERE if match is None else match.span()
 
 
 Replace = Callable[[re.Match[str], Finder], tuple[int, str] | None]
-"""The end of what a match opens, and its replacement; None if it has no end."""
+"""Callback for the match of an opening; returns the end of the enclosed part and its replacement,
+or None if the part has no end."""
 
 
 def replace_enclosed(text: str, opening: re.Pattern[str], replace: Replace) -> str:
-    """Replaces what begins with an opening; what lies within it opens nothing.
+    """Replaces the parts of a text that begin with an opening; openings inside a part are ignored.
 
-    An opening must not contain the last character of anything that is replaced.
+    Args:
+        opening: Must not match the last character of any replaced part.
+        replace: Finds the end of a part; see `Replace`.
     """
     finder = Finder(text)
-    parts: list[str] = []
-    done = 0
+    chunks: list[str] = []
+    copied_to = 0
     for match in opening.finditer(text):
         start = match.start()
-        if start < done:
+        if start < copied_to:
             continue
+
         replaced = replace(match, finder)
         if replaced is not None:
             end, replacement = replaced
-            parts += (text[done:start], replacement)
-            done = end
-    parts.append(text[done:])
-    return "".join(parts)
+            chunks += (text[copied_to:start], replacement)
+            copied_to = end
+
+    chunks.append(text[copied_to:])
+    return "".join(chunks)
 
 
 def remove_enclosed(text: str, opening: str, closing: str | re.Pattern[str]) -> str:
-    """Removes everything from an opening to the first closing after it, with both."""
+    """Removes each part from an opening to the first closing after it, including both."""
 
     def replace(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
         span = finder.find(closing, match.end())

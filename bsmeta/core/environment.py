@@ -1,7 +1,7 @@
-"""Where, when and with what something was computed: recorded with each run and measurement.
+"""Describes the environment of a computation, for the record of each run and measurement.
 
-Processors and library versions change last digits, and a few of these change what a model learns,
-so a comparison of runs must be able to ask whether they were made alike.
+Processors and library versions change the last digits of results, and a few such changes affect the
+trained model, so a comparison of runs must be able to check that their environments agree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bsmeta.core.files import ROOT
 from bsmeta.core.versions import versions
@@ -23,24 +23,31 @@ if TYPE_CHECKING:
     import torch
 
 _SOURCES = ("bsmeta", "hydra_configs", "deepspeed_configs")
-_GIT_S = 30.0
+_GIT_TIMEOUT_S = 30.0
+
+
+class _SourceState(NamedTuple):
+    """The commit of the sources, and whether they match it; None outside a repository."""
+
+    commit: str | None
+    is_clean: bool | None
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """The record of this process, which computes on a device, as JSON-serializable values.
+    """Describes this process, which computes on a device, as JSON-serializable values.
 
     Returns:
-        `commit` (None outside a repository) and `is_clean` (whether its sources are unchanged; None
-        outside), `versions` by library, `processor`, `cores` that this process may use, `threads`
-        of torch, `device` (the model of a GPU, or `cpu`), and `machine`: a hash of the host's name,
-        which itself may be private.
+        `commit` and `is_clean` (whether the sources are unchanged; both None outside a repository),
+        `versions` by library, `processor`, `cores` that this process may use, `threads` of torch,
+        `device` (the model of a GPU, or `cpu`), and `machine`: a hash of the host's name, which may
+        be private.
     """
-    import torch  # takes seconds, and the launcher of a study needs none of it
+    import torch  # takes seconds, and the launcher of a study does not need it
 
-    commit, is_clean = _source_state()
+    sources = _read_source_state()
     return {
-        "commit": commit,
-        "is_clean": is_clean,
+        "commit": sources.commit,
+        "is_clean": sources.is_clean,
         "versions": versions(),
         "processor": _processor(),
         "cores": _usable_cores(),
@@ -51,37 +58,40 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def machine_hash() -> str:
-    """A hash of the host's name."""
+    """Returns a hash of the host's name."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
 def utc_now() -> str:
-    """The time, in UTC, to a millisecond: such times sort as texts."""
+    """Returns the current time in UTC, in milliseconds; such times sort as text."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @cache
-def _source_state() -> tuple[str | None, bool | None]:
-    """The commit of the sources, and whether they are as committed."""
+def _read_source_state() -> _SourceState:
     if not (ROOT / ".git").exists():
-        return None, None
-    commit = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain", "--", *_SOURCES)
+        return _SourceState(None, None)
+
+    commit = _run_git("rev-parse", "HEAD")
+    changes = _run_git("status", "--porcelain", "--", *_SOURCES)
     if commit is None or changes is None:
-        return None, None
-    return commit, not changes
+        return _SourceState(None, None)
+    return _SourceState(commit, is_clean=not changes)
 
 
-def _git(*arguments: str) -> str | None:
-    """The output of git in the folder of the sources; None if it fails."""
+def _run_git(*arguments: str) -> str | None:
+    """Returns the output of git in the folder of the sources; None if it fails."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(ROOT), *arguments],
-            capture_output=True, text=True, timeout=_GIT_S, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def _usable_cores() -> int | None:
@@ -92,6 +102,7 @@ def _usable_cores() -> int | None:
 
 @cache
 def _processor() -> str:
+    """Returns the model of the processor; on other systems than Linux, its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")

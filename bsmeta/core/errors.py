@@ -1,4 +1,4 @@
-"""Errors that end a run with a message, and problems with the configuration, listed in one."""
+"""Errors that end a run with a message, and the report of all configuration problems in one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 EXTRA_OF = {
     **dict.fromkeys(("datasets", "sklearn"), "tables"),
@@ -22,12 +22,14 @@ HYDRA = "Hydra configuration"
 
 MISSING = object()  # shown as "no such key"
 
+# Smallest difflib ratios: of a name in a suggested command, and of a question (`lama` for
+# llama_tiny).
 _LIKENESS_OF_FIX = 0.7
-_LIKENESS = 0.5  # smallest difflib ratio of a suggestion: `lama` for llama_tiny
+_LIKENESS = 0.5
 
 
 class UserError(ValueError):
-    """Base of the errors that a user can fix: the message says what, where and how."""
+    """Base of the errors that a user can fix; messages name the place, the fault and the fix."""
 
 
 class ConfigurationError(UserError):
@@ -39,11 +41,11 @@ class ConfigurationError(UserError):
 
 
 class DataError(UserError):
-    """Training or evaluation data is missing, unreadable or not what the configuration says."""
+    """Training or evaluation data is missing, unreadable or disagrees with the configuration."""
 
 
 class DeviceError(UserError):
-    """The device lacks what the configuration needs of it."""
+    """The device lacks a feature that the configuration requires."""
 
 
 class CheckpointError(RuntimeError):
@@ -55,8 +57,15 @@ class TrainingError(RuntimeError):
 
 
 def missing_extra(error: BaseException) -> ConfigurationError | None:
-    """The error to report for a module that only an extra installs; None for any other error."""
-    extra = EXTRA_OF.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    """Returns the error to report for a missing module if an extra of the package installs it.
+
+    Returns:
+        None for any other error.
+    """
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+
+    extra = EXTRA_OF.get(error.name or "")
     if extra is None:
         return None
     return ConfigurationError(f"{error}, which is installed by: pip install 'bsmeta[{extra}]'")
@@ -64,35 +73,48 @@ def missing_extra(error: BaseException) -> ConfigurationError | None:
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Raises the `ConfigurationError` of a module that only an extra installs in its place."""
+    """Replaces the error for a module that an extra installs by one that names the extra.
+
+    Raises:
+        ConfigurationError: In place of the `ModuleNotFoundError`.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
-        named = missing_extra(error)
-        if named is None:
+        extra_error = missing_extra(error)
+        if extra_error is None:
             raise
-        raise named from error
+        raise extra_error from error
 
 
-def differences(other: Any, current: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields the leaves in which two nested dicts differ: dotted name and both values."""
+class Difference(NamedTuple):
+    """A leaf in which two nested dicts differ; a missing value is `"absent"`."""
+
+    name: str
+    other: Any
+    current: Any
+
+
+def differences(other: Any, current: Any, name: str = "") -> Iterator[Difference]:
+    """Yields the leaves in which two nested dicts differ, by dotted name."""
     if isinstance(other, dict) and isinstance(current, dict):
         for part in sorted({*other, *current}):
-            below = f"{name}.{part}" if name else str(part)
-            yield from differences(other.get(part, "absent"), current.get(part, "absent"), below)
+            part_name = f"{name}.{part}" if name else str(part)
+            yield from differences(
+                other.get(part, "absent"), current.get(part, "absent"), part_name
+            )
     elif other != current:
-        yield name, other, current
+        yield Difference(name, other, current)
 
 
-def differing(other: Any, current: Any, where: str, here: str = "now") -> Iterator[str]:
+def differing(other: Any, current: Any, origin: str) -> Iterator[str]:
     """Yields a line for each leaf in which two nested dicts differ.
 
     Args:
-        where: Where `other` comes from, in words.
-        here: Where `current` comes from, in words.
+        origin: The place or time of `other`, as words that follow its value (`in the checkpoint`).
     """
-    for leaf, there, now in differences(other, current):
-        yield f"  {leaf}: {there} {where}, {now} {here}"
+    for leaf in differences(other, current):
+        yield f"  {leaf.name}: {leaf.other} {origin}, {leaf.current} now"
 
 
 @dataclass(frozen=True)
@@ -115,35 +137,39 @@ class Problem:
 def refuse(problems: Sequence[Problem | str]) -> None:
     """Raises one error that lists every problem once, numbered."""
     problems = [*dict.fromkeys(problems)]
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        listed = "\n".join(f"{n}. {problem}" for n, problem in enumerate(problems, 1))
-        keys = [problem.key for problem in problems if isinstance(problem, Problem)]
-        raise ConfigurationError(f"{count} in the configuration\n{listed}", keys)
+    if not problems:
+        return
+
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    numbered = "\n".join(f"{number}. {problem}" for number, problem in enumerate(problems, 1))
+    keys = [problem.key for problem in problems if isinstance(problem, Problem)]
+    raise ConfigurationError(f"{count} in the configuration\n{numbered}", keys)
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for the known name most similar to `name`, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_LIKENESS)
+def nearest(name: object, candidates: Iterable[str]) -> str:
+    """Returns ` (did you mean X?)` for the candidate most similar to a name, or an empty string."""
+    close = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=_LIKENESS)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def much_like(name: object, known: Iterable[str]) -> str | None:
-    """The known name that a printed command may have in place of `name`; None if none is alike.
+def much_like(name: object, candidates: Iterable[str]) -> str | None:
+    """Returns the candidate that a suggested command may use for a name; None if none is similar.
 
-    A command is run as it is printed, so it takes more likeness than a question.
+    A suggested command may be run unread, so it requires more similarity than a question
+    (`nearest`).
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_LIKENESS_OF_FIX)
+    close = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=_LIKENESS_OF_FIX)
     return close[0] if close else None
 
 
-def closest(name: object, known: Sequence[str]) -> str:
-    """The known name most similar to `name`; the first name if none is similar."""
-    return (difflib.get_close_matches(str(name), known, n=1, cutoff=_LIKENESS) or known)[0]
+def closest(name: object, candidates: Sequence[str]) -> str:
+    """Returns the candidate most similar to a name; the first candidate if none is similar."""
+    close = difflib.get_close_matches(str(name), candidates, n=1, cutoff=_LIKENESS)
+    return close[0] if close else candidates[0]
 
 
 def show(value: object) -> str:
-    """A value as written in YAML or JSON; a string that looks like another type is marked."""
+    """Formats a value as in YAML or JSON; a string that looks like another type is marked."""
     if value is MISSING:
         return "no such key"
     if isinstance(value, str):
@@ -154,6 +180,7 @@ def show(value: object) -> str:
 
 
 def _looks_typed(text: str) -> bool:
+    """Whether a text reads as a number, a boolean or null."""
     try:
         float(text)
     except ValueError:
@@ -162,7 +189,7 @@ def _looks_typed(text: str) -> bool:
 
 
 def look_up(document: Any, key: str) -> Any:
-    """The value of a dotted key in nested mappings and lists, or MISSING."""
+    """Returns the value of a dotted key in nested mappings and lists, or MISSING."""
     for name in key.split("."):
         if isinstance(document, Mapping) and name in document:
             document = document[name]
@@ -173,15 +200,16 @@ def look_up(document: Any, key: str) -> Any:
     return document
 
 
-def same(found: Any, value: Any) -> bool:
+def same(actual: Any, value: Any) -> bool:
     """Whether value and type agree: `"8"`, `8.0` and `true` are not 8; an int may equal a float."""
     if isinstance(value, list):
-        return isinstance(found, list) and len(found) == len(value) and all(map(same, found, value))
-    return same_type(found, value) and bool(found == value)
+        have_same_length = isinstance(actual, list) and len(actual) == len(value)
+        return have_same_length and all(map(same, actual, value))
+    return same_type(actual, value) and bool(actual == value)
 
 
-def same_type(found: Any, value: Any) -> bool:
-    """Whether `found` has the type of `value`; an int is also accepted for a float."""
+def same_type(actual: Any, value: Any) -> bool:
+    """Whether `actual` has the type of `value`; an int is also accepted for a float."""
     if isinstance(value, float):
-        return isinstance(found, (int, float)) and not isinstance(found, bool)
-    return type(found) is type(value)
+        return isinstance(actual, (int, float)) and not isinstance(actual, bool)
+    return type(actual) is type(value)

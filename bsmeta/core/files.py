@@ -1,8 +1,8 @@
-"""Files and folders that exist complete or not at all, their hashes, names, and room on the disk.
+"""Files and folders: atomic writes, hashes, safe names, lock files, and errors of a full disk.
 
-`ROOT` is where the configurations, launch files, scripts and examples of the project are: the
-top-level folders of a checkout (also of one installed with `pip install -e`), or the same folders
-under `bsmeta/resources/` in a wheel, where `setup.py` puts them.
+`ROOT` is the folder with the configurations, launch files, scripts and examples of the project: the
+top level of a checkout (also of one installed with `pip install -e`), or `bsmeta/resources/` in a
+wheel, where `setup.py` puts the same folders.
 """
 
 from __future__ import annotations
@@ -40,22 +40,26 @@ _SHOWN_OF_NAME = 100  # characters of a name that is too long
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Memory that processes share as files; torch's loader processes pass batches through it."""
+"""File system in shared memory, through which torch's loader processes pass batches."""
 
 FULL_BELOW = 1 << 20
-"""Free bytes of a file system that may have refused a write."""
+"""Free bytes below which a file system may be the one that refused a write."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The error numbers of a disk, a quota or a file that is full."""
+"""Error numbers of a full disk, an exhausted quota, or a file of the largest possible size."""
 
 # Torch's and safetensors' writers keep only the message, not the errno.
 _FULL_TEXTS = (
-    "no space left", "quota exceeded", "file too large", "iostream error", "writing file"
-)  # fmt: skip
+    "no space left",
+    "quota exceeded",
+    "file too large",
+    "iostream error",
+    "writing file",
+)
 
 
 class UnsafeNameError(DataError):
-    """A name from outside is not the path of a file inside the folder that it is meant for.
+    """A name from outside is not the path of a file inside its intended folder.
 
     Attributes:
         reason: Why it is refused, as a sentence about `it`.
@@ -70,14 +74,14 @@ class UnsafeNameError(DataError):
 
 
 def path_inside(folder: Path, name: str, source: str, *, follow_links: bool = False) -> Path:
-    """Returns the path of a file in a folder by a name that someone else has chosen.
+    """Joins a folder and the name of a file that comes from outside.
 
-    Every name in a listing, an archive, a manifest or a journal passes here before it is joined to
-    a folder, so that `../../.ssh/authorized_keys` cannot reach a file elsewhere.
+    Every name in a listing, an archive, a manifest or a journal passes through here before it is
+    joined to a folder, so that `../../.ssh/authorized_keys` cannot reach a file elsewhere.
 
     Args:
         name: Relative to the folder, with `/` between its parts.
-        source: Where the name comes from, for the message: a file or a URL.
+        source: The file or URL that contains the name, for the message.
         follow_links: Whether symbolic links inside the folder may lead out of it. Only for reading:
             in the cache of the Hub, every file of a model is such a link.
 
@@ -98,7 +102,7 @@ def path_inside(folder: Path, name: str, source: str, *, follow_links: bool = Fa
 def name_fault(name: str) -> str | None:
     """Describes why a name cannot be the relative path of a file; None if it can.
 
-    The rules are those of all systems together, whatever the one that this process runs on.
+    The rules of all operating systems apply, whichever one this process runs on.
     """
     if not name:
         return "it is empty"
@@ -118,13 +122,13 @@ def name_fault(name: str) -> str | None:
 
 
 def refuse_undecodable(paths: Iterable[object], key: str) -> None:
-    """Refuses paths that are not in UTF-8: no record, log or hash could hold them.
+    """Refuses paths that are not in UTF-8, because no record, log or hash could hold them.
 
     Args:
-        key: The key of the configuration that names or matches them.
+        key: The configuration key that names or matches the paths.
 
     Raises:
-        DataError: With the first of them.
+        DataError: Naming the first such path.
     """
     for path in map(str, paths):
         if has_surrogates(path):
@@ -142,32 +146,33 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path to write to; what is written there replaces `path` when the block ends.
+    """Yields a temporary path; the file written there replaces `path` when the block ends.
 
-    Several processes may do so at the same time. Permissions follow the user's umask, because
-    others may share the folder.
+    Several processes may replace the same file at the same time. Permissions follow the user's
+    umask, because others may share the folder.
     """
-    part = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
-        yield part
-        os.replace(part, path)
+        yield temporary
+        os.replace(temporary, path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
-    """Yields a path at which one process at a time builds the file or folder `path`.
+    """Yields a temporary path at which one process at a time builds the file or folder `path`.
 
-    It gets its name when the block ends; what an error or a killed process leaves is deleted.
+    The result is renamed to `path` when the block ends. An unfinished result, left by an error or
+    by a killed process, is deleted.
     """
-    part = path.with_name(f"{path.name}.part")
-    delete(part)
+    unfinished = path.with_name(f"{path.name}.part")
+    delete(unfinished)
     try:
-        yield part
-        os.rename(part, path)
+        yield unfinished
+        os.rename(unfinished, path)
     finally:
-        delete(part)
+        delete(unfinished)
 
 
 def delete(path: Path) -> None:
@@ -179,13 +184,13 @@ def delete(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a text file in one operation."""
-    with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
+    """Writes a text file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a JSON file in one operation."""
+    """Writes a JSON file atomically."""
     write_text(path, json.dumps(value, ensure_ascii=False) + "\n")
 
 
@@ -199,50 +204,56 @@ def sync(path: Path) -> None:
 
 
 def file_hash(path: str | Path) -> str:
-    """The xxh3 of a file's content, in hexadecimal."""
-    content = xxhash.xxh3_64()
+    """Returns the xxh3 of a file's content, in hexadecimal."""
+    content_hash = xxhash.xxh3_64()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
-            content.update(block)
+            content_hash.update(block)
             report_progress()
-    return content.hexdigest()
+    return content_hash.hexdigest()
 
 
 def free_bytes(path: Path) -> int:
-    """The free bytes of the disk of a path, which need not exist yet."""
-    above = next(each for each in (path, *path.absolute().parents) if each.is_dir())
-    return shutil.disk_usage(above).free
+    """Returns the free bytes of a path's disk; the path need not exist yet."""
+    ancestors = (path, *path.absolute().parents)
+    folder = next(ancestor for ancestor in ancestors if ancestor.is_dir())
+    return shutil.disk_usage(folder).free
 
 
 def is_full(error: BaseException | None) -> bool:
     """Whether an error, or any error in its cause chain, means that the disk is full."""
-    return any(
-        getattr(cause, "errno", None) in FULL
-        or any(text in str(cause).lower() for text in _FULL_TEXTS)
-        for cause in causes_of(error)
-    )
+    for cause in causes_of(error):
+        if getattr(cause, "errno", None) in FULL:
+            return True
+
+        message = str(cause).lower()
+        if any(text in message for text in _FULL_TEXTS):
+            return True
+    return False
 
 
 def full_disk_error(error: BaseException) -> DataError | None:
-    """The error to report in place of one that means that a disk is full; None for any other.
+    """Returns the error to report in place of one that a full disk causes; None for other errors.
 
-    Errors of writing do not name their file, so the file systems without room are named.
+    Write errors do not name their file, so the message lists the file systems without room.
     """
     if not is_full(error):
         return None
+
     mounted = sorted({partition.mountpoint for partition in psutil.disk_partitions(all=True)})
     full = [folder for folder in mounted if _is_without_room(folder)]
-    where = f" ({', '.join(full)})" if full else ""
+    full_folders = f" ({', '.join(full)})" if full else ""
     return DataError(
-        f"no room is left on the disk{where}: {error}. Free some space there, or write to another "
-        "folder, and repeat the command"
+        f"no room is left on the disk{full_folders}: {error}. Free some space there, or write to "
+        "another folder, and repeat the command"
     )
 
 
 def long_name_error(error: BaseException) -> DataError | None:
-    """The error to report in place of one about a name that is too long; None for any other."""
+    """Returns the error to report in place of one for a too long name; None for other errors."""
     if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
         return None
+
     name = str(error.filename)
     return DataError(
         f"{name[:_SHOWN_OF_NAME]}… ({len(name):,} characters) is too long for the name of a file; "
@@ -251,16 +262,18 @@ def long_name_error(error: BaseException) -> DataError | None:
 
 
 def _is_without_room(folder: str) -> bool:
+    """Whether the file system mounted at a folder is writable and nearly full."""
     try:
         status = os.statvfs(folder)
     except OSError:
         return False
+
     is_writable = not status.f_flag & os.ST_RDONLY
     return is_writable and status.f_blocks > 0 and status.f_bavail * status.f_frsize < FULL_BELOW
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error, its cause, the cause of that, and so on."""
+    """Yields an error, its cause, the cause's cause, and so on."""
     seen: set[int] = set()  # a chain of causes may be cyclic
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -269,20 +282,20 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def writing(path: Path, what: str, lock: Path | None = None) -> Iterator[None]:
-    """Holds the lock file of a file or folder that one process at a time writes.
+def writing(path: Path, work: str, lock: Path | None = None) -> Iterator[None]:
+    """Holds the lock of a file or folder that one process at a time writes.
 
     Args:
-        what: What is done under the lock; see `exclusively`.
-        lock: The lock file, whose folder is made if it is missing; None: beside `path`.
+        work: The work done under the lock, as a noun phrase; see `exclusively`.
+        lock: The lock file, whose folder is created if it is missing; None: beside `path`.
 
     Raises:
-        DataError: If it cannot be written, such as on a full disk.
+        DataError: If the file or folder cannot be written, such as on a full disk.
     """
     lock = lock or path.with_name(f"{path.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with exclusively(lock, what):
+        with exclusively(lock, work):
             yield
     except OSError as error:
         free = format_bytes(free_bytes(path))
@@ -296,4 +309,6 @@ def format_bytes(count: int) -> str:
     """Formats a number of bytes for display: `410 kB`, `17.0 MB`, `1.50 GB`."""
     if count < 10**7:
         return f"{count / 1e3:,.0f} kB"
-    return f"{count / 1e6:,.1f} MB" if count < 10**9 else f"{count / 1e9:,.2f} GB"
+    if count < 10**9:
+        return f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e9:,.2f} GB"

@@ -1,6 +1,6 @@
-"""`key(...)`: a schema field, and what is known about it: meaning, accepted values, DeepSpeed twin.
+"""`key(...)`: a schema field with its meaning, accepted values and DeepSpeed counterpart.
 
-The checks of values, `--help` and the documentation are derived from it.
+The checks of values, `--help` and the documentation are derived from these declarations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
 from bsmeta.core.secrets import shown_url
@@ -25,28 +25,28 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What the schema says about a key.
+    """The declaration of a key in the schema: meaning, constraints and documentation.
 
-    The accepted values are those of each entry of a list or a mapping; null is never refused if
-    the type of the key allows it.
+    For a list or a mapping, the constraints apply to each entry. Null is accepted wherever the type
+    of the key allows it.
 
     Attributes:
-        meaning: For `--help` and the reference documentation; usually the docstring under the field
-            (see `meanings`).
-        deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
-        deepspeed_default: What DeepSpeed uses where the JSON lacks that key, if the JSON must have
-            it.
-        is_path: Whether the value names files or folders: a `~` at its beginning is expanded, and
-            an address (`s3://…`) is refused, which would be the name of a local folder.
-        takes_addresses: Whether addresses (`SCHEME://…`) are accepted beside paths; which ones is
-            checked where they are used.
-        heading: The heading that `--help` and the documentation show above this key and the next.
+        meaning: Text for `--help` and the reference documentation; usually taken from the docstring
+            under the field (see `meanings`).
+        deepspeed: The dotted DeepSpeed JSON key that must agree with this one, if there is one.
+        deepspeed_default: DeepSpeed's own default for that key, if the JSON must contain it.
+        is_path: Whether the value names files or folders. A leading `~` is expanded, and an address
+            (`s3://…`) is refused because it would be read as the name of a local folder.
+        takes_addresses: Whether addresses (`SCHEME://…`) are accepted beside paths; the code that
+            uses them checks the scheme.
+        heading: The heading that `--help` and the documentation show above this key and the
+            following ones.
         choices: The only accepted values.
         at_least: The smallest accepted number.
         at_most: The largest accepted number.
         above: Exclusive lower bound; infinity is refused.
         below: Exclusive upper bound.
-        finite: Infinity is refused.
+        finite: Whether infinity is refused.
     """
 
     meaning: str = ""
@@ -64,25 +64,32 @@ class About:
 
     @property
     def values(self) -> str:
-        """The accepted values as the documentation shows them; empty if any value is accepted."""
+        """The accepted values as documentation text; empty if any value is accepted."""
         if self.choices:
             return " | ".join(self.choices)
-        named = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
-        bounds = [f"{sign} {bound}" for sign, bound in named.items() if bound is not None]
-        return ", ".join([*bounds, *(["finite"] if self.finite else [])])
+
+        limits = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
+        bounds = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None]
+        if self.finite:
+            bounds.append("finite")
+        return ", ".join(bounds)
 
     def expected(self, value: Any) -> str | None:
-        """The bound that a number (or NaN) violates, as text; None if it is within bounds."""
-        least, most = self.at_least, self.at_most
-        has_bounds = self.finite or {least, most, self.above, self.below} != {None}
+        """Describes the bound that a number (or NaN) violates; None if it is within bounds."""
+        low = self.at_least
+        high = self.at_most
+
+        has_bounds = self.finite or {low, high, self.above, self.below} != {None}
         if has_bounds and not isinstance(value, int | float):
             return "a number"
-        if least is not None and most is not None and not least <= value <= most:
-            return f"{least} to {most}"
-        if least is not None and not value >= least:
-            return f"{least} or more"
-        if most is not None and not value <= most:
-            return f"{most} or less"
+
+        # `not value >= low` instead of `value < low`, because NaN must fail every comparison.
+        if low is not None and high is not None and not low <= value <= high:
+            return f"{low} to {high}"
+        if low is not None and not value >= low:
+            return f"{low} or more"
+        if high is not None and not value <= high:
+            return f"{high} or less"
         if self.above is not None and not self.above < value < math.inf:
             return f"a number above {self.above}"
         if self.below is not None and not value < self.below:
@@ -91,22 +98,45 @@ class About:
             return "a finite number"
         return None
 
-    def least(self) -> float:
-        """A small number within bounds."""
+    def example_number(self) -> float:
+        """Returns a small number within bounds, to suggest in a message."""
         if self.above is not None:
-            most = self.at_most if self.at_most is not None else self.below
-            return self.above + 1 if most is None else (self.above + most) / 2
-        bounds = (self.at_least, self.at_most)
-        return next((bound for bound in bounds if bound is not None), 0)
+            high = self.at_most if self.at_most is not None else self.below
+            return self.above + 1 if high is None else (self.above + high) / 2
+
+        if self.at_least is not None:
+            return self.at_least
+        return 0 if self.at_most is None else self.at_most
+
+
+class Leaf(NamedTuple):
+    """A key of a configuration.
+
+    Attributes:
+        name: Its dotted name; entries of a list are numbered, as in `runs.0.seed`.
+        owner: The section (a dataclass instance) that has the key.
+        field: The key's field in that dataclass.
+    """
+
+    name: str
+    owner: Any
+    field: Field[Any]
+
+
+class _Entry(NamedTuple):
+    """A value in a list or mapping, and its path below the key (`.url`); `""` outside mappings."""
+
+    value: Any
+    path: str
 
 
 def key(default: Any, meaning: str = "", **about: Any) -> Any:
-    """A dataclass field of the schema; what it means is said in the docstring under it.
+    """Declares a dataclass field of the schema; the docstring under it states its meaning.
 
     Args:
         default: The default value (lists and dicts are copied for each instance), or the dataclass
             of a section.
-        meaning: In the place of a docstring, if it is computed.
+        meaning: Replaces the docstring where the text must be computed.
         about: The other attributes of `About`.
     """
     metadata = {"about": About(meaning=meaning, **about)}
@@ -118,102 +148,118 @@ def key(default: Any, meaning: str = "", **about: Any) -> Any:
 
 
 def inherited(section: type, name: str, default: Any) -> Any:
-    """A field of a base class, with another default."""
-    described = next(field_ for field_ in fields(section) if field_.name == name)
-    return field(default=default, metadata=described.metadata)
+    """Declares a field of a base class again, with another default."""
+    base_field = next(candidate for candidate in fields(section) if candidate.name == name)
+    return field(default=default, metadata=base_field.metadata)
 
 
 def about(described: Field[Any]) -> About:
-    """What the schema says about a field that `key` has made."""
-    found: About = described.metadata["about"]
-    return found
+    """Returns the declaration of a field that `key` created."""
+    declaration: About = described.metadata["about"]
+    return declaration
 
 
 @cache
 def type_hints(schema: Any) -> dict[str, Any]:
-    """The types of the fields of a schema."""
+    """Returns the types of a schema's fields, by name."""
     hints = get_type_hints(schema)
-    return {field_.name: hints[field_.name] for field_ in fields(schema)}
+    return {schema_field.name: hints[schema_field.name] for schema_field in fields(schema)}
 
 
 @cache
 def meanings(schema: Any) -> dict[str, str]:
-    """What the keys of a schema mean: the docstrings under its fields, and those of its bases."""
-    found: dict[str, str] = {}
-    for section in schema.__mro__[-2::-1]:  # without `object`
-        found |= _docstrings(section.__module__).get(section.__name__, {})
-    return found
+    """Returns the docstring under each field of a schema and its bases, by key."""
+    docstrings: dict[str, str] = {}
+    for section in schema.__mro__[-2::-1]:  # from the most basic class on, without `object`
+        docstrings |= _docstrings(section.__module__).get(section.__name__, {})
+    return docstrings
 
 
 @cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
-    """The docstrings under the fields of the classes of a module, by class and field."""
-    found: dict[str, dict[str, str]] = {}
-    for section in ast.parse(inspect.getsource(sys.modules[module])).body:
-        if isinstance(section, ast.ClassDef):
-            found[section.name] = {
-                ast.unparse(field_.target): " ".join(ast.literal_eval(text.value).split())
-                for field_, text in itertools.pairwise(section.body)
-                if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr)
-            }
-    return found
+    """Reads the docstrings under the fields of a module's classes, by class and field."""
+    docstrings: dict[str, dict[str, str]] = {}
+    for statement in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if not isinstance(statement, ast.ClassDef):
+            continue
+
+        docstrings[statement.name] = {
+            ast.unparse(declaration.target): " ".join(ast.literal_eval(text.value).split())
+            for declaration, text in itertools.pairwise(statement.body)
+            if isinstance(declaration, ast.AnnAssign) and isinstance(text, ast.Expr)
+        }
+    return docstrings
 
 
-def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
-    """Yields the keys of a section and of the sections in it, which lists and mappings may hold.
+def leaves(section: Any, prefix: str = "") -> Iterator[Leaf]:
+    """Yields the keys of a section, and of the sections in it, its lists and its mappings.
 
     Args:
         section: A dataclass of `key(...)` fields.
         prefix: Prepended to the names, such as `data_config.`.
-
-    Yields:
-        The dotted name (entries of lists by their number), the section that has the key, and its
-        field there.
     """
-    for field_ in fields(section):
-        name, value = prefix + field_.name, getattr(section, field_.name)
-        entries = dict(enumerate(value)) if isinstance(value, list) else value
-        inside = {name: value} if is_dataclass(value) else {}
-        if isinstance(entries, dict):
-            inside = {f"{name}.{at}": each for at, each in entries.items() if is_dataclass(each)}
-        for place, entry in inside.items():
-            yield from leaves(entry, f"{place}.")
-        if not inside:
-            yield name, section, field_
+    for schema_field in fields(section):
+        name = prefix + schema_field.name
+        subsections = _subsections(name, getattr(section, schema_field.name))
+
+        for subsection_name, subsection in subsections.items():
+            yield from leaves(subsection, f"{subsection_name}.")
+        if not subsections:
+            yield Leaf(name, section, schema_field)
+
+
+def _subsections(name: str, value: Any) -> dict[str, Any]:
+    """Returns the sections that a value is or contains, by dotted name."""
+    if is_dataclass(value):
+        return {name: value}
+
+    if isinstance(value, list):
+        entries = dict(enumerate(value))
+    elif isinstance(value, dict):
+        entries = value
+    else:
+        return {}
+    return {f"{name}.{index}": entry for index, entry in entries.items() if is_dataclass(entry)}
 
 
 def key_names(schema: type) -> list[str]:
-    """Every dotted name of a schema, sections included."""
-    names = [name for name, _, _ in leaves(schema())]
-    sections = {name.rsplit(".", n)[0] for name in names for n in range(1, name.count(".") + 1)}
-    return sorted({*names, *sections})
+    """Returns every dotted name of a schema, sections included, sorted."""
+    names: set[str] = set()
+    for leaf in leaves(schema()):
+        parts = leaf.name.split(".")
+        names.update(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+    return sorted(names)
 
 
 def expand_home(section: Any) -> Iterator[tuple[str, str]]:
-    """Expands a `~` at the beginning of every path of a configuration, in place.
+    """Expands a leading `~` in every path of a configuration, in place.
 
     Yields:
         The dotted key and the value of each path that names an unknown user.
     """
-    for name, owner, field_ in leaves(section):
-        value = getattr(owner, field_.name)
-        if about(field_).is_path and value is not None:
-            values = value if isinstance(value, list) else [value]
-            paths = [os.path.expanduser(v) if isinstance(v, str) else v for v in values]
-            yield from ((name, path) for path in paths if str(path).startswith("~"))
-            setattr(owner, field_.name, paths if isinstance(value, list) else paths[0])
+    for name, owner, schema_field in leaves(section):
+        value = getattr(owner, schema_field.name)
+        if not about(schema_field).is_path or value is None:
+            continue
+
+        values = value if isinstance(value, list) else [value]
+        paths = [os.path.expanduser(path) if isinstance(path, str) else path for path in values]
+        yield from ((name, path) for path in paths if str(path).startswith("~"))
+        setattr(owner, schema_field.name, paths if isinstance(value, list) else paths[0])
 
 
 def address_problems(section: Any) -> Iterator[Problem]:
-    """Yields the addresses among the values of keys that take only paths on this machine."""
-    for name, owner, field_ in leaves(section):
-        described = about(field_)
-        if not described.is_path or described.takes_addresses:
+    """Yields a problem for each address under a key that takes only paths on this machine."""
+    for name, owner, schema_field in leaves(section):
+        declaration = about(schema_field)
+        if not declaration.is_path or declaration.takes_addresses:
             continue
-        for value, _ in _entries(getattr(owner, field_.name)):
+
+        for value, _ in _entries(getattr(owner, schema_field.name)):
             scheme = _ADDRESS.match(value) if isinstance(value, str) else None
             if scheme is None:
                 continue
+
             fix = "name a file or folder of this machine; a bucket can be mounted as a folder"
             if scheme[0].lower() == "file://":
                 fix = f"{name}={value[len(scheme[0]) :]}"
@@ -222,7 +268,7 @@ def address_problems(section: Any) -> Iterator[Problem]:
 
 
 def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
-    """The values of a section, and of all sections in it, that their keys do not allow.
+    """Lists the values of a section, and of all sections in it, that their keys do not allow.
 
     Invalid choices come first, then numbers out of bounds, each in schema order.
 
@@ -230,22 +276,25 @@ def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
         section: A dataclass of `key(...)` fields.
         prefix: Prepended to the names of its keys, such as `data_config.`.
     """
-    choices, numbers = [], []
-    for name, owner, field_ in leaves(section, prefix):
-        known, whole = about(field_), getattr(owner, field_.name)
-        for value, place in _entries(whole):
-            if known.choices:
-                if value not in known.choices:
-                    choices.append(_not_a_choice(name, whole, value, known.choices))
-            elif expected := known.expected(value):
-                default = getattr(type(owner)(), field_.name)
-                fix = f"{name}{place}={show(known.least() if place else default)}, for example"
-                numbers.append(Problem(f"{name}{place}", HYDRA, show(value), expected, fix))
-    return [*choices, *numbers]
+    invalid_choices: list[Problem] = []
+    numbers_out_of_bounds: list[Problem] = []
+    for leaf in leaves(section, prefix):
+        declaration = about(leaf.field)
+        value = getattr(leaf.owner, leaf.field.name)
+
+        for entry in _entries(value):
+            if declaration.choices:
+                if entry.value not in declaration.choices:
+                    invalid_choices.append(
+                        _not_a_choice(leaf.name, value, entry.value, declaration.choices)
+                    )
+            elif expected := declaration.expected(entry.value):
+                numbers_out_of_bounds.append(_out_of_bounds(leaf, entry, expected))
+    return [*invalid_choices, *numbers_out_of_bounds]
 
 
 def bound_lines(section: Any, prefix: str = "") -> list[str]:
-    """One line for each key that is out of bounds, for programs that do not train."""
+    """Returns a line for each key that is out of bounds, for programs that do not train."""
     return [
         f"{problem.key}={problem.found}: expected {problem.expected}"
         for problem in bound_problems(section, prefix)
@@ -259,25 +308,42 @@ def refuse_out_of_bounds(section: Any, prefix: str = "") -> None:
         raise ConfigurationError("\n".join(lines))
 
 
-def _entries(value: Any) -> Iterator[tuple[Any, str]]:
-    """Yields the values in a value: those of a mapping with their places, such as `.url`."""
+def _entries(value: Any) -> Iterator[_Entry]:
+    """Yields the values to check in the value of a key; none if it is null."""
     if isinstance(value, dict):
-        for name, entry in value.items():
-            yield from ((found, f".{name}") for found, _ in _entries(entry))
+        for name, nested in value.items():
+            for entry in _entries(nested):
+                yield _Entry(entry.value, f".{name}")
     elif isinstance(value, list):
-        yield from ((entry, "") for entry in value)
+        for item in value:
+            yield _Entry(item, "")
     elif value is not None:
-        yield value, ""
+        yield _Entry(value, "")
 
 
-def _not_a_choice(name: str, whole: Any, value: Any, choices: Sequence[str]) -> Problem:
-    expected = f"one of {', '.join(choices)}{nearest(value, choices)}"
-    fix = f"{name}={closest(value, choices)}"
-    if isinstance(whole, list):
-        expected = f"some of {', '.join(choices)}{nearest(value, choices)}"
-        fixed = dict.fromkeys(one if one in choices else closest(one, choices) for one in whole)
-        fix = f"{name}=[{', '.join(fixed)}]"
-    elif value == "False" and "no" in choices:
+def _out_of_bounds(leaf: Leaf, entry: _Entry, expected: str) -> Problem:
+    """Returns the problem of a number; the fix is the default, or any valid entry of a mapping."""
+    if entry.path:
+        suggestion = about(leaf.field).example_number()
+    else:
+        suggestion = getattr(type(leaf.owner)(), leaf.field.name)
+
+    name = f"{leaf.name}{entry.path}"
+    fix = f"{name}={show(suggestion)}, for example"
+    return Problem(name, HYDRA, show(entry.value), expected, fix)
+
+
+def _not_a_choice(name: str, value: Any, invalid: Any, choices: Sequence[str]) -> Problem:
+    """Returns the problem of an invalid choice, which is the value of a key or an entry of it."""
+    if isinstance(value, list):
+        expected = f"some of {', '.join(choices)}{nearest(invalid, choices)}"
+        corrected = [item if item in choices else closest(item, choices) for item in value]
+        fix = f"{name}=[{', '.join(dict.fromkeys(corrected))}]"
+        return Problem(name, HYDRA, show(invalid), expected, fix)
+
+    expected = f"one of {', '.join(choices)}{nearest(invalid, choices)}"
+    fix = f"{name}={closest(invalid, choices)}"
+    if invalid == "False" and "no" in choices:
         expected += " (YAML reads no without quotes as false)"
         fix = f'{name}: "no" in YAML, or {name}=no on the command line'
-    return Problem(name, HYDRA, show(value), expected, fix)
+    return Problem(name, HYDRA, show(invalid), expected, fix)

@@ -1,4 +1,4 @@
-"""Log messages that a process writes once."""
+"""Logs a message at most once in a process."""
 
 from __future__ import annotations
 

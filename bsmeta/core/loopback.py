@@ -1,4 +1,4 @@
-"""The loopback interface, over which the processes of one machine talk."""
+"""Confines the communication between the processes of one machine to the loopback interface."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_LOOPBACK_FLAGS, _UP = Path("/sys/class/net/lo/flags"), 1  # IFF_UP of Linux's if.h
+_LOOPBACK_FLAGS = Path("/sys/class/net/lo/flags")
+_UP = 1  # IFF_UP of Linux's if.h
 
 
 def listen_on_loopback() -> None:
     """Makes Gloo listen on the loopback interface if all processes are on this machine.
 
-    Otherwise it listens at the address of the host name, where others may reach it. Whoever
-    connects takes part: Gloo asks for no password, and objects that ranks exchange are pickles.
-    GLOO_SOCKET_IFNAME names another interface.
+    By default, Gloo listens at the address of the host name, which other machines may reach. Anyone
+    who connects takes part: Gloo asks for no password, and ranks exchange objects as pickles. A
+    user can name another interface in GLOO_SOCKET_IFNAME.
     """
-    size = os.environ.get("WORLD_SIZE")
-    if size is None or os.environ.get("LOCAL_WORLD_SIZE") != size:
+    world_size = os.environ.get("WORLD_SIZE")
+    if world_size is None or os.environ.get("LOCAL_WORLD_SIZE") != world_size:
         return
-    with suppress(OSError, ValueError):  # no Linux
+
+    with suppress(OSError, ValueError):  # not on Linux
         if int(_LOOPBACK_FLAGS.read_text(), 16) & _UP:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

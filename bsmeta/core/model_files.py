@@ -1,19 +1,19 @@
-"""Loads models, tokenizers and their shapes by transformers, without running code of their folders.
+"""Loads models, tokenizers and model configs with transformers, without running any of their code.
 
 The files of a model may ask for code: `auto_map` names Python files beside them or in another
-repository, `attn_implementation` may name compiled kernels of the Hub, and `megatron_core` of an
-adapter any Python module. With `trust_remote_code=True`, transformers runs Python files of a model;
-without a value, it asks on standard input, where whatever is piped into a program answers. Here
-such entries are refused by name before anything is loaded. Files may change between the two reads,
-so every call also passes `trust_remote_code=False`, and the question itself raises an error:
-transformers 5.23 loads a `tokenizer_class` that is no tokenizer (`AutoModelForCausalLM`) without
-passing the value on.
+repository, `attn_implementation` may name compiled kernels on the Hub, and `megatron_core` of an
+adapter may name any Python module. With `trust_remote_code=True`, transformers runs such Python
+files; without a value, it asks on standard input, where any data piped into the program would
+answer. This module refuses such entries by name before it loads anything. The files may change
+between the check and the load, so every call also passes `trust_remote_code=False`, and the
+question itself raises an error: transformers 5.23 does not pass the value on when it loads a
+`tokenizer_class` that is no tokenizer (`AutoModelForCausalLM`).
 
-The files also name other files: the index of a model in several parts those parts, an adapter its
-base model. Such a name must not lead out of the folder (`bsmeta.core.files.path_inside`); the base
-may also be a name on the Hub.
+The files also name other files: the index of a sharded model lists the shards, and an adapter names
+its base model. Such a name must not lead out of the folder (`bsmeta.core.files.path_inside`); the
+base may also be a name on the Hub.
 
-All of the package calls `from_pretrained` and `from_config` through this module.
+The whole package calls `from_pretrained` and `from_config` through this module.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,16 +35,37 @@ if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 LARGEST_TEXT = 512 * 2**20
-"""Bytes of the largest file of JSON or text that is read; published tokenizers have up to 40 MB."""
+"""Largest size in bytes of a JSON or text file to read; published tokenizers have up to 40 MB."""
 
-_TEXTS = (".json", ".txt", ".jinja", ".model")
-_CONFIG, _ADAPTER, _INDEX = "config.json", "adapter_config.json", ".index.json"
-_ON_HUB = (
-    _CONFIG, "tokenizer_config.json", "generation_config.json", _ADAPTER,
-    f"model.safetensors{_INDEX}", f"pytorch_model.bin{_INDEX}",
-)  # fmt: skip
+_TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
+_CONFIG = "config.json"
+_ADAPTER_CONFIG = "adapter_config.json"
+_INDEX_SUFFIX = ".index.json"
+_CHECKED_ON_HUB = (
+    _CONFIG,
+    "tokenizer_config.json",
+    "generation_config.json",
+    _ADAPTER_CONFIG,
+    f"model.safetensors{_INDEX_SUFFIX}",
+    f"pytorch_model.bin{_INDEX_SUFFIX}",
+)
 _MEGATRON = "megatron.core"
-_SHOWN = 200  # characters of an entry in a message
+_SHOWN_CHARACTERS = 200  # of an entry in a message
+
+
+@dataclass(frozen=True)
+class _CheckedFiles:
+    """The files of a model that are checked before transformers reads them.
+
+    Attributes:
+        texts: All JSON and text files, whose size is limited.
+        entries: The JSON files among them whose entries may ask for code or name other files.
+        in_a_copy: For messages: how to change a file of a repository on the Hub; "" for a folder.
+    """
+
+    texts: list[Path]
+    entries: list[Path]
+    in_a_copy: str = ""
 
 
 def read_shape(source: str | Path, **changes: Any) -> PretrainedConfig:
@@ -51,7 +73,7 @@ def read_shape(source: str | Path, **changes: Any) -> PretrainedConfig:
 
     Args:
         source: A folder, a JSON file, or a name on the Hub.
-        changes: Values of the config to change.
+        changes: Config values to override.
 
     Raises:
         UserError: If it asks for code, or is damaged.
@@ -60,7 +82,7 @@ def read_shape(source: str | Path, **changes: Any) -> PretrainedConfig:
     from transformers import AutoConfig
 
     refuse_unsafe(source)
-    with _named(source):
+    with _naming(source):
         shape: PretrainedConfig = AutoConfig.from_pretrained(
             source, trust_remote_code=False, **changes
         )
@@ -81,10 +103,12 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, MemoryError):
         raise
-    except BaseException as error:  # a damaged file leads to any type, also one of Rust's panics
+    except BaseException as error:
+        # A damaged file may raise any type, also a panic of Rust, which is no `Exception`.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise _damaged(source, error) from error
+        raise _damage_error(source, error) from error
+
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise DataError(
             f"{source}: tokenizer_class of its tokenizer_config.json names no tokenizer, but a "
@@ -93,13 +117,13 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def read_model(kind: Any, source: str | Path, **how: Any) -> PreTrainedModel:
+def read_model(model_class: Any, source: str | Path, **options: Any) -> PreTrainedModel:
     """Reads a model with its weights.
 
     Args:
-        kind: The class, with `from_pretrained`.
+        model_class: A class of transformers or peft, with `from_pretrained`.
         source: A folder, or a name on the Hub.
-        how: Further arguments of `from_pretrained`.
+        options: Further arguments of `from_pretrained`.
 
     Raises:
         UserError: If it asks for code, or is damaged.
@@ -107,110 +131,127 @@ def read_model(kind: Any, source: str | Path, **how: Any) -> PreTrainedModel:
             it.
     """
     refuse_unsafe(source)
-    with _named(source):
-        model: PreTrainedModel = kind.from_pretrained(source, trust_remote_code=False, **how)
+    with _naming(source):
+        model: PreTrainedModel = model_class.from_pretrained(
+            source, trust_remote_code=False, **options
+        )
     return model
 
 
 def read_model_and_report(
-    kind: Any, source: str | Path, **how: Any
+    model_class: Any, source: str | Path, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Like `read_model`, with the report of transformers: weights that are missing, for example."""
+    """Reads a model like `read_model`; also returns the loading report, such as missing weights."""
     refuse_unsafe(source)
-    with _named(source):
-        model, report = kind.from_pretrained(
-            source, trust_remote_code=False, output_loading_info=True, **how
+    with _naming(source):
+        model, report = model_class.from_pretrained(
+            source, trust_remote_code=False, output_loading_info=True, **options
         )
     return model, report
 
 
-def new_model(kind: Any, shape: PretrainedConfig, **how: Any) -> PreTrainedModel:
-    """Makes a model of a shape, with random weights.
+def new_model(model_class: Any, shape: PretrainedConfig, **options: Any) -> PreTrainedModel:
+    """Creates a model of a shape, with random weights.
 
     Args:
-        kind: The class of transformers, with `from_config`.
-        how: Further arguments of `from_config`.
+        model_class: A class of transformers, with `from_config`.
+        options: Further arguments of `from_config`.
 
     Raises:
         UserError: If the shape asks for code, or has values that transformers cannot compute with.
-        OSError, ValueError, KeyError, RuntimeError: If transformers cannot make it.
+        OSError, ValueError, KeyError, RuntimeError: If transformers cannot create it.
     """
     source = shape.name_or_path or "the shape of the model"
     _refuse_entries(source, shape.to_dict(), "")
-    _ask_nothing()
-    with _named(source):
-        model: PreTrainedModel = kind.from_config(shape, trust_remote_code=False, **how)
+    _disable_trust_question()
+
+    with _naming(source):
+        model: PreTrainedModel = model_class.from_config(shape, trust_remote_code=False, **options)
     return model
 
 
 def refuse_unsafe(source: str | Path) -> None:
     """Refuses a model whose files ask for code, name files elsewhere, or are too large.
 
-    Whoever loads it next is safe.
+    Afterwards any library may load the model.
 
     Args:
-        source: A folder, a JSON file, or a name on the Hub. What does not exist or cannot be parsed
-            is left to be reported when it is loaded.
+        source: A folder, a JSON file, or a name on the Hub. Missing and malformed files are not
+            reported here: loading reports them.
 
     Raises:
         ConfigurationError: Naming the file and the entry.
-        UnsafeNameError: If an index names a part that is not in the folder.
+        UnsafeNameError: If an index names a shard outside the folder.
     """
-    _ask_nothing()
+    _disable_trust_question()
     base = _check_files(source)
     if base is not None:
-        _check_files(base)  # which transformers loads with the weights of the adapter
+        _check_files(base)  # transformers loads it together with the weights of the adapter
 
 
 def _check_files(source: str | Path) -> str | None:
-    """Checks the files of a model, and returns the base model if it is only an adapter of one."""
-    path, in_a_copy, base = Path(source), "", None
-    is_whole = (path / _CONFIG).is_file()
-    if path.is_dir():
-        texts = [file for file in sorted(path.iterdir()) if file.suffix in _TEXTS]
-        files = [
-            file
-            for file in texts
-            if file.name.endswith(_INDEX) or ("config" in file.name and file.suffix == ".json")
-        ]
-    elif path.is_file():
-        texts = files = [path]
-    else:
-        texts = files = _files_on_hub(str(source))
-        in_a_copy = f" in a copy (hf download {source} --local-dir FOLDER), and name that"
-    _refuse_large_files(texts)
-    for file in files:
+    """Checks the files of a model; returns the base model if the files are only an adapter."""
+    files = _list_checked_files(source)
+    has_model = (Path(source) / _CONFIG).is_file()
+    base = None
+
+    _refuse_large_files(files.texts)
+    for file in files.entries:
         try:
             content = parse_json(file.read_text(encoding="utf-8"))
-        except ExtremeContentError as error:  # which transformers might read nevertheless
+        except ExtremeContentError as error:  # transformers might read it nevertheless
             raise ConfigurationError(
                 f"{file}: {error}; expected a file that transformers wrote"
             ) from None
         except (OSError, ValueError):
             continue
-        _refuse_entries(str(file), content, in_a_copy)
-        if isinstance(content, dict) and file.name.endswith(_INDEX):
-            _check_parts(file, content)
-        elif isinstance(content, dict) and file.name == _ADAPTER and not is_whole:
-            base = _base_of(file, content)
+
+        _refuse_entries(str(file), content, files.in_a_copy)
+        if isinstance(content, dict) and file.name.endswith(_INDEX_SUFFIX):
+            _check_shards(file, content)
+        elif isinstance(content, dict) and file.name == _ADAPTER_CONFIG and not has_model:
+            base = _read_base_model(file, content)
     return base
 
 
-def _check_parts(index: Path, content: dict[str, Any]) -> None:
-    """Refuses an index with a part of the weights that is not in its folder."""
-    parts = content.get("weight_map")
-    if not isinstance(parts, dict):  # which is reported when it is loaded
+def _list_checked_files(source: str | Path) -> _CheckedFiles:
+    """Lists the files of a model to check: of a folder, a single file, or of a Hub repository."""
+    path = Path(source)
+    if path.is_dir():
+        texts = [file for file in sorted(path.iterdir()) if file.suffix in _TEXT_SUFFIXES]
+        return _CheckedFiles(texts, entries=[file for file in texts if _has_entries(file)])
+
+    if path.is_file():
+        return _CheckedFiles([path], entries=[path])
+
+    texts = _download_checked_files(str(source))
+    in_a_copy = f" in a copy (hf download {source} --local-dir FOLDER), and name that"
+    return _CheckedFiles(texts, entries=texts, in_a_copy=in_a_copy)
+
+
+def _has_entries(file: Path) -> bool:
+    """Whether a file is an index of shards or a config, whose entries must be checked."""
+    is_config = "config" in file.name and file.suffix == ".json"
+    return is_config or file.name.endswith(_INDEX_SUFFIX)
+
+
+def _check_shards(index: Path, content: dict[str, Any]) -> None:
+    """Refuses an index that names a shard of the weights outside its folder."""
+    shard_of_weight = content.get("weight_map")
+    if not isinstance(shard_of_weight, dict):  # loading reports it
         return
-    for name in sorted({part for part in parts.values() if isinstance(part, str)}):
-        path_inside(index.parent, name, str(index), follow_links=True)
+
+    shards = {shard for shard in shard_of_weight.values() if isinstance(shard, str)}
+    for shard in sorted(shards):
+        path_inside(index.parent, shard, str(index), follow_links=True)
 
 
-def _base_of(adapter: Path, content: dict[str, Any]) -> str | None:
-    """The base model of an adapter: a name on the Hub, or a folder below the working folder.
+def _read_base_model(adapter: Path, content: dict[str, Any]) -> str | None:
+    """Returns the base model of an adapter: a name on the Hub, or below the working folder.
 
     Raises:
-        ConfigurationError: If it is another path, of the machine that the adapter was trained on,
-            or of a model of this one that is none of the adapter's business.
+        ConfigurationError: If it is any other path. That would be a path on the machine that
+            trained the adapter, or a model on this machine that the adapter has no right to name.
     """
     base = content.get("base_model_name_or_path")
     if not isinstance(base, str):
@@ -235,81 +276,88 @@ def _refuse_large_files(files: Iterable[Path]) -> None:
             )
 
 
-def _files_on_hub(name: str) -> list[Path]:
-    """The files of a repository that may ask for code; none if it cannot be accessed."""
+def _download_checked_files(name: str) -> list[Path]:
+    """Downloads the files of a repository that may ask for code; none if it is not accessible."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     files: list[Path] = []
-    for file in _ON_HUB:
-        commit = files[0].parent.name if files else None  # without another request
+    for file in _CHECKED_ON_HUB:
+        # The cache names the folder of a file for its commit: read all files of the first one's.
+        commit = files[0].parent.name if files else None
         try:
             files.append(Path(hf_hub_download(name, file, revision=commit)))
-        except LocalEntryNotFoundError:  # no connection, which loading it reports
+        except LocalEntryNotFoundError:  # no connection; loading reports it
             break
         except EntryNotFoundError:
             continue
-        except (OSError, ValueError):  # no such repository, which loading it reports, too
+        except (OSError, ValueError):  # no such repository; loading reports it
             break
     return files
 
 
-def _refuse_entries(where: str, content: Any, in_a_copy: str) -> None:
-    """Refuses the entries of a file that ask for code, at any depth."""
-    for name, value in _entries(content):
+def _refuse_entries(source: str, content: Any, in_a_copy: str) -> None:
+    """Refuses the entries of a file that ask for code, at any depth.
+
+    Args:
+        source: The file, for messages.
+        in_a_copy: See `_CheckedFiles`.
+    """
+    for name, value in _iterate_entries(content):
         if name == "auto_map" and value:
             raise ConfigurationError(
-                f"{where}: auto_map asks to run Python code that comes with the model: "
-                f"{_shown(value)}. bsmeta never runs such code. Expected classes that transformers "
-                "itself has: if model_type and tokenizer_class name some, delete auto_map"
-                f"{in_a_copy}; otherwise convert the model, or choose another"
+                f"{source}: auto_map asks to run Python code that comes with the model: "
+                f"{_shorten(value)}. bsmeta never runs such code. Expected classes that "
+                "transformers itself has: if model_type and tokenizer_class name some, delete "
+                f"auto_map{in_a_copy}; otherwise convert the model, or choose another"
             )
         if name.endswith("attn_implementation") and "/" in str(value):
             raise ConfigurationError(
-                f"{where}: {name} asks for a kernel of the Hub, compiled code: {_shown(value)}. "
+                f"{source}: {name} asks for a kernel of the Hub, compiled code: {_shorten(value)}. "
                 f"bsmeta never loads such code; delete {name}{in_a_copy}"
             )
         if name == "megatron_core" and value not in (None, _MEGATRON):  # of peft's LoraConfig
             raise ConfigurationError(
-                f"{where}: megatron_core asks to import the Python module {_shown(value)}; "
+                f"{source}: megatron_core asks to import the Python module {_shorten(value)}; "
                 f"expected {_MEGATRON}, or nothing: delete megatron_core{in_a_copy}"
             )
 
 
-def _entries(content: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_entries(content: Any) -> Iterator[tuple[str, Any]]:
     """Yields the names and values of nested mappings and lists."""
-    waiting = [content]
-    while waiting:
-        value = waiting.pop()
+    unvisited = [content]
+    while unvisited:
+        value = unvisited.pop()
         if isinstance(value, dict):
             yield from ((str(name), entry) for name, entry in value.items())
-            waiting += value.values()
+            unvisited += value.values()
         elif isinstance(value, list):
-            waiting += value
+            unvisited += value
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
+    """Formats a value as JSON for a message, cut to `_SHOWN_CHARACTERS`."""
     text = json.dumps(value, default=str)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _ask_nothing() -> None:
-    """Makes transformers raise an error in place of its question whether to trust code."""
+def _disable_trust_question() -> None:
+    """Makes transformers raise an error instead of asking whether to trust code."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 @contextmanager
-def _named(source: str | Path) -> Iterator[None]:
-    """Names the source of what cannot be loaded, where damaged files lead to an unusual error."""
+def _naming(source: str | Path) -> Iterator[None]:
+    """Replaces the unusual errors of damaged files by a `DataError` that names their source."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, MemoryError):
         raise
     except Exception as error:
-        raise _damaged(source, error) from error
+        raise _damage_error(source, error) from error
 
 
-def _damaged(source: str | Path, error: BaseException) -> DataError:
+def _damage_error(source: str | Path, error: BaseException) -> DataError:
     return DataError(f"{source}: one of its files is damaged ({type(error).__name__}: {error})")

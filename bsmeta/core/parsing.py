@@ -1,11 +1,11 @@
-"""Parsing JSON and YAML that come from outside: every file, line and answer passes here.
+"""Parses JSON and YAML from outside: every file, line and response passes through here.
 
-The parsers raise a RecursionError, which is no ValueError, for what is nested a thousand levels
-deep, and what is nearly as deep fails later, when it is walked or written. An integer of 400 digits
-fails when it becomes a float. Half of a surrogate pair, written as an escape, fails when the text
-is encoded. msgspec raises a UnicodeDecodeError, which is none of its own errors, for a text that is
-not in UTF-8. Here, all this is refused as any other content that is malformed. YAML is also refused
-if its aliases stand for more than it could itself hold.
+Some well-formed content breaks programs. Nesting a thousand levels deep makes the parsers raise a
+RecursionError, which is no ValueError, and content nearly as deep fails later, when it is walked or
+written. An integer of 400 digits fails when it becomes a float. Half of a surrogate pair, written
+as an escape, fails when the text is encoded. For a text that is not in UTF-8, msgspec raises a
+UnicodeDecodeError, which is none of its own errors. This module refuses all of it like malformed
+content. It also refuses YAML whose aliases expand to more nodes than any document could hold.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Form = TypeVar("Form")
 Content = bytes | memoryview | msgspec.Raw | str
 
 MOST_NESTED = 200
-"""Levels of lists and objects, beyond which content is refused."""
+"""Deepest nesting of lists and objects that is accepted."""
 
 MOST_ALIASED = 1_000_000
-"""Nodes that the aliases of a YAML document may stand for, all together."""
+"""Most nodes that all aliases of a YAML document together may expand to."""
 
 _LARGEST_INTEGER = int(sys.float_info.max)
-_DIGITS = len(str(_LARGEST_INTEGER))
+_DIGITS = len(str(_LARGEST_INTEGER))  # no shorter integer is too large
 _DIGIT = re.compile("[0-9]")
 _LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_DIGITS}}}")
 
@@ -42,7 +42,7 @@ _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
 class ExtremeContentError(msgspec.DecodeError):
-    """Content that is well formed, but deeper or larger than what is read, or no text."""
+    """Well-formed content that is nested too deeply, too large a number, or not valid Unicode."""
 
 
 def parse_json(
@@ -54,14 +54,15 @@ def parse_json(
     """Parses JSON as `json.loads` does, with NaN and infinity.
 
     Raises:
-        ExtremeContentError: If it is nested too deeply, has an integer that is no float, or half of
-            a surrogate pair.
+        ExtremeContentError: If it is nested too deeply, has an integer beyond the range of floats,
+            or half of a surrogate pair.
         ValueError: If it is malformed.
     """
     try:
         value = json.loads(text, object_pairs_hook=object_pairs_hook, parse_constant=parse_constant)
     except RecursionError as error:
         raise ExtremeContentError(_TOO_DEEP) from error
+
     _refuse_extremes(text, value)
     if _may_have_surrogates(text) and has_surrogates(value):
         raise ExtremeContentError(_HALF_A_PAIR)
@@ -77,11 +78,14 @@ def decode_json(content: Content, form: Any = Any) -> Any: ...
 
 
 def decode_json(content: Content, form: Any = Any) -> Any:
-    """Decodes JSON of a form with msgspec, which takes no NaN and no infinity.
+    """Decodes JSON into a type with msgspec, which accepts no NaN and no infinity.
+
+    Args:
+        form: The expected type.
 
     Raises:
-        msgspec.DecodeError: If it is malformed; its subclass ValidationError: if it has another
-            form.
+        msgspec.DecodeError: If it is malformed.
+        msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
     """
     value = JSONDecoder(form).decode(content)
     _refuse_extremes(content if isinstance(content, str) else bytes(content), value)
@@ -89,10 +93,10 @@ def decode_json(content: Content, form: Any = Any) -> Any:
 
 
 class JSONDecoder(Generic[Form]):
-    """Decodes many lines of a form, which says what is in it on all levels.
+    """Decodes many lines of JSON into one type, which declares its content on all levels.
 
-    What is only kept as `msgspec.Raw`, or is no part of the form, may be nested deeper than
-    `MOST_NESTED`.
+    Values that are kept as `msgspec.Raw`, or that the type does not declare, may be nested deeper
+    than `MOST_NESTED`.
     """
 
     @overload
@@ -115,47 +119,58 @@ class JSONDecoder(Generic[Form]):
         except RecursionError as error:
             raise ExtremeContentError(_TOO_DEEP) from error
         except UnicodeDecodeError as error:
-            wrong = error.object[error.start]
-            raise msgspec.DecodeError(f"not UTF-8: {error.reason} (0x{wrong:02x})") from error
+            byte = error.object[error.start]
+            raise msgspec.DecodeError(f"not UTF-8: {error.reason} (0x{byte:02x})") from error
         except UnicodeEncodeError as error:  # half of a surrogate pair in a `str`
             raise msgspec.DecodeError(f"not UTF-8: {error.reason}") from error
 
 
 def _refuse_extremes(text: str | bytes, value: Any) -> None:
-    """Refuses values that are nested too deeply, and integers that are no floats."""
+    """Refuses values that are nested too deeply, and integers beyond the range of floats.
+
+    Args:
+        text: The JSON text of the value. A quick look at it spares nearly all values the walk.
+    """
     if not (_may_be_deep(text) or _may_have_large_integer(text)):
         return
 
     level = [value]
     for _ in range(MOST_NESTED + 1):
-        if any(isinstance(part, int) and abs(part) > _LARGEST_INTEGER for part in level):
+        if any(isinstance(node, int) and abs(node) > _LARGEST_INTEGER for node in level):
             raise ExtremeContentError(_TOO_LARGE)
-        containers = [part for part in level if isinstance(part, list | dict)]
-        if not containers:
+
+        next_level: list[Any] = []
+        has_containers = False
+        for node in level:
+            if isinstance(node, list | dict):
+                has_containers = True
+                next_level += node.values() if isinstance(node, dict) else node
+        if not has_containers:
             return
-        level = [
-            part
-            for container in containers
-            for part in (container.values() if isinstance(container, dict) else container)
-        ]
+        level = next_level
     raise ExtremeContentError(_TOO_DEEP)
 
 
 def _may_be_deep(text: str | bytes) -> bool:
+    """Whether a JSON text has enough brackets for too deep a nesting, in strings or outside."""
     if isinstance(text, bytes):
         return text.count(b"[") + text.count(b"{") > MOST_NESTED
     return text.count("[") + text.count("{") > MOST_NESTED
 
 
 def _may_have_surrogates(text: str | bytes) -> bool:
+    """Whether a JSON or YAML text has an escape that may be half of a surrogate pair."""
     content = text.decode("latin-1") if isinstance(text, bytes) else text
     return _SURROGATE.search(content) is not None
 
 
 def has_surrogates(value: Any) -> bool:
-    """Whether a text in a value, at most `MOST_NESTED` levels deep, cannot be encoded.
+    """Whether any text in a value contains half of a surrogate pair, and so cannot be encoded.
 
-    Python decodes each byte of a file name that is not in UTF-8 as half of a surrogate pair.
+    Python decodes each byte of a file name that is not in UTF-8 as such a half.
+
+    Args:
+        value: A value of lists and dicts, at most `MOST_NESTED` levels deep.
     """
     if isinstance(value, str):
         return any("\ud800" <= character <= "\udfff" for character in value)
@@ -165,20 +180,22 @@ def has_surrogates(value: Any) -> bool:
 
 
 def _may_have_large_integer(text: str | bytes) -> bool:
-    sample = text[_DIGITS - 1 :: _DIGITS]  # includes one of the digits of each long number
+    """Whether a JSON text has a number with as many digits as the largest float, or more."""
+    sample = text[_DIGITS - 1 :: _DIGITS]  # contains a digit of every number that is long enough
     if isinstance(sample, bytes):
         sample = sample.decode("latin-1")
     if _DIGIT.search(sample) is None:
         return False
+
     content = text.decode("latin-1") if isinstance(text, bytes) else text
     return _LONG_NUMBER.search(content) is not None
 
 
 def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = None) -> Any:
-    """Parses a YAML document, without tags that construct objects.
+    """Parses a YAML document; tags that construct Python objects are refused.
 
     Args:
-        loader_class: A stricter loader.
+        loader_class: A stricter loader than `YAMLLoader`.
 
     Raises:
         yaml.YAMLError: If it is malformed.
@@ -187,21 +204,21 @@ def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = N
 
 
 def parse_yaml_file(text: str, file: Path) -> Any:
-    """Like `parse_yaml`; errors name the file that the text is from, and quote none of its lines.
+    """Parses the text of a YAML file; errors name the file, and quote none of its lines.
 
     Raises:
         yaml.YAMLError: If it is malformed.
     """
     try:
         return _parse_yaml(_FileText(text, file), YAMLLoader)
-    except (yaml.MarkedYAMLError, yaml.reader.ReaderError):  # which name it, and the line
+    except (yaml.MarkedYAMLError, yaml.reader.ReaderError):  # these name the file and the line
         raise
     except yaml.YAMLError as error:
         raise yaml.YAMLError(f'{error}\n  in "{file}"') from error
 
 
 class _FileText(io.StringIO):
-    """The text of a file, with the name by which PyYAML calls it in errors."""
+    """The text of a file, with the file name for PyYAML's errors."""
 
     def __init__(self, text: str, file: Path) -> None:
         super().__init__(text)
@@ -216,6 +233,7 @@ def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoade
             value = loader.get_single_data()
         finally:
             loader.dispose()
+
         if _may_have_surrogates(content) and has_surrogates(value):
             raise yaml.YAMLError(_HALF_A_PAIR)
         return value
@@ -229,11 +247,11 @@ def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoade
 
 
 def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
-    """Parses a YAML document of a form.
+    """Parses a YAML document into a type.
 
     Raises:
-        msgspec.DecodeError: If it is malformed; its subclass ValidationError: if it has another
-            form.
+        msgspec.DecodeError: If it is malformed.
+        msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
     """
     try:
         value = parse_yaml(content)
@@ -243,37 +261,45 @@ def decode_yaml(content: str | bytes, form: type[Form]) -> Form:
 
 
 class YAMLLoader(yaml.SafeLoader):
-    """Refuses aliases that stand for too many nodes: merged or printed, each would be a copy."""
+    """A safe loader that refuses documents which expand too far.
+
+    Each alias becomes a copy of its node when the document is merged or printed, so a few lines can
+    stand for billions of nodes.
+    """
 
     def __init__(self, text: str | bytes | _FileText) -> None:
         super().__init__(text)
-        self._nodes = 0
-        self._aliased = 0
-        self._sizes: dict[int, int] = {}  # by node
+        self._written_nodes = 0
+        self._aliased_nodes = 0
+        self._expanded_sizes: dict[int, int] = {}  # id of a node -> its nodes, aliases expanded
 
     def fetch_flow_collection_start(self, token: Any) -> None:
-        if self.flow_level >= MOST_NESTED:  # each level is looked at for each token
+        # PyYAML looks at each open level for each token: deep nesting takes quadratic time.
+        if self.flow_level >= MOST_NESTED:
             raise yaml.YAMLError(_TOO_DEEP)
         super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         is_alias = self.check_event(yaml.AliasEvent)
-        before = self._nodes + self._aliased
+        size_before = self._written_nodes + self._aliased_nodes
         node = super().compose_node(parent, index)
+
         if is_alias:
-            self._aliased += self._sizes.get(id(node), 1)
-            if self._aliased > MOST_ALIASED:
+            self._aliased_nodes += self._expanded_sizes.get(id(node), 1)
+            if self._aliased_nodes > MOST_ALIASED:
                 raise yaml.YAMLError(f"its aliases stand for more than {MOST_ALIASED:,} nodes")
         else:
-            self._nodes += 1
-            self._sizes[id(node)] = self._nodes + self._aliased - before
+            self._written_nodes += 1
+            size = self._written_nodes + self._aliased_nodes - size_before
+            self._expanded_sizes[id(node)] = size
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
-        if len(node.value) > _DIGITS:  # in base 60, the time would be quadratic
+        if len(node.value) > _DIGITS:  # parsing base 60 takes quadratic time
             raise yaml.YAMLError(_TOO_LARGE)
+
         number: int = super().construct_yaml_int(node)
-        if abs(number) > _LARGEST_INTEGER:  # in base 16
+        if abs(number) > _LARGEST_INTEGER:  # possible with fewer digits in base 16
             raise yaml.YAMLError(_TOO_LARGE)
         return number
 

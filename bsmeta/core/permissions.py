@@ -1,6 +1,6 @@
-"""The permissions of files that libraries write: those of any file that is made in their folder.
+"""Gives files written by libraries the usual permissions of new files in their folder.
 
-Safetensors writes to a temporary file that only its owner may read, and renames it.
+Safetensors, for example, writes to a temporary file that only its owner may read, and renames it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from pathlib import Path
 
 
 def follow_umask(folder: Path) -> None:
-    """Gives the files below a folder the permissions that the umask leaves to new files.
+    """Gives the files below a folder the permissions of new files under the umask.
 
-    Where the file system has none to give, they stay as they are.
+    On a file system without permissions, nothing changes.
 
     Args:
-        folder: What this process has written; its folders have these permissions already.
+        folder: A folder written by this process; its subfolders have the permissions already.
     """
     mode = _mode_of_new_files(folder)
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file():
             continue
+
         if stat.S_IMODE(path.stat().st_mode) != mode:
             with suppress(OSError):
                 path.chmod(mode)
 
 
 def _mode_of_new_files(folder: Path) -> int:
-    """The permissions of a file that is made for this.
+    """Returns the permissions of a new file, by creating one in the folder.
 
-    A process can only read its umask by changing it, for all threads; and a folder with an access
-    control list has permissions of its own for new files.
+    A process can only read its umask by changing it for all threads, and a folder with an access
+    control list has other permissions for new files.
     """
     file = folder / f".{uuid.uuid4().hex}"
     file.touch()

@@ -1,31 +1,33 @@
-"""Makes text of data safe to show: nothing in it acts on a terminal, and everything is visible."""
+"""Makes text of data safe to show: nothing in it acts on a terminal, and nothing is hidden."""
 
 from __future__ import annotations
 
 import re
 
-# Terminals act on control characters (C0, DEL, C1): colors, cursor, title, links, the clipboard.
-# Overrides and isolates of the text direction show characters in another order than they have (CVE-
-# 2021-42574); marks of direction (U+200E, U+200F), which ordinary Arabic and Hebrew text contains,
-# cannot. Lone surrogates cannot be encoded. `\r` only ends a line, before `\n`.
+# Control characters (C0, DEL, C1) act on terminals: colors, cursor, title, links, the clipboard.
+# Overrides and isolates of the text direction display characters in a false order (CVE-2021-42574);
+# direction marks (U+200E, U+200F) cannot, and ordinary Arabic and Hebrew text contains them. Lone
+# surrogates cannot be encoded. `\r` is harmless only as part of a line end, before `\n`.
 _ACTING = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )
-_LINE_ENDS = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", "\u2028": "\\u2028",
-                            "\u2029": "\\u2029"})  # fmt: skip
+_LINE_ENDS = str.maketrans(
+    {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    r"""Replaces characters that act on a terminal by their escapes in Python, such as `\x1b`.
+    r"""Replaces characters that act on a terminal by their Python escapes, such as `\x1b`.
 
     Args:
-        text: Any text; what is printable stays as it is.
-        one_line: Also replaces line ends and tabs, which otherwise stay.
+        text: Any text; printable characters stay unchanged.
+        one_line: Whether to replace line ends and tabs, too.
     """
     if text.isprintable():
         return text
-    shown = _ACTING.sub(_escape, text)
-    return shown.translate(_LINE_ENDS) if one_line else shown
+
+    escaped = _ACTING.sub(_escape, text)
+    return escaped.translate(_LINE_ENDS) if one_line else escaped
 
 
 def _escape(character: re.Match[str]) -> str:

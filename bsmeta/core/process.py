@@ -1,9 +1,9 @@
-"""How the processes of a launch end: their errors are reported, and become exit codes.
+"""Ends the processes of a launch: reports their errors and returns exit codes.
 
-All processes of a launch run the same checks and find the same errors; a launcher terminates the
-others as soon as one of them exits. So the first process of each machine reports, and the others of
-that machine wait until the launcher terminates them; `rendezvous` passes the error on to the other
-machines.
+All processes of a launch run the same checks and find the same errors, and a launcher terminates
+the others as soon as one exits. So the first process of each machine reports an error, while the
+other processes of that machine wait for their termination. `rendezvous` passes the error on to the
+other machines.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from bsmeta.core.secrets import redact
 from bsmeta.core.signals import restore_signals
 from bsmeta.core.terminal import screened_output
 
-# How long the others wait for the report of a machine's first process: import times differ on a
-# busy machine, but once the processes are connected, all see an error at the same time.
 WAIT_S = 60.0
+"""Seconds that the other processes wait for the report of a machine's first process: on a busy
+machine, import times differ."""
+
 WAIT_CONNECTED_S = 10.0
+"""The same once the processes are connected and see an error at the same time."""
 
 
 def wait_for_reporter() -> None:
-    """Waits until the launcher terminates this process; returns if the reporter exits too late."""
+    """Waits until the launcher terminates this process; returns if that takes too long."""
     if threading.current_thread() is threading.main_thread():
-        restore_signals()  # no longer a request to save and stop
+        restore_signals()  # a signal is no longer a request to save and stop
     time.sleep(WAIT_CONNECTED_S if is_connected() else WAIT_S)
 
 
@@ -53,8 +55,8 @@ def wait_for_reporter() -> None:
 def exit_code(action: Callable[[], int | None]) -> int:
     """Runs `action`, reports its error if it raises one, and returns the exit code.
 
-    If the reader of the output has ended, as `head` does, there is nothing to report. No secret is
-    printed from now on.
+    A reader of the output that ended, as `head` does, is no error to report. From the call on, the
+    process prints no secrets.
     """
     try:
         code = action() or 0
@@ -63,7 +65,7 @@ def exit_code(action: Callable[[], int | None]) -> int:
         return code
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader():
-            # What is still buffered goes there when the interpreter ends.
+            # The interpreter flushes the remaining buffer when it ends: let that go nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_NO_READER
         return report(error)
@@ -77,40 +79,56 @@ def _has_no_reader() -> bool:
 
 
 def report(error: BaseException) -> int:
-    """Prints an error on standard error, and returns the exit code."""
+    """Prints an error on standard error, announces it to other machines, and returns the exit code.
+
+    Every process of a machine finds the same configuration error, so only one of them prints it.
+    """
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
-    error = missing_extra(error) or error
-    if not isinstance(error, UserError):
-        error = full_disk_error(error) or long_name_error(error) or error
-    if isinstance(error, yaml.YAMLError):  # also tags that would construct Python objects
-        error = ConfigurationError(f"a YAML file cannot be read: {error}")
-    if isinstance(error, ConfigurationError):
-        if not is_reporter():  # every process of this machine has found the same error
-            wait_for_reporter()
-        message = f"configuration error: {error}"
-    elif isinstance(error, (UserError, CheckpointError)):
-        # The error may be of one process only.
-        which = f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-        message = f"{which}error: {error}"
-    else:
-        message = "".join(traceback.format_exception(error))
-    print(redact(message), file=sys.stderr, flush=True)
+
+    error = _find_user_error(error)
+    if isinstance(error, ConfigurationError) and not is_reporter():
+        wait_for_reporter()
+
+    print(redact(_format_error(error)), file=sys.stderr, flush=True)
     announce(error)
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
-def stoppable(action: Callable[[], object], where: str = "") -> int:
-    """Runs work that SIGTERM ends as Ctrl-C does; returns the exit code.
+def _find_user_error(error: BaseException) -> BaseException:
+    """Returns the `UserError` that explains an error, or the error itself if there is none."""
+    error = missing_extra(error) or error
+    if not isinstance(error, UserError):
+        error = full_disk_error(error) or long_name_error(error) or error
+    if isinstance(error, yaml.YAMLError):  # also raised for tags that construct Python objects
+        error = ConfigurationError(f"a YAML file cannot be read: {error}")
+    return error
+
+
+def _format_error(error: BaseException) -> str:
+    """Returns the message of an error; a traceback if neither a user nor a checkpoint causes it."""
+    if isinstance(error, ConfigurationError):
+        return f"configuration error: {error}"
+
+    if isinstance(error, (UserError, CheckpointError)):
+        # Such an error may concern one process only, so the message names its rank.
+        rank_label = f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+        return f"{rank_label}error: {error}"
+
+    return "".join(traceback.format_exception(error))
+
+
+def stoppable(action: Callable[[], object], continued: str = "") -> int:
+    """Runs work that SIGTERM ends like Ctrl-C; returns the exit code.
 
     Args:
-        where: What the same call continues, for the message.
+        continued: The work that the same call continues, for the message; begins with a space.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         action()
     except KeyboardInterrupt:
-        print(f"stopped; the same call continues{where}", file=sys.stderr)
+        print(f"stopped; the same call continues{continued}", file=sys.stderr)
         return EXIT_PREEMPTED
     return 0
 
@@ -119,8 +137,8 @@ def leave(code: int) -> NoReturn:
     """Exits the process; under a launcher, without Python's own shutdown.
 
     Gloo's threads may still be releasing tensors when the interpreter shuts down, and then abort
-    the process (measured with torch 2.13: 3 of 10 runs that had done all their work; see pytorch
-    pull request 179291). Everything is on disk by now.
+    the process (measured with torch 2.13: 3 of 10 runs after they had done all their work; see
+    pytorch pull request 179291). All results are on disk at this point.
     """
     note_exit_code(code)
     if "WORLD_SIZE" in os.environ:  # started by a launcher, so there is a process group

@@ -1,9 +1,8 @@
-"""Progress of work that takes long, for the watchdog of a run and for whoever looks on.
+"""Progress of long work, for the watchdog of a run and for progress bars.
 
-Everything that may take minutes reports each part of its work that is done (a batch, a file, a
-thousand rows) with `report_progress`, wherever it stands. Without a watchdog nothing listens, and
-the call costs nothing. A process that waits for work of another on the same files waits in
-`exclusively`.
+Work that may take minutes calls `report_progress` after each part (a batch, a file, a thousand
+rows), in any module. Without a watchdog nothing listens, and the call costs nothing. A process that
+waits for another process's work on the same files waits in `exclusively`.
 """
 
 from __future__ import annotations
@@ -31,34 +30,41 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 Advance = Callable[[float], None]
-"""Is called with the share of the work that is done, 0 to 1."""
+"""Callback that receives the completed share of the work, 0 to 1."""
+
 PLAIN_INTERVAL_S = 10.0
-_REFRESH_S = 0.1
+"""Seconds between the lines of a progress bar without a terminal."""
+
 GROUP_TIMEOUT = timedelta(days=1)
-"""How long a collective operation may wait for a rank: a dead one breaks the connection at once, a
-hung one is the watchdog's, and one that works may take its time."""
-_WAIT_S = 5.0  # a lock that is waited for longer is named
+"""Time that a collective operation waits for a rank. It is long because nothing else needs it: a
+dead rank breaks the connection at once, the watchdog ends a hung one, and a busy one may take its
+time."""
+
 SAMPLE_S = 5.0
-_BUSY = 0.02  # of one processor; a process that only waits uses less than a tenth of it
+"""Seconds between two samples of the processor time in `opaque_work`."""
+
+_REFRESH_S = 0.1
+_WAIT_S = 5.0  # a longer wait for a lock is logged
+_BUSY = 0.02  # share of one processor; a process that only waits uses less than a tenth of it
 
 
 class Show(Protocol):
-    """Is called with how much is done, and a note such as a speed."""
+    """Callback that receives the amount of completed work, and a note such as a speed."""
 
     def __call__(self, done: float, note: str = "") -> None: ...
 
 
 class _Progress:
-    """When something was last reported, in memory shared with the processes forked from this one.
+    """The time of the last report, in memory shared with the processes forked from this one.
 
-    Those are the workers of loaders and pools.
+    The forked processes are the workers of loaders and pools.
     """
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
 
     def watch(self) -> Callable[[], float]:
-        """Starts to record; returns a function for the last time, on the monotonic clock."""
+        """Starts to record; returns a function that reads the last time, on the monotonic clock."""
         memory = self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.report()
         return lambda: float(struct.unpack_from("d", memory)[0])
@@ -76,68 +82,73 @@ _PROGRESS = _Progress()
 
 
 def report_progress() -> None:
-    """Records that a part of some long work is done; also in forked processes of this one."""
+    """Records that a part of some long work is done; forked processes report to their parent."""
     _PROGRESS.report()
 
 
 def watch_progress() -> Callable[[], float]:
-    """Returns a function for the time of the last report, on the clock of `time.monotonic`."""
+    """Returns a function that reads the time of the last report, on the monotonic clock."""
     return _PROGRESS.watch()
 
 
 def reporting(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields the items, and reports progress after each."""
+    """Yields the items and reports progress after each."""
     for item in items:
         yield item
         report_progress()
 
 
 @contextmanager
-def exclusively(lock: Path | str, what: str) -> Iterator[None]:
+def exclusively(lock: Path | str, work: str) -> Iterator[None]:
     """Holds a lock file, which the system releases when this process ends.
 
     Waiting counts as progress: the lock is held by a live process, which has a watchdog of its own.
 
     Args:
-        lock: The lock file, whose folder exists.
-        what: What is done under the lock, as a noun phrase, for the message to a user who waits.
+        lock: The lock file; its folder must exist.
+        work: The work done under the lock, as a noun phrase, for the message to a waiting user.
     """
-    held = FileLock(lock)
+    file_lock = FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
-        _wait(held, what)
+        _wait_for_lock(file_lock, work)
+
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()
 
 
-def _wait(lock: FileLock, what: str) -> None:
-    is_named = False
+def _wait_for_lock(lock: FileLock, work: str) -> None:
+    """Waits for a lock without a limit, and logs once if it takes longer than a moment."""
+    is_logged = False
     while True:
         try:
             lock.acquire(timeout=_WAIT_S)
             return
         except Timeout:
             report_progress()
-            if not is_named:
-                logger.info("waiting for another process: %s (%s)", what, lock.lock_file)
-                is_named = True
+            if not is_logged:
+                logger.info("waiting for another process: %s (%s)", work, lock.lock_file)
+                is_logged = True
 
 
 @contextmanager
 def opaque_work() -> Iterator[None]:
     """Reports progress while this process, or one that it started, uses the processor.
 
-    For calls of libraries that report none themselves (they load a model, or fit one), but not for
+    For library calls that report no progress, such as loading or fitting a model. Not for
     collective operations, in which ranks may spin while they wait for each other.
     """
     if not _PROGRESS.is_watched:
         yield
         return
+
     ended = threading.Event()
-    observer = threading.Thread(target=_observe, args=(ended,), name="progress", daemon=True)
+    observer = threading.Thread(
+        target=_report_processor_use, args=(ended,), name="progress", daemon=True
+    )
     observer.start()
     try:
         yield
@@ -146,36 +157,41 @@ def opaque_work() -> Iterator[None]:
         observer.join()
 
 
-def _observe(ended: threading.Event) -> None:
-    since, used = time.monotonic(), _processor_seconds()
+def _report_processor_use(ended: threading.Event) -> None:
+    """Reports progress for each sample interval with enough processor time, until the work ends."""
+    last_time = time.monotonic()
+    last_used_s = _processor_seconds()
     while not ended.wait(SAMPLE_S):
-        now, total = time.monotonic(), _processor_seconds()
-        if total - used > _BUSY * (now - since):
+        current_time = time.monotonic()
+        used_s = _processor_seconds()
+        if used_s - last_used_s > _BUSY * (current_time - last_time):
             report_progress()
-        since, used = now, total
+
+        last_time = current_time
+        last_used_s = used_s
 
 
 def _processor_seconds() -> float:
-    """Processor time of this process and all that it started; less when one of these has ended."""
-    process = psutil.Process()
-    total = 0.0
-    for each in (process, *process.children(recursive=True)):
+    """Returns the processor time of this process and its descendants that are alive."""
+    this_process = psutil.Process()
+    seconds = 0.0
+    for process in (this_process, *this_process.children(recursive=True)):
         with suppress(psutil.Error):
-            times = each.cpu_times()
-            total += times.user + times.system
-    return total
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 @contextmanager
 def progress_bar(name: str, total: float, *, shown: bool = True) -> Iterator[Show]:
-    """Shows how much of some work is done, and the time left; also reports the progress.
+    """Shows the share of some work that is done and the remaining time, and reports progress.
 
-    Without a terminal, it prints a line every ten seconds. It appears with the first call, so that
-    none precedes a configuration error.
+    Without a terminal, it prints a line every `PLAIN_INTERVAL_S`. It appears with the first call,
+    so that no empty bar precedes a configuration error.
 
     Args:
-        total: What is done at the end, in any unit.
-        shown: False reports the progress only.
+        total: The amount of work, in any unit.
+        shown: Whether to show it; otherwise it only reports progress.
     """
     bar = _Bar(name, total) if sys.stderr.isatty() else _Lines(name, total)
 
@@ -191,11 +207,13 @@ def progress_bar(name: str, total: float, *, shown: bool = True) -> Iterator[Sho
 
 
 def file_bar(path: Path, name: str) -> AbstractContextManager[Show]:
-    """A `progress_bar` over the bytes of a file."""
+    """Returns a `progress_bar` over the bytes of a file."""
     return progress_bar(name, path.stat().st_size if path.exists() else 0)
 
 
 class _Bar:
+    """A bar on a terminal."""
+
     def __init__(self, name: str, total: float) -> None:
         columns = (
             TextColumn("{task.description}"),
@@ -206,17 +224,18 @@ class _Bar:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        # Without its refreshing thread, which must not be running when a worker is forked.
+        # Without rich's refreshing thread, which must not be running when a worker is forked.
         self._bar = ProgressDisplay(*columns, auto_refresh=False)
         self._task = self._bar.add_task(name, total=total, note="")
-        self._last = 0.0
+        self._refresh_time = 0.0
 
     def show(self, done: float, note: str) -> None:
         self._bar.start()
         self._bar.update(self._task, completed=done, note=note)
-        now = time.monotonic()
-        if now - self._last >= _REFRESH_S:
-            self._last = now
+
+        current_time = time.monotonic()
+        if current_time - self._refresh_time >= _REFRESH_S:
+            self._refresh_time = current_time
             self._bar.refresh()
 
     def stop(self) -> None:
@@ -224,20 +243,25 @@ class _Bar:
 
 
 class _Lines:
+    """Lines on standard error, where it is no terminal."""
+
     def __init__(self, name: str, total: float) -> None:
         self._name = name
         self._total = total
-        self._begin = self._last = time.monotonic()
+        self._start_time = time.monotonic()
+        self._print_time = self._start_time
 
     def show(self, done: float, note: str) -> None:
-        now = time.monotonic()
-        if now - self._last < PLAIN_INTERVAL_S:
+        current_time = time.monotonic()
+        if current_time - self._print_time < PLAIN_INTERVAL_S:
             return
-        self._last = now
-        passed, share = now - self._begin, done / max(self._total, 1e-9)
-        left = f"{passed * (1 - share) / share:,.0f} s left" if share > 0 else ""
-        parts = [f"{self._name} {share:.0%}", note, f"{passed:,.0f} s", left]
-        print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
+        self._print_time = current_time
+
+        elapsed_s = current_time - self._start_time
+        share = done / max(self._total, 1e-9)
+        remaining = f"{elapsed_s * (1 - share) / share:,.0f} s left" if share > 0 else ""
+        fields = [f"{self._name} {share:.0%}", note, f"{elapsed_s:,.0f} s", remaining]
+        print(", ".join(filter(None, fields)), file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         pass

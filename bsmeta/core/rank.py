@@ -1,4 +1,4 @@
-"""The rank of this process in its launch, and whether it checks and reports for others."""
+"""The rank of this process in its launch, and whether it checks and reports for other processes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import os
 
 
 def rank() -> int:
-    """The global rank of this process in the launch."""
+    """Returns the global rank of this process in the launch."""
     text = os.environ.get("RANK", "0")
-    return int(text) if text.isdecimal() else 0  # other text is refused with the launch
+    return int(text) if text.isdecimal() else 0  # the checks of the launch refuse other text
 
 
 def is_reporter() -> bool:
-    """Whether this process reports errors that all processes of its machine find.
+    """Whether this process reports the errors that all processes of its machine find.
 
-    Only torchrun and `accelerate launch` terminate the other processes of a machine; elsewhere
-    every process reports.
+    Under torchrun and `accelerate launch`, it is the first process, because they terminate the
+    others. Elsewhere every process reports.
     """
-    launched = "TORCHELASTIC_RUN_ID" in os.environ
-    return not launched or os.environ.get("LOCAL_RANK", "0") == "0"
+    has_launcher = "TORCHELASTIC_RUN_ID" in os.environ
+    return not has_launcher or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def checks_for_all() -> bool:
-    """Whether this process checks what is the same for all processes of its launch.
+    """Whether this process runs the checks whose result is the same in the whole launch.
 
-    Only rank 0 where a launcher ends the others if it refuses; elsewhere every process.
+    Under a launcher, which ends the others if one process refuses, it is rank 0. Elsewhere every
+    process checks.
     """
     return rank() == 0 or "TORCHELASTIC_RUN_ID" not in os.environ

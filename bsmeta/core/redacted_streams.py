@@ -1,8 +1,9 @@
-"""Standard output and standard error through redaction: the last gate of what is printed.
+"""Redacts standard output and standard error: the last gate of printed text.
 
-The package redacts what it prints itself. This catches the rest: tracebacks of the interpreter and
-of threads, warnings, the logs and prints of libraries, and forked processes, which inherit it. It
-is set up by programs only; whoever imports the package keeps their streams.
+The package redacts its own output. This module catches all other output: tracebacks of the
+interpreter and of threads, warnings, the logs and prints of libraries, and the output of forked
+processes, which inherit the streams. Only programs redact the streams; importing the package leaves
+them unchanged.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ Write = Callable[[str], int]
 
 
 class RedactedStream:
-    """A text stream that redacts what is written to it.
+    """A text stream that redacts its text.
 
     A library that records the console, as wandb does, replaces the method `write` of the stream by
-    a function that calls the previous one. It is given redacted text, too.
+    a function that calls the previous one. That function, too, receives redacted text.
 
     Args:
-        stream: Where the text goes. Bytes written to its `buffer` are not redacted.
-        hidden: Redacts a text.
+        stream: The destination of the text. Bytes written to its `buffer` are not redacted.
+        hidden: The function that redacts a text.
     """
 
     def __init__(self, stream: TextIO, hidden: Callable[[str], str]) -> None:
@@ -35,11 +36,13 @@ class RedactedStream:
 
     @property
     def write(self) -> Write:
-        """Writes a text; returns its length."""
-        write, hidden = self._write, self.hidden
+        """Writes a text; returns its length before redaction."""
+        # Bound now: a replacement calls this function, and must not reach itself through it.
+        write = self._write
+        redact_text = self.hidden
 
         def write_redacted(text: str) -> int:
-            write(hidden(text))
+            write(redact_text(text))
             return len(text)
 
         return write_redacted
@@ -61,31 +64,32 @@ class RedactedStream:
 
 
 def hide_in(stream: Any, text: str) -> str:
-    """The text without the secrets that a stream, or the one that it encloses, would hide."""
-    hidden = getattr(stream, "hidden", None)
-    return text if hidden is None else hidden(text)
+    """Redacts a text like a stream that is, or encloses, a `RedactedStream`."""
+    redact_text = getattr(stream, "hidden", None)
+    return text if redact_text is None else redact_text(text)
 
 
 def redact_streams() -> None:
-    """Redacts what this process prints from now on, also its arguments (idempotent).
+    """Redacts all further output of this process, including its own arguments (idempotent).
 
-    On standard output, where programs show documents, only the secrets are hidden that this process
-    knows, and no text merely for its form.
+    Programs show documents on standard output, so only secrets that this process knows are hidden
+    there, and no text merely because of its form.
     """
     hide_arguments(sys.argv[1:])
-    for name, hidden in (("stdout", redact_known), ("stderr", redact)):
+    for name, redact_text in (("stdout", redact_known), ("stderr", redact)):
         stream = getattr(sys, name)
         if stream is None or hasattr(stream, "hidden"):  # closed by the caller, or redacted already
             continue
-        redacted: Any = RedactedStream(stream, hidden)
+
+        redacted: Any = RedactedStream(stream, redact_text)
         setattr(sys, name, redacted)
         _redirect_handlers(stream, redacted)
 
 
 def _redirect_handlers(stream: TextIO, redacted: TextIO) -> None:
-    """Makes the logs of libraries that are imported already go through the redacted stream."""
-    named = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
-    for logger in (logging.root, *named):
+    """Sends the logs of libraries that are already imported through the redacted stream."""
+    named_loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
+    for logger in (logging.root, *named_loggers):
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
                 handler.setStream(redacted)

@@ -1,7 +1,7 @@
-"""The meeting of all machines before a run begins, and the refusal of one that ends the others.
+"""Synchronizes all machines before a run begins; a machine that refuses to start ends the others.
 
-A machine that refuses to start writes its reason to the launcher's store, where the other machines,
-which would otherwise wait for it in vain, read it (`meet`).
+It writes its reason to the launcher's store. The other machines, which would otherwise wait for it
+in vain, read the reason there (`meet`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ from bsmeta.core.secrets import redact
 CONNECT_S = 5.0
 READ_S = 10.0
 _POLL_S = 0.2
-_CHECKED, _REFUSED, _READ = (f"bsmeta/start/{name}" for name in ("checked", "refused", "read"))
+
+# Keys of the store.
+_CHECKED = "bsmeta/start/checked"  # number of processes that have passed their checks
+_REFUSED = "bsmeta/start/refused"  # the refusal, as JSON
+_READ = "bsmeta/start/read"  # number of machines that have read the refusal
 
 
 def announce(error: BaseException) -> None:
-    """Passes an error from before the start to the other machines, which wait in `meet`."""
+    """Passes an error that prevents the start on to the other machines, which wait in `meet`."""
     if not _has_several_machines() or is_connected() or isinstance(error, RefusedElsewhere):
         return
+
     refusal = {
         "user": isinstance(error, UserError),
         "message": redact(f"{socket.gethostname()}: {error}"),
@@ -37,9 +42,11 @@ def announce(error: BaseException) -> None:
         store = _connect(CONNECT_S)
         store.add(_READ, 1)
         store.set(_REFUSED, json.dumps(refusal))
+
         # Keep the store alive until all have read: it ends with the first machine's launcher.
+        machines = _read_count("GROUP_WORLD_SIZE")
         deadline = time.monotonic() + READ_S
-        while store.add(_READ, 0) < _count("GROUP_WORLD_SIZE") and time.monotonic() < deadline:
+        while store.add(_READ, 0) < machines and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     except RuntimeError as unreachable:
         print(f"the other machines were not reached: {unreachable}", file=sys.stderr, flush=True)
@@ -58,23 +65,12 @@ def meet(timeout_s: float) -> None:
     """
     if not _has_several_machines():
         return
-    expected, deadline = _count("WORLD_SIZE"), time.monotonic() + timeout_s
+
+    deadline = time.monotonic() + timeout_s
     try:
         store = _connect(timeout_s)
         store.add(_CHECKED, 1)
-        while (checked := store.add(_CHECKED, 0)) < expected:
-            if store.check([_REFUSED]):
-                if is_reporter():
-                    store.add(_READ, 1)
-                refusal = parse_json(store.get(_REFUSED))
-                kind = RefusedElsewhere if refusal["user"] else TrainingError
-                raise kind(f"another machine did not start: {refusal['message']}")
-            if time.monotonic() > deadline:
-                raise TrainingError(
-                    f"{checked} of {expected} processes were ready within {timeout_s:g} s "
-                    "(distributed_timeout_s); the output of the other machines says more"
-                )
-            time.sleep(_POLL_S)
+        _wait_for_checks(store, deadline, timeout_s)
     except RuntimeError as error:
         if isinstance(error, TrainingError):
             raise
@@ -84,25 +80,52 @@ def meet(timeout_s: float) -> None:
         ) from error
 
 
+def _wait_for_checks(store: Any, deadline: float, timeout_s: float) -> None:
+    """Waits until all processes have passed their checks; raises the errors of `meet`.
+
+    Args:
+        deadline: On the monotonic clock.
+        timeout_s: The configured timeout, for the message.
+    """
+    expected = _read_count("WORLD_SIZE")
+
+    # Adding zero reads the counter.
+    while (checked := store.add(_CHECKED, 0)) < expected:
+        if store.check([_REFUSED]):
+            if is_reporter():
+                store.add(_READ, 1)
+            refusal = parse_json(store.get(_REFUSED))
+            error_class = RefusedElsewhere if refusal["user"] else TrainingError
+            raise error_class(f"another machine did not start: {refusal['message']}")
+
+        if time.monotonic() > deadline:
+            raise TrainingError(
+                f"{checked} of {expected} processes were ready within {timeout_s:g} s "
+                "(distributed_timeout_s); the output of the other machines says more"
+            )
+        time.sleep(_POLL_S)
+
+
 def _has_several_machines() -> bool:
     """Whether a launcher (torchrun's agent, which keeps a store) connects several machines."""
-    agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return agent_store and _count("GROUP_WORLD_SIZE") > 1
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return has_store and _read_count("GROUP_WORLD_SIZE") > 1
 
 
-def _count(name: str) -> int:
+def _read_count(name: str) -> int:
+    """Returns the number in an environment variable; 1 if it is unset or malformed."""
     text = os.environ.get(name, "1")
     return int(text) if text.isdecimal() else 1
 
 
 def is_connected() -> bool:
-    """Whether the process group exists, in which the watchdog passes errors on."""
+    """Whether the process group exists; from then on the watchdog passes errors on."""
     distributed: Any = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _connect(timeout_s: float) -> Any:
-    """A connection to the store of the launcher on the first machine."""
+    """Connects to the store of the launcher on the first machine."""
     from torch.distributed import TCPStore
 
     return TCPStore(

@@ -1,8 +1,8 @@
-"""Signals that ask a run to end; the death of its launcher counts as one.
+"""Handles the signals that ask a run to end; the death of its launcher counts as one.
 
 Before the first step there is nothing to save: a signal ends the process at once, with a status.
-Afterwards it is recorded, and all ranks act on it together after a step. If a rank is waiting for
-data, perhaps for minutes, the signal ends that wait.
+Later a signal is only recorded, and all ranks act on it together after a step. If a rank is waiting
+for data, perhaps for minutes, the signal ends that wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def release_signals() -> None:
 
 
 def restore_signals() -> None:
-    """Handles signals as any program does: the default of each, and none is held."""
+    """Restores the default handling of all signals, and releases held ones."""
     for number in _ALL_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     release_signals()
@@ -47,10 +47,10 @@ def restore_signals() -> None:
 
 @contextmanager
 def plain_children() -> Iterator[None]:
-    """Processes that are forked inside handle signals as any program does, and end with this one.
+    """Makes processes forked in the block handle signals by default, and end with this process.
 
-    With the handling of a run, a pool could not end its workers: SIGTERM would be blocked in them,
-    or reach the run itself through the pipe that they share with it.
+    If they inherited the handling of the run, a pool could not end its workers: they would block
+    SIGTERM, or pass it to the run itself through the wakeup pipe that they share with it.
     """
     _CHILDREN_ARE_PLAIN.set()
     try:
@@ -70,16 +70,16 @@ os.register_at_fork(after_in_child=_begin_child)
 
 
 class WaitEnded(BaseException):
-    """A signal arrived while the run waited; not an `Exception`, or retries would catch it."""
+    """A signal arrived while the run waited; no `Exception`, because retries would catch it."""
 
 
 class StopRequest:
     """Records the first signal that asks the run to end; further signals change nothing.
 
     Attributes:
-        name: That signal, or `LAUNCHER_GONE`; None before any signal.
-        leave: Called with that name, in a thread, when a signal ends the process before the first
-            step: writes the status, and returns the exit code.
+        name: The recorded signal, or `LAUNCHER_GONE`; None before any signal.
+        leave: Called in a thread, with the name of a signal that arrives before the first step;
+            writes the status and returns the exit code.
     """
 
     def __init__(self) -> None:
@@ -98,30 +98,33 @@ class StopRequest:
         """
         self.leave = leave
         ignore_write_errors()
+
         # The main thread may be blocked in native code, waiting for other ranks, so a thread acts.
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        threading.Thread(target=self._receive, args=(reading,), daemon=True).start()
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        threading.Thread(target=self._receive, args=(read_end,), daemon=True).start()
+
         for number in _SIGNALS:
-            signal.signal(number, self._note)
+            signal.signal(number, self._handle)
         for number in _FROM_TERMINAL:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._note)
+                signal.signal(number, self._handle)
+
         if "TORCHELASTIC_RUN_ID" in os.environ:
             self._watch_launcher(parent)
         release_signals()
 
     def begin(self) -> None:
-        """Switches to only recording signals, because from now on there is something to save."""
+        """Switches to recording signals, because from now on there is something to save."""
         self._is_starting = False
 
     @contextmanager
     def ends_wait(self) -> Iterator[None]:
-        """A context for a block that waits; a signal ends the wait.
+        """Encloses a block that waits; a signal ends the wait.
 
         Raises:
-            WaitEnded: If a signal has arrived.
+            WaitEnded: If a signal arrives in the block, or has arrived before.
         """
         try:
             self._is_waiting = True
@@ -131,29 +134,37 @@ class StopRequest:
         finally:
             self._is_waiting = False
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal in the main thread, as soon as that runs Python code."""
         self._record(number)
         if self._is_waiting:
             raise WaitEnded
 
     def _record(self, number: int) -> None:
         if self.name is None:
-            self.name = self._name(number)
+            self.name = self._name_signal(number)
 
-    def _name(self, number: int) -> str:
+    def _name_signal(self, number: int) -> str:
+        """Returns the name of a signal; `LAUNCHER_GONE` if this process has lost its parent."""
         if self._parent and os.getppid() != self._parent:
             return LAUNCHER_GONE
         return signal.Signals(number).name
 
-    def _receive(self, numbers: int) -> None:
-        while number := os.read(numbers, 1)[0]:
+    def _receive(self, wakeup_pipe: int) -> None:
+        """Receives signals in a thread; ends the process if the first step has not begun.
+
+        Args:
+            wakeup_pipe: File descriptor from which Python's signal numbers are read, a byte each.
+        """
+        while number := os.read(wakeup_pipe, 1)[0]:
             if number not in _ALL_SIGNALS:
-                continue  # of another handler, such as that of a DataLoader for SIGCHLD
+                continue  # for another handler, such as a DataLoader's handler of SIGCHLD
+
             self._record(number)
             if self._is_starting and self.leave is not None:
                 code = EXIT_FAILURE
                 try:
-                    code = self.leave(self._name(number))
+                    code = self.leave(self._name_signal(number))
                     note_exit_code(code)
                 finally:
                     os._exit(code)
@@ -165,5 +176,5 @@ class StopRequest:
         """
         self._parent = parent
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it has already ended
+        if os.getppid() != parent:  # the launcher has already ended
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,13 +1,13 @@
-"""The way of all output to the terminal, or to the file that is in its place.
+"""The path of all output to the terminal, or to a file that replaces it.
 
 Text of data may contain sequences that a terminal executes: they color, move the cursor, disguise
 links, or write to the clipboard. In every entry point (`screened_output`), `print`, log messages,
 warnings and tracebacks reach standard output and error through a `ScreenedStream`, which makes them
-`printable`, and a `RedactedStream`, which hides secrets. A `Console` bypasses only the first:
-there, texts are made printable before they are styled, so that all sequences that the terminal
-receives are those of the project.
+`printable`, and a `RedactedStream`, which hides secrets. A `Console` bypasses only the first: it
+makes texts printable before it styles them, so the terminal receives no sequences except those that
+the project itself writes.
 
-Results that other programs read are data, not display: `write_data` leaves them as they are, unless
+Results for other programs are data, not display: `write_data` leaves them unchanged, unless
 standard output is a terminal.
 """
 
@@ -32,10 +32,10 @@ from bsmeta.core.redacted_streams import Write, hide_in, redact_streams
 
 
 class ScreenedStream:
-    """A stream whose text is made printable.
+    """A stream that makes its text printable.
 
     Attributes:
-        unscreened: The stream to which it writes, which hides secrets.
+        unscreened: The underlying stream, which hides secrets.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -45,19 +45,20 @@ class ScreenedStream:
 
     @property
     def write(self) -> Write:
-        """Writes the printable text; returns the length of what was given.
+        """Writes a text in printable form; returns the length of the original text.
 
-        A library that records the console, as wandb does, replaces this by a function that calls
-        the previous one. It gets text that is printable and without secrets, too.
+        A library that records the console, as wandb does, replaces this method by a function that
+        calls the previous one. That function, too, receives text that is printable and without
+        secrets.
         """
         recorder = self._recorder
 
         def write_printable(text: str) -> int:
-            shown = self._screen(text)
+            printable_text = self._screen(text)
             if recorder is None:
-                self.unscreened.write(shown)
+                self.unscreened.write(printable_text)
             else:
-                recorder(hide_in(self.unscreened, shown))
+                recorder(hide_in(self.unscreened, printable_text))
             return len(text)
 
         return write_printable
@@ -69,8 +70,8 @@ class ScreenedStream:
     def _screen(self, text: str) -> str:
         """Makes a text printable.
 
-        A carriage return at the beginning is kept where it overwrites nothing but a line that began
-        with one: libraries draw their progress bars so.
+        Libraries redraw their progress bars with a carriage return at the beginning of a text. It
+        is kept if it overwrites only a line that itself began with one.
         """
         redraws = self._can_redraw and text.startswith("\r")
         if text:
@@ -89,8 +90,8 @@ class ScreenedStream:
 class LossyStream:
     """A stream that ignores write errors: a closed terminal or a broken pipe does not end the run.
 
-    A run that is asked to stop must still save: in `… | tee log`, Ctrl-C also ends `tee`, before
-    the run.
+    A run must still save when it is asked to stop: in `… | tee log`, Ctrl-C ends `tee` before the
+    run.
 
     Args:
         stream: None if the caller closed it, as in `train.py … >&-`: all output is discarded.
@@ -113,21 +114,21 @@ class LossyStream:
 
 
 class Console(rich.console.Console):
-    """A console that prints texts of data: it changes nothing in them but what is not printable.
+    """A console for text of data, in which it changes only the unprintable characters.
 
-    Markup (`[bold]`) and names of emoji (`:smile:`) are text.
+    Markup (`[bold]`) and emoji names (`:smile:`) are printed as ordinary text.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **settings})
 
     def on_broken_pipe(self) -> None:
-        """Raises the error of a write that nothing reads; rich would end the program with 1."""
-        raise  # noqa: PLE0704 (rich calls this where it has caught the error)
+        """Raises the broken pipe's error again; rich would end the program with exit code 1."""
+        raise  # noqa: PLE0704 (rich calls this method in its `except` block)
 
     @property
     def file(self) -> IO[str]:
-        """The stream that it writes to, unscreened."""
+        """The underlying stream, unscreened."""
         return _unscreened(super().file)
 
     @file.setter
@@ -135,29 +136,28 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text as it is laid out; printable, because escapes take more columns."""
+        """Returns a text for the layout; made printable first, because escapes are wider."""
         return super().render_str(printable(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Yields the segments of anything that is printed; control segments are rich's own."""
+        """Yields printable segments; only rich itself creates control segments."""
         for segment in super().render(renderable, options):
-            text = segment.text
-            if segment.control or text.isprintable():
+            if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(printable(text), segment.style)
+                yield Segment(printable(segment.text), segment.style)
 
 
 class TextColumn(rich.progress.TextColumn):
-    """A column of a progress display, with text in one line, without markup."""
+    """A column of a progress display: one line of text without markup."""
 
     def __init__(self, text_format: str) -> None:
         super().__init__(text_format, markup=False)
 
     def render(self, task: rich.progress.Task) -> Text:
-        """The text, without line ends, which would disturb the display."""
+        """Returns the text without line ends, which would break the display."""
         return Text(printable(self.text_format.format(task=task), one_line=True))
 
 
@@ -168,19 +168,20 @@ class ProgressDisplay(rich.progress.Progress):
         super().__init__(*columns, console=Console(stderr=True), **settings)
 
     def start(self) -> None:
-        """Begins to show it.
+        """Shows the display.
 
-        Rich then puts proxies in the place of the streams, which style what is printed by the
-        sequences in it; so these are screened, too.
+        Rich then replaces the standard streams by proxies, which interpret the control sequences in
+        printed text, so the proxies must be screened, too.
         """
         is_screened = isinstance(sys.stdout, ScreenedStream)
         super().start()
         if is_screened:
-            sys.stdout, sys.stderr = _screened(sys.stdout), _screened(sys.stderr)
+            sys.stdout = _screen_stream(sys.stdout)
+            sys.stderr = _screen_stream(sys.stderr)
 
 
 class PrintableRecord(logging.LogRecord):
-    """A log record whose message is printable, whichever handlers get it."""
+    """A log record whose message is printable for every handler."""
 
     def getMessage(self) -> str:
         return printable(super().getMessage())
@@ -190,38 +191,43 @@ class PrintableRecord(logging.LogRecord):
 def screened_output() -> Iterator[None]:
     """Screens standard output, standard error and all logs; encloses each entry point.
 
-    Afterwards, they are no longer screened, but no secret is printed to the end of the process.
+    After the block the streams are no longer screened, but they hide secrets until the process
+    ends.
     """
     redact_streams()
-    before = sys.stdout, sys.stderr
-    factory = logging.getLogRecordFactory()
-    own = sys.stdout, sys.stderr = _screened(sys.stdout), _screened(sys.stderr)
+    unscreened_streams = (sys.stdout, sys.stderr)
+    record_factory = logging.getLogRecordFactory()
+
+    sys.stdout = _screen_stream(sys.stdout)
+    sys.stderr = _screen_stream(sys.stderr)
+    screened_streams = (sys.stdout, sys.stderr)
     logging.setLogRecordFactory(PrintableRecord)
     try:
         yield
     finally:
-        logging.setLogRecordFactory(factory)
-        if (sys.stdout, sys.stderr) == own:  # those of `ignore_write_errors` stay to the end
-            sys.stdout, sys.stderr = before
+        logging.setLogRecordFactory(record_factory)
+        # The streams of `ignore_write_errors` stay until the process ends.
+        if (sys.stdout, sys.stderr) == screened_streams:
+            sys.stdout, sys.stderr = unscreened_streams
 
 
 def ignore_write_errors() -> None:
-    """From now on, output that cannot be written is lost; see `LossyStream`."""
-    sys.stdout, sys.stderr = (
-        cast("TextIO", ScreenedStream(cast("TextIO", LossyStream(_unscreened(stream)))))
-        for stream in (sys.stdout, sys.stderr)
-    )
+    """Discards output that cannot be written, from now on; see `LossyStream`."""
+    sys.stdout = _make_lossy(sys.stdout)
+    sys.stderr = _make_lossy(sys.stderr)
 
 
 def write_data(text: str, *, is_styled: bool = False) -> None:
-    """Writes data to standard output in UTF-8, byte for byte; to a terminal, printable.
+    """Writes data to standard output: unchanged in UTF-8, but in printable form to a terminal.
 
     Args:
         text: The data.
-        is_styled: Whether it has been made printable and then styled, and is to stay so.
+        is_styled: Whether the text was made printable and then styled, so that its sequences must
+            reach a terminal.
     """
     if sys.stdout is None:  # closed by the caller
         return
+
     if sys.stdout.isatty():
         _unscreened(sys.stdout).write(text if is_styled else printable(text))
     else:
@@ -230,18 +236,25 @@ def write_data(text: str, *, is_styled: bool = False) -> None:
     sys.stdout.flush()
 
 
-def _screened(stream: TextIO) -> TextIO:
-    """The stream, screened once; None, as the caller may have closed it, stays None."""
+def _screen_stream(stream: TextIO) -> TextIO:
+    """Screens a stream, if it is not screened yet; None (closed by the caller) stays None."""
     if stream is None or isinstance(stream, ScreenedStream):
         return stream
-    # A character that its encoding lacks ends no program. Some streams cannot be changed.
+
+    # A character that its encoding lacks must not end the program. Some streams cannot be changed.
     with suppress(OSError, AttributeError):
         cast("io.TextIOWrapper", stream).reconfigure(errors="backslashreplace")
     return cast("TextIO", ScreenedStream(stream))
 
 
+def _make_lossy(stream: TextIO) -> TextIO:
+    """Returns a screened stream that discards output which the original one cannot write."""
+    lossy = cast("TextIO", LossyStream(_unscreened(stream)))
+    return cast("TextIO", ScreenedStream(lossy))
+
+
 def _unscreened(stream: Any) -> Any:
-    """The innermost stream of screens and of rich's proxies."""
+    """Returns the innermost stream below screens and rich's proxies."""
     for name in ("unscreened", "rich_proxied_file"):
         inner = getattr(stream, name, None)
         if inner is not None:

@@ -1,18 +1,18 @@
-r"""The forms of tokens that their providers have made recognizable.
+r"""The token forms that providers made recognizable.
 
-A new form is an entry of `TOKEN_FORMS`: whose token it is, texts of which every token has one, the
+A new form is an entry of `TOKEN_FORMS`: its provider, marks (each token contains at least one), the
 pattern, and the source of the form in a comment. Three rules keep the search linear in the length
 of the text (`re` has no other guarantee) and the text around a token intact:
 
 - A pattern either needs nothing after its last repetition, or begins with `_START_OF_RUN`, so that
   a run of characters is read from its first character only.
 - The last repetition is possessive or has an upper limit.
-- A pattern never matches a quote, or a backslash other than that of `\n`: what is redacted may be a
-  line of JSON, which must remain one.
+- A pattern never matches a quote, or a backslash except in `\n`: the redacted text may be a line of
+  JSON, which must stay valid.
 
 Sources: "gitleaks" is https://github.com/gitleaks/gitleaks, config/gitleaks.toml; "detect-secrets"
-is https://github.com/Yelp/detect-secrets, detect_secrets/plugins. Lengths are minimums here, below
-those of the sources, because providers have lengthened their tokens before.
+is https://github.com/Yelp/detect-secrets, detect_secrets/plugins. The lengths here are minimums,
+shorter than in the sources, because providers have changed the lengths of tokens before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenForm(NamedTuple):
     """The form of a provider's tokens.
 
     Attributes:
-        marks: Each token contains one of these; looking for them costs less than for the pattern.
+        marks: Each token contains one of these; searching for them costs less than the pattern.
     """
 
     provider: str
@@ -161,20 +161,28 @@ TOKEN_FORMS = (
         r"(?:-----END[ A-Z0-9]{0,40}PRIVATE KEY(?: BLOCK)?-----)?",
     ),
 )
-"""The forms that are recognized wherever they stand."""
+"""The forms that are recognized in any text."""
 
 
 def tokens_in(text: str) -> list[str]:
-    """The tokens in a text, in any of the forms."""
-    return [token for form in _forms_in(text) for token in form.pattern.findall(text)]
+    """Lists the tokens of any form in a text."""
+    tokens: list[str] = []
+    for form in _possible_forms(text):
+        tokens += form.pattern.findall(text)
+    return tokens
 
 
 def replace_tokens(text: str, replacement: str) -> str:
-    """Replaces the tokens in a text."""
-    for form in _forms_in(text):
+    """Replaces the tokens of any form in a text."""
+    for form in _possible_forms(text):
         text = form.pattern.sub(replacement, text)
     return text
 
 
-def _forms_in(text: str) -> list[TokenForm]:
-    return [form for form in TOKEN_FORMS if any(mark in text for mark in form.marks)]
+def _possible_forms(text: str) -> list[TokenForm]:
+    """Lists the forms of which a text contains a mark."""
+    possible_forms = []
+    for form in TOKEN_FORMS:
+        if any(mark in text for mark in form.marks):
+            possible_forms.append(form)
+    return possible_forms

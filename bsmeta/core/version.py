@@ -1,3 +1,3 @@
-"""The version of the package, which `bsmeta.__version__` returns."""
+"""The version of the package, exported as `bsmeta.__version__`."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The versions that a bug report needs, from the packages' metadata: none is imported."""
+"""The versions that a bug report needs, read from package metadata without importing anything."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LIBRARIES = (
     "pyarrow",
     "numpy",
 )
-"""The libraries on whose versions a run depends most."""
+"""The libraries whose versions affect a run most."""
 
 
 def version_lines() -> str:
-    """The versions of the package, of Python, of the system, and of libraries, a line each."""
-    rows = versions()
-    width = max(map(len, rows)) + 2
-    rows["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
-    rows["system"] = platform.platform()
-    return "\n".join(f"{name:<{width}}{version}" for name, version in rows.items())
+    """Returns the versions of the package, libraries, Python and the system, one on each line."""
+    version_of = versions()
+    width = max(map(len, version_of)) + 2
+    version_of["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
+    version_of["system"] = platform.platform()
+    return "\n".join(f"{name:<{width}}{version}" for name, version in version_of.items())
 
 
 def versions() -> dict[str, str]:
-    """The versions of the package and of libraries, by name."""
+    """Returns the versions of the package and of `LIBRARIES`, by name."""
     return {name: _version(name) for name in ("bsmeta", *LIBRARIES)}
 
 

@@ -7,10 +7,13 @@ from itertools import pairwise
 
 
 def byte_ranges(edges: Sequence[int]) -> list[str]:
-    """Name each part by its first and last byte; the last part has no end.
+    """Names each part by its first and last byte; the last part has no end.
 
     Args:
         edges: The first byte of each part, rising.
     """
+    if not edges:
+        return []
+
     closed = [f"{first:,}–{following - 1:,}" for first, following in pairwise(edges)]
-    return [*closed, f"{edges[-1]:,} and on"] if edges else []
+    return [*closed, f"{edges[-1]:,} and on"]

@@ -1,6 +1,6 @@
-"""Intervals, p-values and corrections, for evaluations and studies alike; the bootstrap.
+"""Intervals, p-values, corrections and the bootstrap, for evaluations and studies.
 
-A difference can vary for several independent reasons: other seeds would have given other models,
+A difference varies for several independent reasons: other seeds would have given other models, and
 other held-out documents another mean. Each source of error contributes a variance, estimated with
 some degrees of freedom. The interval
 
@@ -30,15 +30,19 @@ from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
 ALPHA = 0.05
-"""Level of significance; intervals are at 1 - ALPHA."""
+"""Level of significance; intervals have the confidence level 1 - ALPHA."""
 
-_LOG_P_RANGE = (-200.0, -1e-12)
 FEW_UNITS = 20
-"""Resampled units below which reports call their intervals rough."""
+"""Number of resampled units below which reports call their intervals rough."""
+
 FEW_CLUSTERS = 10
-"""Clusters below which reports say that their intervals are wide."""
+"""Number of clusters below which reports warn that their intervals are wide."""
+
 DRAWS_AT_ONCE = 1 << 21
-"""Number of document indices that are drawn at one time."""
+"""Number of document indices drawn at a time, which limits memory."""
+
+_SMALLEST_LOG_P = -200.0
+_LARGEST_LOG_P = -1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Estimate:
 
 @runtime_checkable
 class Bounded(Protocol):
-    """What a cell shows with both ends: an interval, or an estimate, which also has a `value`."""
+    """An interval, or an estimate, which also has a `value`; cells of tables show both ends."""
 
     @property
     def low(self) -> float: ...
@@ -81,7 +85,7 @@ class Bounded(Protocol):
 
 
 def value_of(cell: Any) -> float:
-    """The number of a cell, without its interval; NaN for text and for None."""
+    """Returns the number of a cell without its interval; NaN for text and for None."""
     number = getattr(cell, "value", cell)
     return float(number) if isinstance(number, int | float) else math.nan
 
@@ -91,9 +95,10 @@ class Source:
     """A source of error of an estimate.
 
     Attributes:
-        variance: The variance that it contributes to the estimate.
-        degrees: Degrees of freedom of that variance: the units it was estimated from, minus one
-            (`cluster_degrees` for units of unequal size). With none, nothing is known about it.
+        variance: Its contribution to the variance of the estimate.
+        degrees: Degrees of freedom of that variance: the number of units it was estimated from,
+            minus one (`cluster_degrees` for units of unequal size). With 0 degrees, the variance is
+            unknown.
     """
 
     variance: float
@@ -101,18 +106,23 @@ class Source:
 
 
 def half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:
-    """Half-width of the interval at the level 1 - alpha; infinite if a source has no degrees."""
+    """Returns the half-width of the interval at the confidence level 1 - alpha.
+
+    Returns:
+        Infinity if a source has no degrees of freedom.
+    """
     if any(source.degrees < 1 for source in sources):
         return math.inf
-    return math.sqrt(
-        sum(stdtrit(source.degrees, 1 - alpha / 2) ** 2 * source.variance for source in sources)
-    )
+
+    squares = (stdtrit(source.degrees, 1 - alpha / 2) ** 2 * source.variance for source in sources)
+    return math.sqrt(sum(squares))
 
 
 def p_value(difference: float, sources: Sequence[Source]) -> float:
-    """Two-sided p-value of the hypothesis that the true difference is 0."""
+    """Returns the two-sided p-value of the hypothesis that the true difference is 0."""
     if difference == 0 or any(source.degrees < 1 for source in sources):
         return 1.0
+
     varying = [source for source in sources if source.variance > 0]
     if not varying:
         return 0.0
@@ -120,31 +130,33 @@ def p_value(difference: float, sources: Sequence[Source]) -> float:
         t = abs(difference) / math.sqrt(varying[0].variance)
         return float(2 * stdtr(varying[0].degrees, -t))
 
-    def excess(log_p: float) -> float:
-        # the quantile of the tail itself: 1 - p / 2 would be rounded to 1
-        tail = math.exp(log_p) / 2
+    def excess_width(log_p: float) -> float:
+        """Log of the squared half-width at significance p, over the squared difference."""
+        tail = math.exp(log_p) / 2  # the quantile of the tail: 1 - p / 2 would be rounded to 1
         squares = (stdtrit(source.degrees, tail) ** 2 * source.variance for source in varying)
         return math.log(sum(squares)) - 2 * math.log(abs(difference))
 
-    if excess(_LOG_P_RANGE[0]) < 0:
-        return math.exp(_LOG_P_RANGE[0])
-    if excess(_LOG_P_RANGE[1]) > 0:
+    # The p-value is the level at which the interval just reaches 0: the root of `excess_width`.
+    if excess_width(_SMALLEST_LOG_P) < 0:
+        return math.exp(_SMALLEST_LOG_P)
+    if excess_width(_LARGEST_LOG_P) > 0:
         return 1.0
-    return math.exp(brentq(excess, *_LOG_P_RANGE))
+    return math.exp(brentq(excess_width, _SMALLEST_LOG_P, _LARGEST_LOG_P))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected by Holm's step-down procedure."""
+    """Corrects p-values by Holm's step-down procedure; returns them in the same order."""
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.arange(len(p_values))
-    steps = np.minimum(np.maximum.accumulate(np.asarray(p_values)[order] * factors), 1.0)
+    steps = np.asarray(p_values)[order] * factors
+
     corrected = np.empty(len(p_values))
-    corrected[order] = steps
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
     return [float(p_value) for p_value in corrected]
 
 
 def leave_one_out(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Changes of sum(values) / sum(weights) when each unit is left out.
+    """Returns the change of sum(values) / sum(weights) when each unit is left out.
 
     Args:
         values: float64 [units].
@@ -153,45 +165,53 @@ def leave_one_out(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Returns:
         float64 [units]; 0 for a unit that does not take part, or is the only one that does.
     """
-    total = weights.sum()
-    rest = total - weights
-    counts = (weights > 0) & (rest > 0)
-    ratios = np.divide(values.sum() - values, rest, out=np.zeros(len(values)), where=counts)
-    return np.where(counts, ratios - values.sum() / (total or 1.0), 0.0)
+    total_value = values.sum()
+    total_weight = weights.sum()
+    other_weight = total_weight - weights
+    has_change = (weights > 0) & (other_weight > 0)
+
+    ratios = np.divide(
+        total_value - values, other_weight, out=np.zeros(len(values)), where=has_change
+    )
+    return np.where(has_change, ratios - total_value / (total_weight or 1.0), 0.0)
 
 
 def jackknife_variance(changes: np.ndarray, units: int) -> float:
-    """Variance of an estimate over its units (Efron and Tibshirani 1993, chapter 11).
+    """Returns the jackknife variance of an estimate (Efron and Tibshirani 1993, chapter 11).
 
-    Units that are alike within groups, such as the documents of a host, are not independent: the
-    groups are then the units (`sum_by_cluster`).
+    Similar units, such as the documents of a host, are not independent. In that case, the units
+    must be whole groups (`sum_by_cluster`).
 
     Args:
-        changes: The changes that `leave_one_out` returns.
+        changes: The result of `leave_one_out`.
         units: Number of units that take part.
     """
     return (units - 1) / max(units, 1) * float(np.square(changes).sum())
 
 
 def cluster_degrees(weights: np.ndarray) -> float:
-    """Degrees of freedom of a variance over clusters of unequal size; 0 for a single cluster.
+    """Returns the degrees of freedom of a variance over clusters of unequal size.
 
-    Kish's (1965) effective number of clusters minus one, which is their number minus one if all
-    have the same weight. Where a few clusters hold most of the weight, the variance follows from
-    these few: with the number of clusters minus one, up to 12% of the 95% intervals of 50
-    hosts whose sizes fall as 1 / rank^1.5 exclude the true value.
+    They are Kish's (1965) effective number of clusters minus one, which equals the number of
+    clusters minus one if all have the same weight. If a few clusters hold most of the weight, the
+    variance depends on these few: with the plain number of clusters minus one, up to 12% of the 95%
+    intervals of 50 hosts whose sizes fall as 1 / rank^1.5 exclude the true value.
 
     Args:
         weights: float64 [clusters], 0 if a cluster does not take part.
+
+    Returns:
+        0 for a single cluster.
     """
     if np.count_nonzero(weights) < 2:
         return 0.0
-    effective = float(weights.sum()) ** 2 / float(np.square(weights).sum())
-    return max(effective - 1, 1.0)
+
+    effective_count = float(weights.sum()) ** 2 / float(np.square(weights).sum())
+    return max(effective_count - 1, 1.0)
 
 
 def sum_by_cluster(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Sums of the documents of each cluster.
+    """Sums the values of the documents in each cluster.
 
     Args:
         values: float64 [..., documents].
@@ -206,20 +226,32 @@ def sum_by_cluster(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 
 
 def clusters_of_hosts(hosts: Sequence[str]) -> np.ndarray:
-    """The cluster of each document, int64 [documents]: its host, or itself if that is unknown ("").
+    """Assigns each document to the cluster of its host.
 
-    The documents of a host share their layout, their subject and what a prefix reveals about them,
-    so what metadata changes is alike for them.
+    The documents of a host share their layout, their subject and the information of their prefix,
+    so the effect of metadata is similar for them.
+
+    Args:
+        hosts: The host of each document; a document with an unknown host ("") is its own cluster.
+
+    Returns:
+        int64 [documents], the number of each document's cluster, from 0.
     """
-    names = [host or f"/{number}" for number, host in enumerate(hosts)]  # a host has no slash
+    # A host has no slash, so the names of unknown hosts are unique.
+    names = [host or f"/{number}" for number, host in enumerate(hosts)]
     _, clusters = np.unique(names, return_inverse=True)
     return np.asarray(clusters, np.int64)
 
 
 def few_clusters(count: int, units: str) -> list[str]:
-    """A sentence for a report whose intervals are over few clusters; [] for enough."""
+    """Returns a warning for a report whose intervals are over few clusters; [] for enough.
+
+    Args:
+        units: The plural noun for the clusters.
+    """
     if count >= FEW_CLUSTERS:
         return []
+
     return [
         f"{count:,} {units} are few: intervals over them are wide (expected: at least "
         f"{FEW_CLUSTERS} {units})."
@@ -229,67 +261,84 @@ def few_clusters(count: int, units: str) -> list[str]:
 def simultaneous_half_widths(
     members: Sequence[Sequence[Source]], count: int | None = None
 ) -> list[float]:
-    """Half-widths of intervals that hold for all members of a family at once (Bonferroni).
+    """Returns the half-widths of intervals that hold for a whole family at once (Bonferroni).
 
     Args:
         members: The sources of error of each difference.
-        count: Size of the family, if it has members beside these; None: these are all.
+        count: Size of the family, if it is larger than `members`.
     """
-    share = ALPHA / max(len(members) if count is None else count, 1)
-    return [half_width(sources, share) for sources in members]
+    family_size = len(members) if count is None else count
+    alpha = ALPHA / max(family_size, 1)
+    return [half_width(sources, alpha) for sources in members]
 
 
 def bootstrap(
     values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int
 ) -> list[Interval]:
-    """95% bootstrap interval of sum(values) / sum(weights) for each comparison.
+    """Returns the 95% bootstrap interval of sum(values) / sum(weights) for each comparison.
 
-    The arguments are those of `resampled`; an interval is zero if no document takes part.
+    It takes the arguments of `resampled`; an interval is zero if no document takes part.
     """
     ratios = resampled(values, weights, resamples=resamples, seed=seed)
     return [central(column) for column in ratios.T]
 
 
 def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
-    """sum(values) / sum(weights) of each resample of the documents.
+    """Returns sum(values) / sum(weights) of each resample of the documents.
 
     Args:
         values: float64 [comparisons, documents].
         weights: float64 [comparisons, documents], 0 if a document does not take part.
-        resamples: Resamples, each of n draws with replacement from the n documents.
+        resamples: Number of resamples, each of n draws with replacement from the n documents.
 
     Returns:
         float64 [resamples, comparisons]; NaN if no document of a comparison was drawn.
     """
     ratios = []
-    for times in draws(values.shape[1], resamples=resamples, seed=seed):
-        top, bottom = times @ values.T, times @ weights.T
-        ratios.append(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0))
+    for counts in draws(values.shape[1], resamples=resamples, seed=seed):
+        value_sums = counts @ values.T
+        weight_sums = counts @ weights.T
+        undefined = np.full_like(value_sums, np.nan)
+        ratios.append(np.divide(value_sums, weight_sums, out=undefined, where=weight_sums > 0))
     return np.concatenate(ratios)
 
 
 def draws(count: int, *, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields how often each of `count` units is in each resample, int64 [some resamples, count]."""
+    """Draws resamples of `count` units, in blocks of `DRAWS_AT_ONCE` draws.
+
+    Yields:
+        int64 [resamples of the block, count], the frequency of each unit in each resample.
+    """
     generator = np.random.default_rng(seed)
-    at_once = max(DRAWS_AT_ONCE // max(count, 1), 1)
-    for start in range(0, resamples, at_once):
-        rows = min(at_once, resamples - start)
-        drawn = generator.integers(0, count, size=(rows, count))
-        drawn += np.arange(rows)[:, None] * count
-        yield np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+    block_size = max(DRAWS_AT_ONCE // max(count, 1), 1)
+    for start in range(0, resamples, block_size):
+        rows = min(block_size, resamples - start)
+        units = generator.integers(0, count, size=(rows, count))
+
+        # Numbers that are distinct in each row, so that one call counts the units of all rows.
+        units += np.arange(rows)[:, None] * count
+        yield np.bincount(units.ravel(), minlength=rows * count).reshape(rows, count)
 
 
 def central(values: np.ndarray) -> Interval:
-    """The central 95% interval of the values that are not NaN; zeros if there are none."""
+    """Returns the central 95% interval of the values that are not NaN; zeros if there are none."""
     values = values[~np.isnan(values)]
-    low, high = np.percentile(values, [2.5, 97.5]) if len(values) else (0.0, 0.0)
+    if len(values) == 0:
+        return Interval(0.0, 0.0)
+
+    low, high = np.percentile(values, [2.5, 97.5])
     return Interval(float(low), float(high))
 
 
 def rough_intervals(count: int, units: str) -> list[str]:
-    """A sentence for a report whose intervals are over few resampled units; [] for enough."""
+    """Returns a warning for a report whose intervals are over few resampled units; [] for enough.
+
+    Args:
+        units: The plural noun for the units.
+    """
     if count >= FEW_UNITS:
         return []
+
     return [
         f"{count:,} {units} are few to resample: 95% intervals over them are rough, and usually "
         "too narrow."

@@ -1,9 +1,10 @@
-r"""GitHub's Markdown from texts: what is data stays text, whatever it contains.
+r"""Builds GitHub's Markdown from texts; data stays text, whatever it contains.
 
-Every writer of Markdown builds on these functions. `inline` escapes all that could begin an element
-(HTML, links, images, emphasis, formulas, autolinks, cells) with a backslash, or as an entity: `<`
-and `&`, because some renderers pass HTML after a backslash. Sentences of reports have a markup of
-their own, `**strong**` and backticks (`parts`), which every form of a report shows.
+Every writer of Markdown uses these functions. `inline` escapes all characters that could begin an
+element (HTML, links, images, emphasis, formulas, autolinks, cells). It uses backslashes, but
+entities for `<`, `>` and `&`, because some renderers pass HTML after a backslash. Sentences of
+reports have two kinds of markup, `**strong**` and backticks (`parts`), which every form of a report
+shows.
 
 Specification: https://github.github.com/gfm (0.29).
 """
@@ -17,24 +18,25 @@ from enum import Enum
 from bsmeta.core.printable import printable
 
 LINE_END = "↵"
-"""Stands for a line end, which would begin a new line of the document."""
+"""Replaces a line end, which would begin a new line of the document."""
 
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-# Without what follows them, brackets are part of no link; an underscore inside a word begins no
-# emphasis. The last parts are of addresses of pages and mail, which are links without any markup.
+# A bracket is part of a link only before the characters of its lookahead, and an underscore inside
+# a word begins no emphasis. The last line matches in web and mail addresses, which become links
+# without any markup.
 _ACTIVE = re.compile(
     r"[\\`*{|~$<>&]|\](?=[\[(:])|\[(?=\^)|(?<![^\W_])_|_(?![^\W_])"
     r"|(?<=http):(?=//)|(?<=https):(?=//)|(?<=ftp):(?=//)|(?<=\bwww)\.|(?<=\w)@(?=\w)",
     re.IGNORECASE,
 )
 _LINE_ENDS = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
-# A heading, the target of a link, an item of a list, a line across.
+# The beginnings of a heading, a link target, a list item and a horizontal rule.
 _BLOCK_START = re.compile(r"(?=[#\[])|(?=([-+])(?:\s|$|\1))|(\d{1,9})(?=[.)](?:\s|$))")
 _MARKUP = re.compile(r"\*\*(?P<strong>.+?)\*\*|`(?P<code>[^`]+)`")
 
 
 class Part(Enum):
-    """What a part of a sentence is."""
+    """The type of a part of a sentence."""
 
     TEXT = "text"
     STRONG = "strong"
@@ -42,7 +44,7 @@ class Part(Enum):
 
 
 def parts(sentence: str) -> Iterator[tuple[Part, str]]:
-    """Yields the parts of a sentence: those between `**` or backticks, and the text around them."""
+    """Splits a sentence into the parts between `**` or backticks and the text around them."""
     end = 0
     for match in _MARKUP.finditer(sentence):
         if match.start() > end:
@@ -55,75 +57,76 @@ def parts(sentence: str) -> Iterator[tuple[Part, str]]:
 
 
 def in_one_line(text: str) -> str:
-    """A text that is printable, without line ends, and without white space around it."""
+    """Makes a text printable and replaces its line ends; white space around it is removed."""
     return printable(_LINE_ENDS.sub(LINE_END, text).replace("\t", " ")).strip()
 
 
 def inline(text: str) -> str:
-    """A text inside a line; nothing in it is markup."""
+    """Escapes a text for the inside of a line; nothing in it is markup."""
     return _ACTIVE.sub(_escape, in_one_line(text))
 
 
 def paragraph(text: str) -> str:
-    """A text at the beginning of a line; it begins no other block than a paragraph."""
+    """Escapes a text for the beginning of a line; it begins no block except a paragraph."""
     return _begin_paragraph(inline(text))
 
 
 def sentence(text: str) -> str:
-    """A sentence at the beginning of a line; its `**strong**` and its backticks are markup."""
-    written = []
-    for part, own in parts(in_one_line(text)):
+    """Escapes a sentence for the beginning of a line; `**strong**` and backticks stay markup."""
+    escaped = []
+    for part, part_text in parts(in_one_line(text)):
         if part is Part.CODE:
-            written.append(code(own))
+            escaped.append(code(part_text))
         elif part is Part.STRONG:
-            written.append(f"**{inline(own)}**")
+            escaped.append(f"**{inline(part_text)}**")
         else:
-            written.append(_ACTIVE.sub(_escape, own))  # white space at its ends stays
-    return _begin_paragraph("".join(written))
+            escaped.append(_ACTIVE.sub(_escape, part_text))  # `inline` would strip white space
+    return _begin_paragraph("".join(escaped))
 
 
 def code(text: str) -> str:
-    """A text as a code span; nothing if it is empty."""
+    """Formats a text as a code span; an empty text stays empty."""
     text = in_one_line(text)
     if not text:
         return ""
+
     fence = "`" * (_longest_run(text) + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Lines of text as a block of code, which they cannot end."""
+    """Formats lines of text as a code block, whose fence is longer than any in the text."""
     fence = "`" * max(_longest_run(text) + 1, 3)
     lines = printable(text).replace("\r\n", "\n").rstrip("\n")
     return f"{fence}{language}\n{lines}\n{fence}"
 
 
 def heading(text: str, level: int) -> str:
-    """A heading."""
+    """Formats a heading."""
     return f"{'#' * level} {inline(text)}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> str:
-    """A table of cells that are Markdown already.
+    """Formats a table of cells that are already Markdown.
 
     Args:
         heads: The head of each column.
         rows: The cells of each row.
         numbers: Whether each column has numbers, which are aligned to the right.
     """
-    marks = ["---:" if is_number else "---" for is_number in numbers]
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], f"|{'|'.join(marks)}|", *lines[1:]])
+    alignments = ["---:" if is_number else "---" for is_number in numbers]
+    head_line, *row_lines = (f"| {' | '.join(cells)} |" for cells in (heads, *rows))
+    return "\n".join([head_line, f"|{'|'.join(alignments)}|", *row_lines])
 
 
 def code_cell(text: str) -> str:
-    """A text as a code span in a table, where a bar would end the cell."""
+    """Formats a text as a code span in a table, where an unescaped bar would end the cell."""
     return code(text).replace("|", "\\|")
 
 
 def undrawn(name: str, problem: str) -> str:
-    """A sentence in the place of a figure that could not be drawn."""
+    """Returns the sentence that replaces a figure that could not be drawn."""
     return f"The figure {code(name)} could not be drawn: {inline(problem)}"
 
 
@@ -132,9 +135,12 @@ def _escape(character: re.Match[str]) -> str:
 
 
 def _begin_paragraph(escaped: str) -> str:
-    return _BLOCK_START.sub(r"\2\\", escaped, count=1) if _BLOCK_START.match(escaped) else escaped
+    """Adds a backslash to a line that would otherwise begin another block than a paragraph."""
+    if not _BLOCK_START.match(escaped):
+        return escaped
+    return _BLOCK_START.sub(r"\2\\", escaped, count=1)
 
 
 def _longest_run(text: str) -> int:
-    """The number of backticks in the longest run of them."""
+    """Returns the length of the longest run of backticks."""
     return max(map(len, re.findall("`+", text)), default=0)

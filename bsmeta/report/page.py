@@ -1,8 +1,8 @@
-"""Reports: tables and figures on pages, in the terminal and as files (HTML, Markdown, JSON).
+"""Writes and prints reports: pages of tables and figures as HTML, Markdown, JSON and in a terminal.
 
-Every kind of report is a `Page`: the answer, what was measured, tables and figures in sections, and
-the commands to repeat it. A `Table` has values under columns with formats. `base.html.j2` is the
-form of a page in a browser; a template that extends it may add blocks.
+Every kind of report is a `Page`: the answer, facts about the measurement, sections of tables and
+figures, and the commands that repeat it. A `Table` has values under columns with formats. The
+template `base.html.j2` renders a page for a browser; a template that extends it may add blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,20 @@ from bsmeta.report.inference import Bounded, value_of
 from bsmeta.report.markdown import Part, parts
 
 HTML = "report.html"
+"""The file name of the HTML page."""
+
 NONE = "–"
 """The cell of a value that does not exist."""
+
 COUNT = "{:,.0f}".format
+"""The format of a count."""
+
 WIDTH_OF_A_FILE = 130
-"""Width of the printed tables if the output is not a terminal."""
+"""Width in columns of printed tables if the output is not a terminal."""
+
 WIDEST_NAME = 30
+"""Width in columns to which a column of text may shrink in a narrow terminal."""
+
 _TEMPLATES = Path(__file__).parents[1]
 _PROGRAMS = ("train", "evaluate", "annotate", "study")
 
@@ -47,7 +56,7 @@ Cell = str | float | Bounded | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column.
+    """A column of a table.
 
     Attributes:
         format: Formats a number, such as `"{:+.4f}".format`; None for a column of text, which is
@@ -59,21 +68,23 @@ class Column:
 
     @property
     def is_difference(self) -> bool:
-        """Whether its numbers are differences: they are formatted with a sign."""
+        """Whether its numbers are differences, which are formatted with a sign."""
         return self.format is not None and self.format(1).startswith("+")
 
     def text(self, cell: Cell) -> str:
-        """A cell as text: a dash for None and NaN; text as it is."""
+        """Formats a cell: a dash for None and NaN; text stays unchanged."""
         if isinstance(cell, str):
             return cell
         if cell is None or (isinstance(cell, float) and math.isnan(cell)):
             return NONE
+
         assert self.format is not None, f"{self.head}: {cell}"
         if not isinstance(cell, Bounded):
             return self.format(cell)
-        ends = f"{self.format(cell.low)} to {self.format(cell.high)}"
+
+        interval = f"{self.format(cell.low)} to {self.format(cell.high)}"
         value = getattr(cell, "value", None)
-        return ends if value is None else f"{self.format(value)} ({ends})"
+        return interval if value is None else f"{self.format(value)} ({interval})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +101,43 @@ class Table:
         return [column.head for column in self.columns]
 
     def texts(self) -> list[list[str]]:
-        return [
-            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
+        """Returns the formatted cells of each row."""
+        formatted_rows = []
+        for row in self.rows:
+            cells = zip(self.columns, row, strict=True)
+            formatted_rows.append([column.text(cell) for column, cell in cells])
+        return formatted_rows
 
     def sorted_by(self, head: str) -> Table:
-        """The table in the order of a column, from the lowest value up; first the rows without."""
-        place = self.heads.index(head)
+        """Returns the table sorted by a column, lowest value first, after rows without a value."""
+        column_index = self.heads.index(head)
 
-        def value(row: list[Cell]) -> float:
-            number = value_of(row[place])
+        def sort_key(row: list[Cell]) -> float:
+            number = value_of(row[column_index])
             return -math.inf if math.isnan(number) else number
 
-        return replace(self, rows=sorted(self.rows, key=value))
+        return replace(self, rows=sorted(self.rows, key=sort_key))
 
     def without(self, *heads: str) -> Table:
-        kept = [number for number, head in enumerate(self.heads) if head not in heads]
-        rows = [[row[number] for number in kept] for row in self.rows]
-        return replace(self, columns=[self.columns[number] for number in kept], rows=rows)
+        """Returns the table without the columns of these heads."""
+        is_shown = [head not in heads for head in self.heads]
+        columns = [*compress(self.columns, is_shown)]
+        rows = [[*compress(row, is_shown)] for row in self.rows]
+        return replace(self, columns=columns, rows=rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """The table as JSON, its cells as text."""
+        """Returns the table for JSON, with its cells as text."""
         return {"title": self.title, "note": self.note, "heads": self.heads, "rows": self.texts()}
 
     def markdown(self, level: int = 2) -> Iterator[str]:
-        """Yields the table's parts in GitHub's Markdown, under a heading of this level."""
+        """Yields the table's blocks in GitHub's Markdown, under a heading of this level."""
         yield markdown.heading(self.title, level)
-        heads, *rows = ([*map(markdown.inline, row)] for row in (self.heads, *self.texts()))
-        yield markdown.table(heads, rows, [column.format is not None for column in self.columns])
+
+        heads = [markdown.inline(head) for head in self.heads]
+        rows = [[*map(markdown.inline, row)] for row in self.texts()]
+        are_numbers = [column.format is not None for column in self.columns]
+        yield markdown.table(heads, rows, are_numbers)
+
         if self.note:
             yield markdown.sentence(self.note)
 
@@ -128,10 +147,10 @@ class Section:
     """A part of a page.
 
     Attributes:
-        title: Its heading; empty for the first one, which follows the answer.
-        lines: Sentences, as a list.
-        tables: Tables; those without rows are left out.
-        plots: What draws each figure, by the name of its file.
+        title: Its heading; empty for the first section, which follows the answer.
+        lines: Sentences, shown as a list.
+        tables: Tables; a table without rows is left out.
+        plots: The function that draws each figure, by the name of its file.
     """
 
     title: str = ""
@@ -145,11 +164,11 @@ class Page:
     """A report.
 
     Attributes:
-        answers: The result in sentences; the first one is the answer.
-        facts: What was measured, by name.
+        answers: The result in sentences; the first sentence is the answer.
+        facts: Facts about the measurement, by name.
         sections: Tables and figures, in order.
-        commands: The commands that repeat it, as lines for a shell.
-        settings: All settings, for the end of the HTML page.
+        commands: The commands that repeat the measurement, as lines for a shell.
+        settings: All settings, shown at the end of the HTML page.
     """
 
     title: str
@@ -161,14 +180,19 @@ class Page:
 
     @property
     def plots(self) -> Plots:
-        return {name: plot for part in self.sections for name, plot in part.plots.items()}
+        """The plots of all sections."""
+        plots: dict[str, Any] = {}
+        for section in self.sections:
+            plots |= section.plots
+        return plots
 
 
 def own_command() -> list[str]:
-    """The command line of this process, for a shell; [] if it is none of the package's programs."""
+    """Returns the command line of this process for a shell; [] if it runs no program of bsmeta."""
     program = Path(sys.argv[0]).stem.removeprefix("bsmeta ")
     if program not in _PROGRAMS:
         return []
+
     return [redact(pasteable(["bsmeta", program, *sys.argv[1:]]))]
 
 
@@ -193,33 +217,43 @@ def write_report(
         further: Names of other files in the folder that belong to the report.
 
     Returns:
-        The files, those of `further` included.
+        The files of the report, including `further`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # None for the numbers that JSON does not have
-    plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
-    _write(folder / json_name, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
-    _write(folder / markdown_name, _markdown(page, {}))
+
+    # JSON has no NaN and no infinity: such numbers become null.
+    finite_content = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    _write(folder / json_name, json.dumps(finite_content, indent=1, ensure_ascii=False) + "\n")
+
+    # All numbers must be on disk before anything is drawn.
+    _write(folder / markdown_name, _render_markdown(page, {}))
     drawings = draw_figures(page.plots, folder, plot_endings)
     if drawings.problems:
-        _write(folder / markdown_name, _markdown(page, drawings.problems))
+        _write(folder / markdown_name, _render_markdown(page, drawings.problems))
+
     names = [json_name, markdown_name, HTML, *further, *drawings.files]
     write_html(page, drawings, names, folder / HTML)
     return [folder / name for name in names]
 
 
-def _markdown(page: Page, problems: Mapping[str, str]) -> str:
-    """A page in GitHub's Markdown; its plots are PNG files beside it, unless they have problems."""
-    return "\n\n".join(_markdown_parts(page, problems)) + "\n"
+def _render_markdown(page: Page, problems: Mapping[str, str]) -> str:
+    """Renders a page in GitHub's Markdown.
+
+    Args:
+        problems: The plots that could not be drawn, with the reasons; the other plots are PNG files
+            beside the page.
+    """
+    return "\n\n".join(_iterate_markdown_blocks(page, problems)) + "\n"
 
 
-def _markdown_parts(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
+def _iterate_markdown_blocks(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
     yield markdown.heading(page.title, 1)
     yield from map(markdown.sentence, page.answers)
     yield "\n".join(
         f"- {markdown.paragraph(name)}: {markdown.inline(fact)}"
         for name, fact in page.facts.items()
     )
+
     for section in page.sections:
         if section.title:
             yield markdown.heading(section.title, 2)
@@ -228,15 +262,17 @@ def _markdown_parts(page: Page, problems: Mapping[str, str]) -> Iterator[str]:
         for name in section.plots:
             is_drawn = name not in problems
             yield f"![{name}]({name}.png)" if is_drawn else markdown.undrawn(name, problems[name])
-        for table in filter(lambda table: table.rows, section.tables):
-            yield from table.markdown(level=3 if section.title else 2)
+        for table in section.tables:
+            if table.rows:
+                yield from table.markdown(level=3 if section.title else 2)
+
     if page.commands:
         yield markdown.heading("Commands", 2)
         yield markdown.fenced("\n".join(page.commands), "bash")
 
 
 def json_line(value: Any) -> bytes:
-    """A value as a line of JSON; lone surrogates, which UTF-8 does not have, as their escapes."""
+    """Encodes a value as a line of JSON; lone surrogates, invalid in UTF-8, become escapes."""
     try:
         return msgspec.json.encode(value) + b"\n"
     except UnicodeEncodeError:
@@ -244,7 +280,7 @@ def json_line(value: Any) -> bytes:
 
 
 def _write(file: Path, text: str) -> None:
-    """Writes a text; a lone surrogate, which no file can have, as its escape."""
+    """Writes a text; a lone surrogate, which no file can contain, becomes an escape."""
     file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -254,16 +290,16 @@ def write_html(
     files: Sequence[str],
     file: Path,
     template: str = "report/base.html.j2",
-    **more: Any,
+    **template_values: Any,
 ) -> None:
     """Writes the page as HTML without any external resource.
 
     Args:
-        drawings: Its figures.
+        drawings: The figures of the page.
         files: Names of the files beside the page.
         file: The file to write.
-        template: The template, below the package.
-        more: Further values for the template.
+        template: Path of the template, relative to the package.
+        template_values: Further values for the template.
     """
     text = load_template(template).render(
         page=page,
@@ -274,48 +310,59 @@ def write_html(
         settings=json.dumps(page.settings, indent=1, ensure_ascii=False),
         light=figures.LIGHT,
         dark=figures.DARK,
-        **more,
+        **template_values,
     )
     _write(file, text)
 
 
 def load_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
-    """A template by its path below the package; one of HTML escapes what it is filled with.
+    """Loads a template; HTML templates escape all values.
 
     Args:
-        filters: Further filters that it uses.
+        name: Path of the template, relative to the package.
+        filters: Further filters for the template.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=".html" in name, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=".html" in name,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
     environment.filters |= {"marked": marked, **filters}
     environment.tests["bounded"] = lambda cell: isinstance(cell, Bounded)
     return environment.get_template(name)
 
 
 def marked(text: str) -> Markup:
-    """A sentence with its `**strong**` and backticks as HTML."""
-    tags = {Part.TEXT: "{}", Part.STRONG: "<strong>{}</strong>", Part.CODE: "<code>{}</code>"}
-    return Markup("").join(Markup(tags[part]).format(own) for part, own in parts(text))
+    """Renders a sentence as HTML, with its `**strong**` and backticks as elements."""
+    templates = {
+        Part.TEXT: Markup("{}"),
+        Part.STRONG: Markup("<strong>{}</strong>"),
+        Part.CODE: Markup("<code>{}</code>"),
+    }
+    return Markup("").join(templates[part].format(part_text) for part, part_text in parts(text))
 
 
 def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:
     """Prints tables, the summary, and the paths of the files."""
     console = report_console()
-    for table in filter(lambda table: table.rows, tables):
-        print_table(console, table)
+    for table in tables:
+        if table.rows:
+            print_table(console, table)
     for sentence in sentences:
         console.print(sentence, highlight=False, soft_wrap=True)
+
     for folder in dict.fromkeys(file.parent for file in files):
         names = ", ".join(file.name for file in files if file.parent == folder)
         console.print(f"written to {folder}: {names}", soft_wrap=True)
 
 
 def report_console(*, highlight: bool = True) -> Console:
-    """The terminal, or a file that is wide enough for the tables.
+    """Returns a console for the terminal, or one wide enough for tables if the output is a file.
 
-    With `highlight`, numbers and paths in text are colored.
+    Args:
+        highlight: Whether to color numbers and paths in text.
     """
     console = Console(highlight=highlight)
     return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=highlight)
@@ -323,23 +370,28 @@ def report_console(*, highlight: bool = True) -> Console:
 
 def print_table(console: Console, table: Table) -> None:
     """Prints a table and its note; its numbers are never cut."""
-    shown = RichTable(
-        title=table.title, box=box.SIMPLE_HEAD, title_justify="left",
+    rich_table = RichTable(
+        title=table.title,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
         padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    texts = table.texts()
-    for number, column in enumerate(table.columns):
-        widest = max((len(row[number]) for row in texts), default=0)
+    )
+
+    rows = table.texts()
+    for index, column in enumerate(table.columns):
+        widest = max((len(row[index]) for row in rows), default=0)
         is_text = column.format is None
-        shown.add_column(
+        rich_table.add_column(
             column.head,
             justify="left" if is_text else "right",
             min_width=min(widest, WIDEST_NAME) if is_text else widest,
             overflow="fold",
         )
-    for row in texts:
-        shown.add_row(*row)
-    needed = Measurement.get(console, console.options, shown).minimum
-    console.print(shown, width=max(console.width, needed), crop=False)
+    for row in rows:
+        rich_table.add_row(*row)
+
+    # A table that is too wide runs past the edge of the terminal, rather than losing columns.
+    minimum_width = Measurement.get(console, console.options, rich_table).minimum
+    console.print(rich_table, width=max(console.width, minimum_width), crop=False)
     if table.note:
         console.print(table.note, style="dim")

@@ -78,7 +78,7 @@ JOINS = {
         "path.with_name(f'{path.name}.part')": "beside a path",
         "path.with_name(f'{path.name}.part.json')": "beside a path",
     },
-    "report/drawing.py": {"folder / file": "names in the code"},
+    "report/drawing.py": {"folder / file_name": "names in the code"},
     "report/page.py": {
         "folder / name": "names in the code",
         "folder / json_name": "names in the code",
