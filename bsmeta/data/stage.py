@@ -44,7 +44,7 @@ from bsmeta.core.parsing import decode_json
 from bsmeta.core.process import stoppable
 from bsmeta.core.progress import Show, progress_bar
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.file_sets import filled
+from bsmeta.data.io.file_sets import complete_part
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.remote import CancelledError
 from bsmeta.data.io.shards import (
@@ -55,7 +55,7 @@ from bsmeta.data.io.shards import (
     validation_path,
     with_samples,
 )
-from bsmeta.data.io.stores import range_parts, store_of_file
+from bsmeta.data.io.stores import read_range, store_of_file
 
 TRAIN, HELD_OUT, MANIFEST = "train", "validation", "staged.jsonl"
 BLOCK = 1 << 20
@@ -328,7 +328,7 @@ class Copier:
         if verifier is None:  # nothing would notice that the beginning is damaged
             part.unlink(missing_ok=True)
         content, count = xxhash.xxh3_64(), 0
-        for block in filled(part, partial(self._rest, file)):
+        for block in complete_part(part, partial(self._rest, file)):
             content.update(block)
             count += len(block)
             if verifier is not None:
@@ -344,7 +344,7 @@ class Copier:
     def _rest(self, file: Shard, start: int) -> Iterator[bytes]:
         """The content of a file from a byte on."""
         if isinstance(file.path, FileRef):
-            rest: Iterator[bytes] = range_parts(file.path, start, file.size, self.cancelled)
+            rest: Iterator[bytes] = read_range(file.path, start, file.size, self.cancelled)
         else:
             rest = _blocks_of(file.path)
         for block in rest:
