@@ -15,7 +15,7 @@ from isal import igzip, isal_zlib
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.compression import GZIP_MARK
-from bsmeta.data.io.file_start import format_name, is_markup, is_sqlite_start
+from bsmeta.data.io.file_start import find_format_name, is_markup, is_sqlite_start
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"
@@ -100,7 +100,7 @@ def refuse_other_formats(path: Path) -> None:
             raise DataError(f"{path} cannot be read: {error}") from error
     if head.startswith(tuple(_MARKS)):
         return
-    name = format_name(head)
+    name = find_format_name(head)
     if name is not None:
         remedy = f" ({_TABLE_REMEDIES[name]})" if name in _TABLE_REMEDIES else ""
         raise DataError(
