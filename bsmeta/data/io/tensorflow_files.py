@@ -63,7 +63,7 @@ class TensorFlowFiles(Store):
 
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
         root = f"{pattern.root}/{pattern.folder}".rstrip("/")
-        refs = []
+        refs: list[FileRef] = []
         with self._errors(root):
             for folder, _, names in reporting(self._tf.io.gfile.walk(root)):
                 folder_path = folder.removeprefix(pattern.root).strip("/")
