@@ -289,16 +289,16 @@ def _remove_leftovers(folder: Path, names: Collection[str]) -> None:
 
 def _check_space(folder: Path, missing: Sequence[Shard]) -> None:
     """Refuses a disk that is too small for the missing bytes."""
-    needed = sum(file.size for file in missing)
+    missing_bytes = 0
     for file in missing:
         part = part_path(file, folder)
-        if part.exists():
-            needed -= part.stat().st_size
+        copied_bytes = part.stat().st_size if part.exists() else 0
+        missing_bytes += file.size - copied_bytes
 
     free = free_bytes(folder)
-    if needed > free:
+    if missing_bytes > free:
         raise DataError(
-            f"{folder}: {format_bytes(needed)} are missing, and the disk has room for "
+            f"{folder}: {format_bytes(missing_bytes)} are missing, and the disk has room for "
             f"{format_bytes(free)}; free some space, or name another folder"
         )
 

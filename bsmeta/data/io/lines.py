@@ -61,7 +61,7 @@ EXPORT_HEADER = struct.Struct("<5sBBQQIII")
 uncompressed size, spacing, window size, number of points."""
 
 EXPORT_POINT = np.dtype([("offset", "<u8"), ("raw", "<u8"), ("bits", "u1"), ("has_window", "u1")])
-"""A point of an exported index; the fields are those of `AccessPoint`."""
+"""A point of an exported index; its numbers are fields of `AccessPoint`."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -194,7 +194,7 @@ class Bucket(Store):
 
 @cache
 def http_client(process: int) -> httpx2.Client:
-    """Returns the connections of a process; those of its parent do not survive a fork."""
+    """Returns the HTTP client of a process; connections do not survive a fork."""
     return httpx2.Client(timeout=TIMEOUT)
 
 

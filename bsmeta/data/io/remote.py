@@ -204,10 +204,10 @@ class Store(ABC):
             "again later, or raise data_config.hub_retries"
         )
 
-    def changed(self, ref: FileRef, found: str, expected: str) -> DataError:
+    def changed(self, ref: FileRef, actual: str, expected: str) -> DataError:
         """Returns the error for a file that differs from the listed one."""
         return DataError(
-            f"{ref}: the file has changed since it was listed: found {found}, expected "
+            f"{ref}: the file has changed since it was listed: found {actual}, expected "
             f"{expected}; start a new run, {self.fixed_version}"
         )
 

@@ -130,7 +130,7 @@ def check_copy(ref: FileRef) -> bool:
 
 
 def refuse_bad_copy_of(ref: FileRef) -> None:
-    """Raises if a rejected document may come from a bad cached copy."""
+    """Raises a `DataError` if a rejected document may come from a bad cached copy."""
     try:
         was_right = check_copy(ref)
     except DataError:
@@ -332,8 +332,8 @@ class Blocks:
 class RemoteFile(AbstractBufferedFile):
     """A remote file, for reading.
 
-    Its errors are `DataError`s. Readers take an `OSError` for a damaged file, and an unreachable
-    file must not be mistaken for the end of a shard.
+    Its errors are `DataError`s. Readers interpret an `OSError` as a damaged file, but an unreachable
+    file must not look like the end of a shard.
 
     Args:
         blocks: Number of the most recently read blocks to keep in memory.

@@ -57,7 +57,7 @@ def list_remote_files(
     settings: RemoteSettings,
     key: str,
 ) -> list[FileRef]:
-    """Lists the files that a URL names: a single file, the files of a folder, or those of a glob.
+    """Lists the files that a URL names: a file, the files in a folder, or the matches of a glob.
 
     Args:
         revision: Revision of a data set, if the URL has none; None is the main branch.

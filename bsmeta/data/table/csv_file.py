@@ -331,7 +331,8 @@ def read_rows(
         DataError: If the file ends early (gzip), is not in its encoding, or cannot be read.
     """
     text, file = open_text(path, form.encoding)
-    number = 0
+    number = 0  # of rows that were yielded
+
     with file, text:
         lines = _Lines(text, form)
         try:

@@ -166,10 +166,12 @@ class RecordWriter:
         self._is_json = path.name.endswith(".jsonl")
         self._spreadsheet_safe = spreadsheet_safe
         self._columns: dict[str, None] = {}  # in order; unknown before the first record
+
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._part.open("a+", encoding="utf-8", newline="")
             self._lock()
+
             end, rows = complete_rows(self._part, quoted=not self._is_json)
             os.truncate(self._part, end)
             self._check_key(key, rows)
