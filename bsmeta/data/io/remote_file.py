@@ -332,8 +332,8 @@ class Blocks:
 class RemoteFile(AbstractBufferedFile):
     """A remote file, for reading.
 
-    Its errors are `DataError`s. Readers interpret an `OSError` as a damaged file, but an unreachable
-    file must not look like the end of a shard.
+    Its errors are `DataError`s. To readers, an `OSError` means that the file is damaged, but an
+    unreachable file must not look like the end of a shard.
 
     Args:
         blocks: Number of the most recently read blocks to keep in memory.
