@@ -410,7 +410,7 @@ def _read_local(entry: Entry, start: int) -> Iterator[bytes]:
 
 
 def _skip_bytes(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
-    """Yields blocks without their first `count` bytes together."""
+    """Skips the first `count` bytes of the content in blocks, and yields the others."""
     for block in blocks:
         yield block[count:]
         count = max(0, count - len(block))

@@ -510,9 +510,9 @@ def _count_lines(line: str) -> int:
 
 
 def _is_end_escaped(line: str, escape: str) -> bool:
-    """Returns whether the last character of a line is a line end after an odd number of escapes.
+    """Returns whether the end of a line is escaped: preceded by an odd number of escapes.
 
-    The `\\n` of `\\r\\n` is never escaped, because the `\\r` is before it.
+    The `\\n` of `\\r\\n` never is, because the `\\r` is before it.
     """
     content = line[:-1]
     escapes = len(content) - len(content.rstrip(escape))
