@@ -281,7 +281,7 @@ def _find_complete(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
 
 
 def _remove_leftovers(folder: Path, names: Collection[str]) -> None:
-    """Removes the files that earlier calls left in a folder, except those with some names."""
+    """Removes the files that earlier calls left in a folder, except the given names."""
     for path in folder.rglob("*"):
         if path.is_file() and path.relative_to(folder).as_posix() not in names:
             path.unlink()
