@@ -1,12 +1,12 @@
-"""From files to micro-batches.
+"""Turns files into micro-batches.
 
 `io` reads the lines of shards, `text` encodes documents, `stream` yields the endless, deterministic
 training stream for language modeling, and `table` the rows of a finite table in epochs. `batch`
-defines what a stream yields.
+defines the micro-batches that a stream yields.
 
-The functions here seed every random choice about the data by a hash of what identifies the choice.
-No generator is shared and none is global, so a choice depends neither on the order in which
-documents are read nor on which process reads them.
+The functions here seed every random choice about the data by a hash of the facts that identify the
+choice. No generator is shared, and none is global. So a choice depends neither on the order in
+which documents are read nor on the process that reads them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import xxhash
 
 
 def derive(*parts: int | str) -> int:
-    """A 64-bit seed (xxh3) from the parts that identify a choice: (seed, epoch, shard, 7)."""
+    """Returns a 64-bit seed (xxh3) from facts that identify a choice: (seed, epoch, shard, 7)."""
     return xxhash.xxh3_64_intdigest("\0".join(map(str, parts)).encode())
 
 
 def document_generator(seed: int, epoch: int, shard: str, document: int) -> random.Random:
-    """The generator of all choices about one document in one epoch."""
+    """Returns the generator of all choices about one document in one epoch."""
     return random.Random(derive(seed, epoch, shard, document))
 
 
 def permutation(length: int, seed: int) -> np.ndarray:
-    """A permutation (int64[length]) that depends only on the arguments.
+    """Returns a permutation (int64[length]) that depends only on the arguments.
 
-    It sorts raw 64-bit words of PCG64, whose stream NumPy guarantees to be stable, unlike
+    It sorts raw 64-bit words of PCG64. NumPy guarantees this stream to be stable, unlike
     `Generator.permutation`.
     """
     words = np.random.PCG64(seed).random_raw(length)

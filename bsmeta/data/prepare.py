@@ -6,12 +6,12 @@
 accepts every key that training accepts. Training with the same keys and
 `data_config.prepared=FOLDER` then has the same batches as without it, and continues live after the
 prepared epochs. The folder appears only when it is complete. Called again for an existing folder,
-it checks the content. `data_config.num_workers` streams are prepared at a time (0: one, in this
-process).
+the command checks the content. `data_config.num_workers` streams are prepared at a time (0: one, in
+this process).
 
-A folder contains a manifest and a memory-mapped Arrow file for each logical stream (`schema_of`).
-It stores the output of `LogicalStream`: each sequence with the position after it. So a run may
-switch between prepared and live data at any sequence.
+A folder contains a manifest and, for each logical stream, an Arrow file that runs map into memory
+(`stream_schema`). The file stores the output of `LogicalStream`: each sequence with the position
+after it. So a run may switch between prepared and live data at any sequence.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from bsmeta.core.errors import ConfigurationError, DataError, UserError, differi
 from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import progress_bar
-from bsmeta.data.io.shards import shards_fingerprint
+from bsmeta.data.io.shards import Shard, shards_fingerprint
 from bsmeta.data.stream.corpora import open_corpora
 from bsmeta.data.stream.fingerprint import fingerprint, saved_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
@@ -58,13 +59,13 @@ log = logging.getLogger(__name__)
 FORMAT = 7
 MANIFEST = "manifest.json"
 TARGET = 0x80
-"""Set in `marks` for tokens that are targets; the other bits are the token type."""
+"""The bit of `marks` that is set for tokens that are targets; the other bits are the token type."""
 
-ROWS = 256  # sequences that are written at a time
+ROWS = 256  # sequences to write at a time
 
 
 class StreamEntry(msgspec.Struct):
-    """The manifest's entry for a stream: what its file has, its size and its xxh3."""
+    """The manifest's entry for a stream: the content of its file, its size and its xxh3."""
 
     sequences: int
     tokens: int
@@ -74,11 +75,14 @@ class StreamEntry(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """What was prepared.
+    """The manifest of prepared data.
 
     Attributes:
-        fingerprint: Of the data, as `stream.fingerprint` makes it.
+        format: Version of the format of the folder.
+        epochs: Number of prepared epochs.
+        fingerprint: Fingerprint of the data; see `stream.fingerprint`.
         shards: Names of the shards; the files refer to them by their index.
+        streams: One entry for each logical stream, in order.
     """
 
     format: int
@@ -89,7 +93,7 @@ class Manifest(msgspec.Struct):
 
 
 class PreparedStreams:
-    """All logical streams of a run: prepared first, then live.
+    """Reads all logical streams of a run: first the prepared sequences, then live ones.
 
     Raises:
         ConfigurationError: If the folder was prepared for other data, or by another version.
@@ -104,23 +108,29 @@ class PreparedStreams:
         phases: Phases,
         survey: Survey,
     ) -> None:
-        self._arguments = (config, tokenizer, seed, phases, survey)
         self._folder = Path(config.prepared or "")
         self._manifest = read_manifest(self._folder)
-        self._live: LiveStreams | None = None
         self._vocabulary = len(tokenizer)
-        self._schema = schema_of(config, self._vocabulary)
+        self._schema = stream_schema(config, self._vocabulary)
+        self._live: LiveStreams | None = None
+        self._open_live = partial(LiveStreams, config, tokenizer, seed, phases, survey)
+
         saved = saved_fingerprint(self._manifest.fingerprint)
+        shards = saved.get("shards", {})
         if survey.failure is not None:
             log.info("only the prepared epochs can be trained on: %s", survey.failure)
-        shards = saved.get("shards", {})
         if survey.shards:
-            corpora = open_corpora(config, survey.shards)
-            shards = shards_fingerprint([shard for one in corpora for shard in one.shards])
+            available: list[Shard] = []
+            for corpus in open_corpora(config, survey.shards):
+                available += corpus.shards
+            shards = shards_fingerprint(available)
+
         facts = fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
         self.fingerprint = _as_saved(facts)
-        if self.fingerprint["held_out"] == NOT_THERE:  # the prepared data was filtered by it
+        # The held-out file may be missing now, because the prepared data is already filtered.
+        if self.fingerprint["held_out"] == NOT_THERE:
             self.fingerprint["held_out"] = saved.get("held_out")
+
         differences = "\n".join(differing(saved, self.fingerprint, "when it was prepared"))
         if differences:
             raise ConfigurationError(
@@ -129,7 +139,9 @@ class PreparedStreams:
             )
 
     def sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
-        """The sequences of a stream from a position on; endless if the shards are available.
+        """Yields the sequences of a stream from a position on.
+
+        The iterator is endless if the shards are available.
 
         Raises:
             ConfigurationError: If the position does not belong to this data.
@@ -139,24 +151,27 @@ class PreparedStreams:
         prepared = PreparedStream(
             self._folder, self._manifest, stream, self._schema, self._vocabulary
         )
-        done = position.emitted
-        if done <= len(prepared) and position != prepared.position_after(done - 1):
+        emitted = position.emitted
+        if emitted <= len(prepared) and position != prepared.position_after(emitted - 1):
             raise ConfigurationError(
                 f"data_config.prepared={self._folder}: stream {stream} is at {position}, where "
-                f"the prepared one is at {prepared.position_after(done - 1)}: the run was on other "
-                "data before; leave data_config.prepared out"
+                f"the prepared one is at {prepared.position_after(emitted - 1)}: the run was on "
+                "other data before; leave data_config.prepared out"
             )
-        for index in range(done, len(prepared)):
+
+        for index in range(emitted, len(prepared)):
             yield prepared.sequence(index)
-        if done < len(prepared):
+        if emitted < len(prepared):
             position = prepared.position_after(len(prepared) - 1)
+
         log.info("stream %d continues live after its prepared epochs", stream)
         yield from self._live_streams(stream).sequences(stream, position)
 
     def _live_streams(self, stream: int) -> LiveStreams:
+        """Returns the live streams, which are opened when the first prepared stream ends."""
         if self._live is None:
             try:
-                self._live = LiveStreams(*self._arguments)
+                self._live = self._open_live()
             except UserError as error:
                 raise DataError(
                     f"stream {stream} has used up the prepared epochs ({self._manifest.epochs}) "
@@ -167,19 +182,27 @@ class PreparedStreams:
 
 
 class PreparedStream:
-    """The sequences of one stream.
+    """The prepared sequences of one stream.
+
+    Args:
+        vocabulary: Number of tokens of the tokenizer.
 
     Raises:
-        DataError: If its file is damaged.
+        DataError: If the file of the stream is damaged.
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, stream: int, schema: pa.Schema, vocabulary: int
+        self,
+        folder: Path,
+        manifest: Manifest,
+        stream: int,
+        schema: pa.Schema,
+        vocabulary: int,
     ) -> None:
         self._stream = stream
         self._vocabulary = vocabulary
         self._shards = manifest.shards
-        self._path = _intact_file(folder, manifest, stream)
+        self._path = _find_file(folder, manifest, stream)
         self._rows = _map_rows(self._path, schema)
         self._check_shards()
 
@@ -188,22 +211,22 @@ class PreparedStream:
         for chunk in self._rows["shards"].chunks:
             numbers = chunk.flatten().to_numpy()
             if len(numbers) and numbers.max() >= len(self._shards):
-                raise _damaged(self._path, f"it names shard {numbers.max()}")
+                raise _damage_error(self._path, f"it names shard {numbers.max()}")
 
     def __len__(self) -> int:
         """Number of sequences."""
         return int(self._rows.num_rows)
 
     def position_after(self, index: int) -> Position:
-        """The position after a sequence; the beginning for -1."""
+        """Returns the position after a sequence; the beginning of the stream for -1."""
         return Position(*self._rows["position"][index].as_py()) if index >= 0 else Position()
 
     def sequence(self, index: int) -> PackedSequence:
-        """A sequence, as `LogicalStream` yielded it."""
+        """Returns a sequence, as `LogicalStream` yielded it."""
         columns = zip(self._rows.column_names, self._rows.columns, strict=True)
         row = {name: column[index].values.to_numpy() for name, column in columns}
         if len(row["tokens"]) and row["tokens"].max() >= self._vocabulary:
-            raise _damaged(self._path, f"it has the token {row['tokens'].max()}")
+            raise _damage_error(self._path, f"it has the token {row['tokens'].max()}")
 
         documents = zip(row["shards"].tolist(), row["numbers"].tolist(), strict=True)
         return PackedSequence(
@@ -220,25 +243,25 @@ class PreparedStream:
 
 
 def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
-    """Maps the rows of a stream.
+    """Maps the rows of a stream into memory.
 
-    The folder may come from someone else, and Arrow follows the offsets of lists without a look at
-    where they lead, so all of them are checked: 8 bytes for each list, not the tokens themselves.
+    The folder may come from someone else, and Arrow follows the offsets of lists without checking
+    their bounds, so all offsets are checked: 8 bytes for each list, not the tokens themselves.
 
     Raises:
-        DataError: If they have other columns, or cannot be read.
+        DataError: If the file has other columns, or cannot be read.
     """
     try:
         rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         if rows.schema != schema:
-            raise _damaged(path, f"its columns are {rows.schema.names}, or of other types")
+            raise _damage_error(path, f"its columns are {rows.schema.names}, or of other types")
         rows.validate(full=True)
     except (OSError, pa.ArrowException) as error:
-        raise _damaged(path, str(error)) from error
+        raise _damage_error(path, str(error)) from error
     return rows
 
 
-def _damaged(path: Path, reason: str) -> DataError:
+def _damage_error(path: Path, reason: str) -> DataError:
     return DataError(f"data_config.prepared: {path} is damaged ({reason}); prepare it again")
 
 
@@ -246,20 +269,26 @@ def _file_name(stream: int) -> str:
     return f"stream-{stream:05}.arrow"
 
 
-def _intact_file(folder: Path, manifest: Manifest, stream: int) -> Path:
-    """The file of a stream, which has the size that was written."""
+def _find_file(folder: Path, manifest: Manifest, stream: int) -> Path:
+    """Returns the path of the file of a stream.
+
+    Raises:
+        DataError: If the file is missing, or has another size than in the manifest.
+    """
     path = folder / _file_name(stream)
     if stream >= len(manifest.streams):
-        raise _damaged(folder / MANIFEST, f"it has no stream {stream}")
+        raise _damage_error(folder / MANIFEST, f"it has no stream {stream}")
 
     expected = manifest.streams[stream].bytes
     size = path.stat().st_size if path.exists() else None
     if size != expected:
-        raise _damaged(path, f"it has {size} bytes, expected {expected}")
+        raise _damage_error(path, f"it has {size} bytes, expected {expected}")
     return path
 
 
 class _Version(msgspec.Struct):
+    """The field that manifests of all versions have."""
+
     format: int
 
 
@@ -271,7 +300,7 @@ def read_manifest(folder: Path) -> Manifest:
         ConfigurationError: If another version of bsmeta has written it.
     """
     try:
-        # msgspec's own decoder does not read Infinity, which a configuration may have.
+        # msgspec's own decoder does not accept Infinity, which a configuration may have.
         content = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
         version = msgspec.convert(content, _Version).format
         if version == FORMAT:
@@ -289,12 +318,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _as_saved(value: dict[str, Any]) -> dict[str, Any]:
-    """A dict as it reads back after saving."""
+    """Returns a dict as it reads back after saving: tuples, for example, become lists."""
     return json.loads(json.dumps(value))
 
 
-def schema_of(config: DataConfig, vocabulary: int) -> pa.Schema:
-    """The columns of a stream, with a row for each sequence: lists of the smallest type."""
+def stream_schema(config: DataConfig, vocabulary: int) -> pa.Schema:
+    """Returns the columns of a stream: lists of integers, with a row for each sequence.
+
+    The integers have the smallest types that fit the configuration.
+    """
     metadata = config.metadata_config
 
     def integers(largest: int) -> pa.DataType:
@@ -304,10 +336,10 @@ def schema_of(config: DataConfig, vocabulary: int) -> pa.Schema:
         {
             "tokens": integers(vocabulary - 1),
             "marks": integers(TARGET),  # the token type, and TARGET
-            "lengths": integers(row_length(config)),  # of chunks, in tokens
-            "types": integers((1 << len(metadata.metadata_list)) - 1),  # of chunks
-            "shards": pa.list_(pa.uint32()),  # of documents: the place in the manifest
-            "numbers": pa.list_(pa.uint32()),  # of documents, in their shards
+            "lengths": integers(row_length(config)),  # tokens of each chunk
+            "types": integers((1 << len(metadata.metadata_list)) - 1),  # metadata of each chunk
+            "shards": pa.list_(pa.uint32()),  # of each document: the index in the manifest
+            "numbers": pa.list_(pa.uint32()),  # of each document: the number in the shard
             "position": pa.list_(pa.int64(), len(Position._fields)),  # after the sequence
             "counts": pa.list_(pa.int32(), len(count_names(metadata.metadata_list))),
         }
@@ -317,8 +349,8 @@ def schema_of(config: DataConfig, vocabulary: int) -> pa.Schema:
 class StreamWriter(Dataset):
     """Writes stream k when item k is requested; the item is the stream's entry in the manifest.
 
-    This way a torch DataLoader writes several streams at a time. An error that the user can fix is
-    also returned as an item and raised by the receiver, without a loader process's stack trace.
+    So a torch DataLoader can write several streams at a time. An error that the user can fix is
+    also returned as an item: the receiver raises it without the stack trace of a loader process.
     """
 
     def __init__(self, live: LiveStreams, schema: pa.Schema, epochs: int, folder: Path) -> None:
@@ -326,7 +358,7 @@ class StreamWriter(Dataset):
         self._schema = schema
         self._epochs = epochs
         self._folder = folder
-        self._shards = {shard.name: place for place, shard in enumerate(live.shards)}
+        self._shard_indexes = {shard.name: index for index, shard in enumerate(live.shards)}
 
     def __len__(self) -> int:
         """Number of streams."""
@@ -341,39 +373,47 @@ class StreamWriter(Dataset):
             return error
 
     def _write(self, stream: int) -> StreamEntry:
+        """Writes the file of a stream, and returns the stream's entry in the manifest."""
         path = self._folder / _file_name(stream)
         entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
         sequences = self._live.sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
-            while part := list(itertools.islice(sequences, ROWS)):
-                writer.write(pa.RecordBatch.from_pylist([*map(self._row, part)], self._schema))
-                entry.sequences += len(part)
-                entry.tokens += sum(len(sequence.ids) for sequence in part)
-                entry.documents += int(sum(sequence.counts[0] for sequence in part))
+            while batch := list(itertools.islice(sequences, ROWS)):
+                rows = [self._to_row(sequence) for sequence in batch]
+                writer.write(pa.RecordBatch.from_pylist(rows, self._schema))
+                entry.sequences += len(batch)
+                entry.tokens += sum(len(sequence.ids) for sequence in batch)
+                entry.documents += int(sum(sequence.counts[0] for sequence in batch))
 
         entry.bytes = path.stat().st_size
         entry.xxh3 = file_hash(path)
         return entry
 
-    def _row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:
-        """The values of a sequence in each column."""
-        names = [name.rpartition(":") for name in sequence.documents]
-        row: dict[str, Any] = {
+    def _to_row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:
+        """Returns the values of a sequence in each column, with the types of the schema."""
+        shards = []
+        numbers = []
+        for document in sequence.documents:
+            shard, _, number = document.rpartition(":")
+            shards.append(self._shard_indexes[shard])
+            numbers.append(int(number))
+        columns: dict[str, Any] = {
             "tokens": sequence.ids,
             "marks": sequence.token_types | np.where(sequence.loss_mask, TARGET, 0),
             "lengths": sequence.lengths,
             "types": sequence.types,
-            "shards": [self._shards[shard] for shard, _, _ in names],
-            "numbers": [int(number) for _, _, number in names],
+            "shards": shards,
+            "numbers": numbers,
             "position": sequence.position_after,
             "counts": sequence.counts,
         }
-        kept = {}
-        for name, values in row.items():
-            kind = self._schema.field(name).type.value_type
-            kept[name] = np.asarray(values, kind.to_pandas_dtype())
-            assert np.array_equal(kept[name], values), f"{name} does not fit {kind}"
-        return kept
+
+        row = {}
+        for name, values in columns.items():
+            value_type = self._schema.field(name).type.value_type
+            row[name] = np.asarray(values, value_type.to_pandas_dtype())
+            assert np.array_equal(row[name], values), f"{name} does not fit {value_type}"
+        return row
 
 
 def main(config: PrepareConfig) -> None:
@@ -386,19 +426,17 @@ def main(config: PrepareConfig) -> None:
 
 
 def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Manifest:
-    """Writes the sequences of all streams.
-
-    Returns:
-        The manifest.
+    """Writes the sequences of all streams, or checks an existing folder; returns its manifest.
 
     Raises:
         ConfigurationError: If the folder exists with other data, or cannot be written.
         DataError: If documents cannot be read or used, or the folder exists and is damaged.
     """
     data = config.data_config
-    plan = BatchPlan.of(config, config.world_size)
     steps = config.max_train_steps
+    plan = BatchPlan.of(config, config.world_size)
     phases = phases_of(data, steps, plan.global_batch, decay_start(config, steps))
+
     survey = survey_data(data)
     measure_sample(config, tokenizer, survey.lines)
     live = LiveStreams(data, tokenizer, config.seed, phases, survey)
@@ -412,18 +450,18 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     if out.exists():
         return _check_folder(out, manifest)
 
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    part = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True)
-        writer = StreamWriter(live, schema_of(data, len(tokenizer)), config.epochs, partial)
+        part.mkdir(parents=True)
+        writer = StreamWriter(live, stream_schema(data, len(tokenizer)), config.epochs, part)
         manifest.streams = _write_streams(writer, data.num_workers)
-        (partial / "config.yaml").write_text(to_yaml(config))
-        (partial / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
-        partial.rename(out)
+        (part / "config.yaml").write_text(to_yaml(config))
+        (part / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
+        part.rename(out)
     except OSError as error:
         raise ConfigurationError(f"out={out} cannot be written: {error}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
     return manifest
 
 
@@ -431,20 +469,24 @@ def _write_streams(writer: StreamWriter, num_workers: int) -> list[StreamEntry]:
     """Writes all streams, several at a time, and shows the progress."""
     streams: list[StreamEntry] = []
     with progress_bar("streams", len(writer)) as show:
-        for written in DataLoader(writer, batch_size=None, num_workers=num_workers):
-            if isinstance(written, UserError):
-                raise written
-            streams.append(written)
-            tokens = sum(entry.tokens for entry in streams)
+        for entry in DataLoader(writer, batch_size=None, num_workers=num_workers):
+            if isinstance(entry, UserError):
+                raise entry
+            streams.append(entry)
+            tokens = sum(stream.tokens for stream in streams)
             show(len(streams), f"{len(streams)} of {len(writer)}, {tokens:,} tokens")
     return streams
 
 
 def _check_folder(out: Path, expected: Manifest) -> Manifest:
-    """The manifest of an existing folder, after checking that it is of this data, and intact.
+    """Checks that an existing folder has this data and is intact; returns its manifest.
 
     Args:
-        expected: The manifest as it would be now, without streams.
+        expected: The manifest of this data, without streams.
+
+    Raises:
+        ConfigurationError: If the folder has other data.
+        DataError: If the folder is damaged.
     """
     manifest = read_manifest(out)
     saved = {**msgspec.to_builtins(manifest), "streams": []}
@@ -454,8 +496,9 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
             f"out={out} holds other prepared data; name another folder, or delete it:\n"
             f"{differences}"
         )
+
     for stream, entry in enumerate(manifest.streams):
-        path = _intact_file(out, manifest, stream)
+        path = _find_file(out, manifest, stream)
         if file_hash(path) != entry.xxh3:
             raise DataError(
                 f"{path} is damaged: its content has another hash than when it was prepared; "
@@ -466,16 +509,18 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
 
 
 def summary(config: PrepareConfig, manifest: Manifest) -> str:
-    """A one-line summary of a folder's content."""
+    """Returns a one-line summary of a folder's content."""
     streams = manifest.streams
     sequences = sum(stream.sequences for stream in streams)
     tokens = sum(stream.tokens for stream in streams)
     documents = sum(stream.documents for stream in streams)
-    size = sum(stream.bytes for stream in streams)
-    places = sequences * row_length(config.data_config)
+    megabytes = sum(stream.bytes for stream in streams) / 2**20
+
+    capacity = sequences * row_length(config.data_config)  # tokens
+    fill = tokens / max(capacity, 1)
     return (
         f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "
-        f"streams, {tokens:,} tokens (fill {tokens / max(places, 1):.4f}), {size / 2**20:,.1f} MB"
+        f"streams, {tokens:,} tokens (fill {fill:.4f}), {megabytes:,.1f} MB"
     )
 
 

@@ -1,4 +1,4 @@
-"""Copies the data of a run to a disk: resumable, verified, and under its name only when complete.
+"""Copies the data of a run to a disk, with verification, and resumes an interrupted copy.
 
     python -m bsmeta.data.stage --config-name v2 data_config.train_file='s3://corpora/c4/*.gz' \
         out=/local/c4
@@ -6,8 +6,9 @@
 accepts every key that training accepts, and copies the shards and the held-out file of that run.
 The files keep the names that they have in the run, so a run on the copy has the same documents in
 the same order. Until the last file is verified, the folder is called `OUT.part`; the same call
-continues there at the missing byte (a file without a listed hash, such as one on a disk, is copied
-again from its beginning). Called for a complete folder, it compares every file with its hash.
+resumes there at the first missing byte (a file without a listed hash, such as one on a disk, is
+copied again from its beginning). Called for a complete folder, it compares every file with its
+hash.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,7 @@ from bsmeta.core.parsing import decode_json
 from bsmeta.core.process import stoppable
 from bsmeta.core.progress import Show, progress_bar
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.file_sets import filled
+from bsmeta.data.io.file_sets import complete_part
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.remote import CancelledError
 from bsmeta.data.io.shards import (
@@ -55,22 +56,25 @@ from bsmeta.data.io.shards import (
     validation_path,
     with_samples,
 )
-from bsmeta.data.io.stores import range_parts, store_of_file
+from bsmeta.data.io.stores import read_range, store_of_file
 
-TRAIN, HELD_OUT, MANIFEST = "train", "validation", "staged.jsonl"
-BLOCK = 1 << 20
+TRAIN = "train"
+HELD_OUT = "validation"
+MANIFEST = "staged.jsonl"
+BLOCK = 1 << 20  # bytes
 SHOWN_DIFFERENCES = 10
 
-_PLAIN_VALUE = re.compile(r"[\w/.*?@%+-]+")  # a value that Hydra reads as it is
+_PLAIN_VALUE = re.compile(r"[\w/.*?@%+-]+")  # a value that Hydra does not interpret
 
 
 class Copied(msgspec.Struct, frozen=True):
     """A line of the manifest: a complete file.
 
     Attributes:
-        name: Its path in the folder.
-        content: What identified the content of the original in its listing.
-        xxh3: Of the copy, in hexadecimal.
+        name: Path in the folder.
+        bytes: Size of the file.
+        content: Identifies the content of the original; see `content_id`.
+        xxh3: Hash of the copy, in hexadecimal.
     """
 
     name: str
@@ -80,7 +84,7 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 def main(config: StageConfig) -> int:
-    """Copies what is missing, or checks a complete folder; 75 if a signal has ended it before."""
+    """Copies the missing files, or checks a complete folder; returns 75 if a signal ended it."""
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write", ["out"])
     check_data(config.data_config)
@@ -92,39 +96,41 @@ def stage(config: StageConfig, out: Path) -> str:
     """Copies the data of a run to `out`.
 
     Returns:
-        What is there, and the keys with which a run reads it.
+        A report of the copied files, and of the keys with which a run reads them.
 
     Raises:
-        ConfigurationError: If the folder has other data, which is left as it is.
+        ConfigurationError: If the folder has other data; the data is left as it is.
         DataError: If a file cannot be read, or differs from its listing or its hash, or the disk
             is full.
     """
-    files = [*run_files(config)]
+    files = [*list_run_files(config)]
     # The machines that share the folder may all call this at once.
     with writing(out, f"copying to {out}"):
         if out.exists():
             _check_copies(out, files)
-            done = "was complete, and every file has its hash"
+            state = "was complete, and every file has its hash"
         else:
             part = out.with_name(f"{out.name}.part")
             _copy_files(part, files, config.parallel_files)
             part.rename(out)
-            done = "is complete, and every file is verified"
+            state = "is complete, and every file is verified"
+
     total = format_bytes(sum(file.size for file in files))
     keys = [f"  {key}={value}" for key, value in run_keys(config, out, files).items()]
-    return "\n".join([f"{out} {done} ({len(files):,} files, {total}). Train with", *keys])
+    return "\n".join([f"{out} {state} ({len(files):,} files, {total}). Train with", *keys])
 
 
-def run_files(config: StageConfig) -> Iterator[Shard]:
-    """The files that the run reads; the name of each is its path in the folder.
+def list_run_files(config: StageConfig) -> Iterator[Shard]:
+    """Yields the files that the run reads; the name of each is its path in the folder.
 
-    The names come from listings: `path_of` decides whether they may be joined to a folder.
+    The names come from listings: `copy_path` refuses those that lead out of the folder.
     """
     data = config.data_config
     for number, source in enumerate(source_configs(data).values()):
         folder = f"{TRAIN}/{number}" if data.sources else TRAIN
         for shard in with_samples(list_shards(source)):
             yield replace(shard, name=f"{folder}/{shard.name}")
+
     held_out = validation_path(data)
     if held_out is not None:
         name = f"{HELD_OUT}/{os.path.basename(str(held_out))}"
@@ -139,19 +145,22 @@ def run_files(config: StageConfig) -> Iterator[Shard]:
 
 
 def run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dict[str, str]:
-    """The keys with which a run reads the copies."""
+    """Returns the keys with which a run reads the copies, and their values."""
     keys = {}
     sources = config.data_config.sources
     for number in range(max(1, len(sources))):
         folder = f"{TRAIN}/{number}/" if sources else f"{TRAIN}/"
-        names = [file.name.removeprefix(folder) for file in files if file.name.startswith(folder)]
-        is_plain = all("/" not in name and name.endswith(SUFFIXES) for name in names)
         key = f"data_config.sources.{number}.train_file" if sources else "data_config.train_file"
-        keys[key] = as_argument(f"{out}/{folder}" if is_plain else f"{out}/{folder}**")
+
+        # As a path, a folder lists only the files directly in it with the suffixes of shards.
+        names = [file.name.removeprefix(folder) for file in files if file.name.startswith(folder)]
+        is_flat = all("/" not in name and name.endswith(SUFFIXES) for name in names)
+        keys[key] = as_argument(f"{out}/{folder}" if is_flat else f"{out}/{folder}**")
+
     for file in files:
         if file.name.startswith(f"{HELD_OUT}/"):
             keys["data_config.validation_file"] = as_argument(f"{out}/{file.name}")
-    if config.data_config.dataset_revision is not None:  # refused where nothing is on the Hub
+    if config.data_config.dataset_revision is not None:  # it is refused if nothing is on the Hub
         keys["data_config.dataset_revision"] = "null"
     return keys
 
@@ -164,7 +173,12 @@ def as_argument(value: str) -> str:
 
 
 def _check_copies(out: Path, files: Iterable[Shard]) -> None:
-    """Compares a complete folder with the listing, and its files with their hashes."""
+    """Compares the manifest of a complete folder with the listing, and its files with their hashes.
+
+    Raises:
+        ConfigurationError: If the folder has other data.
+        DataError: If a file is missing or damaged.
+    """
     copies = read_manifest(out)
     if not copies:
         raise ConfigurationError(
@@ -172,45 +186,51 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
             "another folder",
             ["out"],
         )
+
     saved = {copy.name: {"bytes": copy.bytes, "content": copy.content} for copy in copies.values()}
-    listed = {file.name: {"bytes": file.size, "content": content_of(file)} for file in files}
-    lines = [*itertools.islice(differing(saved, listed, "there"), SHOWN_DIFFERENCES)]
+    listing = {file.name: {"bytes": file.size, "content": content_id(file)} for file in files}
+    differences = differing(saved, listing, "there")
+    lines = [*itertools.islice(differences, SHOWN_DIFFERENCES)]
     if lines:
         raise ConfigurationError(
             "\n".join([f"out={out} holds other data; name another folder, or delete it:", *lines]),
             ["out"],
         )
+
     with progress_bar("checking", len(copies)) as show:
         for count, copy in enumerate(copies.values(), start=1):
             path = path_inside(out, copy.name, str(out / MANIFEST))
-            found = file_hash(path) if path.is_file() else "not there"
-            if found != copy.xxh3:
+            xxh3 = file_hash(path) if path.is_file() else "not there"
+            if xxh3 != copy.xxh3:
                 raise DataError(
-                    f"{path} is damaged: its xxh3 is {found}, not {copy.xxh3}; delete {out}, and "
+                    f"{path} is damaged: its xxh3 is {xxh3}, not {copy.xxh3}; delete {out}, and "
                     "copy again"
                 )
             show(count, copy.name)
 
 
 def read_manifest(folder: Path) -> dict[str, Copied]:
-    """The complete files of a folder, by name; a line that a killed process left is ignored."""
+    """Reads the complete files of a folder, by name.
+
+    An unfinished last line, which a killed process may leave, is ignored.
+    """
     try:
         lines = (folder / MANIFEST).read_bytes().splitlines(keepends=True)
-        found = [decode_json(line, Copied) for line in lines if line.endswith(b"\n")]
+        copies = [decode_json(line, Copied) for line in lines if line.endswith(b"\n")]
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:
         raise DataError(f"{folder / MANIFEST} is damaged: {error}; delete {folder}") from error
-    return {copy.name: copy for copy in found}
+    return {copy.name: copy for copy in copies}
 
 
-def content_of(file: Shard) -> str:
-    """What identifies the content of a file, with its size, wherever it is."""
+def content_id(file: Shard) -> str:
+    """Returns a string that, with the size, identifies the content of a local or remote file."""
     return file.path.content_id if isinstance(file.path, FileRef) else file.samples
 
 
 def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
-    """Copies what is missing of the files to a folder, several files at a time."""
+    """Copies files to a folder, several at a time, and continues an earlier call."""
     folder.mkdir(exist_ok=True)
     if any(folder.iterdir()) and not (folder / MANIFEST).exists():
         raise ConfigurationError(
@@ -218,64 +238,91 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
             "another folder in out, or delete it",
             ["out"],
         )
-    for file in files:  # all are checked before anything is written
-        path_of(file, folder)
-        path_of(file, folder, part_name(file))
+    for file in files:  # all names are checked before anything is written
+        copy_path(file, folder)
+        part_path(file, folder)
 
-    copies = read_manifest(folder)
-    kept = {
-        file.name: copy
-        for file in files
-        if (copy := copies.get(file.name)) is not None
-        and (copy.bytes, copy.content) == (file.size, content_of(file))
-        and path_of(file, folder).is_file()
-    }
+    complete = _find_complete(folder, files)
     with replacing(folder / MANIFEST) as part:
-        part.write_bytes(b"".join(map(_line, kept.values())))
-    missing = [file for file in files if file.name not in kept]
-    wanted = {MANIFEST, *kept, *map(part_name, missing)}
-    for path in folder.rglob("*"):  # what earlier calls left of other files
-        if path.is_file() and path.relative_to(folder).as_posix() not in wanted:
-            path.unlink()
-    parts = [path_of(file, folder, part_name(file)) for file in missing]
-    begun = [path for path in parts if path.exists()]
-    total, complete = sum(file.size for file in files), sum(one.bytes for one in kept.values())
-    needed = total - complete - sum(path.stat().st_size for path in begun)
-    if needed > (free := free_bytes(folder)):
-        raise DataError(
-            f"{folder}: {format_bytes(needed)} are missing, and the disk has room for "
-            f"{format_bytes(free)}; free some space, or name another folder"
-        )
+        part.write_bytes(b"".join(map(_encode_line, complete.values())))
+    missing = [file for file in files if file.name not in complete]
+    _remove_leftovers(folder, {MANIFEST, *complete, *map(part_name, missing)})
+
+    total = sum(file.size for file in files)
+    complete_bytes = sum(copy.bytes for copy in complete.values())
+    _check_space(folder, missing)
+
     with (
         open(folder / MANIFEST, "ab", buffering=0) as manifest,
         progress_bar("copying", total) as show,
         ThreadPoolExecutor(parallel) as pool,
     ):
-        copier = Copier(folder, manifest, show, complete)
-        work = [pool.submit(copier.copy, file) for file in missing]
+        copier = Copier(folder, manifest, show, complete_bytes)
+        futures = [pool.submit(copier.copy, file) for file in missing]
         try:
-            for copied in as_completed(work):
-                copied.result()
+            for future in as_completed(futures):
+                future.result()
         finally:  # after an error, or a signal
             copier.cancelled.set()
             pool.shutdown(cancel_futures=True)
 
 
-def path_of(file: Shard, folder: Path, name: str = "") -> Path:
-    """The path of a copy in a folder, under its own name or that of its part.
+def _find_complete(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
+    """Returns the complete copies of files, by name, that earlier calls left in a folder."""
+    copies = read_manifest(folder)
+    complete = {}
+    for file in files:
+        copy = copies.get(file.name)
+        if copy is None or not copy_path(file, folder).is_file():
+            continue
+        if copy.bytes == file.size and copy.content == content_id(file):
+            complete[file.name] = copy
+    return complete
+
+
+def _remove_leftovers(folder: Path, names: Collection[str]) -> None:
+    """Removes the files that earlier calls left in a folder, except the given names."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in names:
+            path.unlink()
+
+
+def _check_space(folder: Path, missing: Sequence[Shard]) -> None:
+    """Refuses a disk that is too small for the missing bytes."""
+    missing_bytes = 0
+    for file in missing:
+        part = part_path(file, folder)
+        copied_bytes = part.stat().st_size if part.exists() else 0
+        missing_bytes += file.size - copied_bytes
+
+    free = free_bytes(folder)
+    if missing_bytes > free:
+        raise DataError(
+            f"{folder}: {format_bytes(missing_bytes)} are missing, and the disk has room for "
+            f"{format_bytes(free)}; free some space, or name another folder"
+        )
+
+
+def copy_path(file: Shard, folder: Path) -> Path:
+    """Returns the path of a complete copy in a folder.
 
     Raises:
         UnsafeNameError: If the name in the listing would lead out of the folder.
     """
-    return path_inside(folder, name or file.name, str(file.path))
+    return path_inside(folder, file.name, str(file.path))
+
+
+def part_path(file: Shard, folder: Path) -> Path:
+    """Returns the path of an incomplete copy in a folder; raises the error of `copy_path`."""
+    return path_inside(folder, part_name(file), str(file.path))
 
 
 def part_name(file: Shard) -> str:
-    """The name of a copy until it is complete, which differs for other content."""
-    return f"{file.name}.{xxhash.xxh3_64_hexdigest(content_of(file).encode())}.part"
+    """Returns the name of an incomplete copy, which depends on the content of the original."""
+    return f"{file.name}.{xxhash.xxh3_64_hexdigest(content_id(file).encode())}.part"
 
 
-def _line(copy: Copied) -> bytes:
+def _encode_line(copy: Copied) -> bytes:
     return msgspec.json.encode(copy) + b"\n"
 
 
@@ -283,82 +330,95 @@ class Copier:
     """Copies files to a folder, in any number of threads.
 
     Args:
-        manifest: Gets a line for each complete file.
-        done: Bytes of complete files.
+        manifest: Receives a line for each complete file.
+        show: Shows the progress in bytes.
+        copied_bytes: Bytes of the files that are already complete.
 
     Attributes:
         cancelled: Set to end the copying; a later call continues it.
     """
 
-    def __init__(self, folder: Path, manifest: RawIOBase, show: Show, done: int) -> None:
+    def __init__(self, folder: Path, manifest: RawIOBase, show: Show, copied_bytes: int) -> None:
         self.cancelled = threading.Event()
         self._folder = folder
         self._manifest = manifest
         self._show = show
-        self._done = done
+        self._copied_bytes = copied_bytes
         self._lock = threading.Lock()
 
     def copy(self, file: Shard) -> None:
-        """Copies a file, or the rest of it, and gives it its name.
+        """Copies a file, or its missing bytes, verifies it, and renames it.
 
         Raises:
-            DataError: If it cannot be read, or differs from its listing or its hash.
+            DataError: If the file cannot be read, or differs from its listing or its hash.
             CancelledError: If copying was cancelled.
         """
-        part = path_of(file, self._folder, part_name(file))
+        part = part_path(file, self._folder)
         part.parent.mkdir(parents=True, exist_ok=True)
-        is_continued = part.exists()
-        found = self._complete(file, part)
-        if found is None and is_continued:  # what was there may have been damaged
-            found = self._complete(file, part)
-        if found is None:
+        was_resumed = part.exists()
+        xxh3 = self._complete(file, part)
+        if xxh3 is None and was_resumed:  # the bytes of an earlier call may have been damaged
+            xxh3 = self._complete(file, part)
+        if xxh3 is None:
             raise DataError(
-                f"{file.path}: what was read is not what was listed ({content_of(file)}); see "
+                f"{file.path}: what was read is not what was listed ({content_id(file)}); see "
                 "whether a proxy changes it, and copy again"
             )
-        # In this order: a line without its file costs nothing but reading the part again.
+
+        # The line is written first: after a crash, a line without its file only causes the part to
+        # be read again.
+        copy = Copied(file.name, file.size, content_id(file), xxh3)
         with self._lock:
-            self._manifest.write(_line(Copied(file.name, file.size, content_of(file), found)))
-        part.rename(path_of(file, self._folder))
+            self._manifest.write(_encode_line(copy))
+        part.rename(copy_path(file, self._folder))
 
     def _complete(self, file: Shard, part: Path) -> str | None:
-        """Appends what is missing; returns the xxh3, or None and deletes a wrong copy."""
+        """Appends the missing bytes to an incomplete copy, and verifies it.
+
+        Returns:
+            The xxh3 of the copy. If the copy is wrong, it is deleted, and None is returned.
+        """
         path = file.path
         verifier = store_of_file(path).verifier(path) if isinstance(path, FileRef) else None
-        if verifier is None:  # nothing would notice that the beginning is damaged
+        if verifier is None:  # damage in the existing bytes would not be noticed
             part.unlink(missing_ok=True)
-        content, count = xxhash.xxh3_64(), 0
-        for block in filled(part, partial(self._rest, file)):
-            content.update(block)
-            count += len(block)
+
+        content_hash = xxhash.xxh3_64()
+        size = 0
+        for block in complete_part(part, partial(self._read_from, file)):
+            content_hash.update(block)
+            size += len(block)
             if verifier is not None:
                 verifier.update(block)
             self._advance(len(block))
-        check_is_listed(file)  # a local one may have been replaced in the meantime
-        if count == file.size and (verifier is None or verifier.is_right() is not False):
-            return content.hexdigest()
+
+        check_is_listed(file)  # a local file may have been replaced in the meantime
+        if size == file.size and (verifier is None or verifier.is_right() is not False):
+            return content_hash.hexdigest()
         part.unlink()
-        self._advance(-count)
+        self._advance(-size)
         return None
 
-    def _rest(self, file: Shard, start: int) -> Iterator[bytes]:
-        """The content of a file from a byte on."""
+    def _read_from(self, file: Shard, start: int) -> Iterator[bytes]:
+        """Yields the content of a file from a byte on; local files only from the beginning."""
         if isinstance(file.path, FileRef):
-            rest: Iterator[bytes] = range_parts(file.path, start, file.size, self.cancelled)
+            blocks: Iterator[bytes] = read_range(file.path, start, file.size, self.cancelled)
         else:
-            rest = _blocks_of(file.path)
-        for block in rest:
+            assert start == 0, "the part of a local file is deleted before it is copied"
+            blocks = _read_blocks(file.path)
+        for block in blocks:
             if self.cancelled.is_set():
                 raise CancelledError
             yield block
 
     def _advance(self, count: int) -> None:
+        """Adds bytes to the progress, which other threads report, too."""
         with self._lock:
-            self._done += count
-            self._show(self._done, format_bytes(self._done))
+            self._copied_bytes += count
+            self._show(self._copied_bytes, format_bytes(self._copied_bytes))
 
 
-def _blocks_of(path: str) -> Iterator[bytes]:
+def _read_blocks(path: str) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(BLOCK), b"")

@@ -96,7 +96,7 @@ def scored_batches() -> None:
 
 
 def downloaded() -> None:
-    assert b"".join(remote.steady(iter([b"part"] * 7), 10.0)) == b"part" * 7
+    assert b"".join(remote.refuse_slow(iter([b"part"] * 7), 10.0)) == b"part" * 7
 
 
 def retried() -> None:

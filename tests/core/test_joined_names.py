@@ -52,8 +52,8 @@ JOINS = {
     },
     "data/io/file_sets.py": {"path.with_name(f'{path.name}.part')": "beside a path"},
     "data/io/hub.py": {
-        "kept / _listing_name(pattern, pattern.revision)": "a hash after the URL's owner--name",
-        "kept / _listing_name(pattern, commit)": "a hash after the URL's owner--name",
+        "folder / _listing_name(pattern, pattern.revision)": "a hash after the URL's owner--name",
+        "folder / _listing_name(pattern, commit)": "a hash after the URL's owner--name",
     },
     "data/io/remote_file.py": {
         "self._folder / 'blocks' / name[:2] / name": "a hash",
@@ -63,7 +63,7 @@ JOINS = {
     "data/io/shards.py": {
         "cache.folder / 'samples' / f'{name}.npz'": "a hash",
         "os.path.join(entry, name)": "a listing of the folder itself",
-        "os.path.join(real[folder], name)": "a local path, taken apart",
+        "os.path.join(real_folders[folder], name)": "a local path, taken apart",
     },
     "data/stream/lost_text.py": {
         "os.path.join(name, files[0])": "a listing of the folder itself",

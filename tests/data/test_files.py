@@ -17,7 +17,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io import remote, stores
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import open_file, size_of
-from bsmeta.data.io.remote import requested_wait
+from bsmeta.data.io.remote import read_requested_wait
 from bsmeta.data.io.remote_file import RemoteFile
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
@@ -60,7 +60,7 @@ def test_the_next_block_is_fetched_ahead_only_when_the_file_is_read_on(
         assert file.read(10) == CONTENT[:10]
         assert ranges(hub) == ["0-999"]
         assert file.read(10) == CONTENT[10:20]
-        file._ahead.block()
+        file._prefetch.wait()
         assert ranges(hub) == ["0-999", "1000-1999"]
 
 
@@ -246,7 +246,7 @@ def test_no_secret_is_said(
     ],
 )
 def test_how_long_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float | None) -> None:
-    assert requested_wait(httpx2.Headers(headers)) == seconds
+    assert read_requested_wait(httpx2.Headers(headers)) == seconds
 
 
 def test_the_asked_wait_is_kept_and_delays_grow(
@@ -263,7 +263,7 @@ def test_the_asked_wait_is_kept_and_delays_grow(
     monkeypatch.setattr(remote, "LONGEST_DELAY", 4.0)
     hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
     path = hub_file(tmp_path, retries=5)
-    assert b"".join(stores.range_parts(path, 0, 10, Clock())) == CONTENT[:10]
+    assert b"".join(stores.read_range(path, 0, 10, Clock())) == CONTENT[:10]
     assert waited[:6] == [5.0] * 6  # in parts, so that the wait counts as progress
     rests = [sum(waited[:7]), *waited[7:]]
     bounds = [(30, 31), (1, 2), (2, 4), (2, 4), (2, 4)]
@@ -275,7 +275,7 @@ def test_closing_ends_what_is_fetched_ahead(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [failing(500, 10**6, where=lambda one: "-1999" in one.range)]
     file = RemoteFile(hub_file(tmp_path, retries=10**6))
     assert file.read(20) + file.read(20) == CONTENT[:40]
-    thread = file._ahead._thread
+    thread = file._prefetch._thread
     file.close()
     assert not thread.is_alive()
 

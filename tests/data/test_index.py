@@ -69,15 +69,19 @@ def test_every_point_leads_to_the_lines_behind_it(tmp_path: Path, form: str) -> 
     index = build_index(path)
     raws = set()
     for line in range(0, len(LINES), 25):
-        point = index.before(line)
+        point = index.last_before(line)
         raws.add(point.raw if point else -1)
         with open(path, "rb") as file:
-            blocks = compression.content(path, file, point)
+            blocks = compression.read_content(path, file, point)
             start = point.raw if point else 0
             assert DATA[start:].startswith(next(blocks))
     assert len(raws) > 5
     # Blocks begin anywhere inside a byte.
-    bits = {index.before(line).bits for line in range(100, len(LINES), 10) if index.before(line)}
+    bits = {
+        index.last_before(line).bits
+        for line in range(100, len(LINES), 10)
+        if index.last_before(line)
+    }
     assert bits == {0} if form in ("plain", "frames") else len(bits) >= 3
 
 
@@ -161,7 +165,7 @@ def test_a_zst_file_is_entered_at_a_frame(tmp_path: Path) -> None:
 def test_a_single_frame_has_no_points(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl.zst"
     path.write_bytes(zstd.compress(DATA))
-    assert build_index(str(path)).before(2000) is None
+    assert build_index(str(path)).last_before(2000) is None
     path.write_bytes(zstd.compress(DATA)[:-1000])
     with pytest.raises(OSError, match="the file ends in the middle of its data"):
         build_index(str(path))
@@ -210,7 +214,7 @@ def test_a_stream_that_begins_inside_a_byte(text: str, bits: int) -> None:
     compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
     stream = compressor.compress(data) + compressor.flush()
     shifted = int.from_bytes(stream, "little") << (8 - bits) | 0b1010101 >> (bits - 1)
-    begun = compression.aligned(shifted.to_bytes(len(stream) + 1, "little"), bits)
+    begun = compression.align_to_byte(shifted.to_bytes(len(stream) + 1, "little"), bits)
     for library in (zlib, isal_zlib):
         assert library.decompressobj(wbits=-15).decompress(begun) == data
 

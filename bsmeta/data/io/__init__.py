@@ -1,1 +1,1 @@
-"""Bytes and lines of shards: local and remote files, compression, access points."""
+"""Reads bytes and lines of shards: local and remote files, compression, access points."""

@@ -1,8 +1,8 @@
-"""A cache on disk of facts about files that take a full pass over them to compute.
+"""Caches facts about files on disk, if computing them takes a full pass over the file.
 
-All processes of a machine share it. The name of a cached file derives from the size, the
-modification time and the first bytes of the file described (a remote one: from its size and hash),
-so it never describes other content.
+All processes of a machine share the cache. The name of a cached file depends on the size, the
+modification time and the first bytes of the described file (the size and hash of a remote one), so
+facts are never used for other content.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bsmeta.data.io.file_ref import FileRef
 
 log = logging.getLogger(__name__)
 
-_HEAD = 1 << 16  # bytes of a file that identify it, with its size and time
-_FACTS_VERSION = 2
-_LONGEST_NAME = 128  # bytes of a file's name that go into the name of its cache file
+_HEAD = 1 << 16  # first bytes of a file that, with its size and time, identify its content
+_FACTS_VERSION = 2  # to be increased when facts are computed or stored in another way
+_LONGEST_NAME = 128  # bytes of a file's name in the name of its cached facts
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,22 +41,22 @@ class Cache:
         self.folder = Path(folder) if folder else Path(caches) / "bsmeta"
 
     def load(self, path: str | FileRef, kind: str) -> Arrays | None:
-        """The facts of a kind about the current content of a file; None if not cached."""
-        return read_arrays(self._file(path, kind))
+        """Loads the facts of a kind about a file's current content; None if not cached."""
+        return read_arrays(self._facts_path(path, kind))
 
-    def make(self, path: str | FileRef, kind: str, facts: Callable[[], Arrays]) -> None:
-        """Caches the result of `facts`, unless a readable result is already cached.
+    def make(self, path: str | FileRef, kind: str, compute: Callable[[], Arrays]) -> None:
+        """Computes and caches facts about a file, unless readable facts are already cached.
 
         Raises:
-            OSError: If the folder cannot be written, or `facts` cannot read the file.
+            OSError: If the folder cannot be written, or `compute` cannot read the file.
         """
-        kept = self._file(path, kind)
+        facts_path = self._facts_path(path, kind)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{kept}.lock", f"{kind} of {path}"):
-            if read_arrays(kept) is None:
-                write_arrays(kept, facts())
+        with exclusively(f"{facts_path}.lock", f"{kind} of {path}"):
+            if read_arrays(facts_path) is None:
+                write_arrays(facts_path, compute())
 
-    def _file(self, path: str | FileRef, kind: str) -> Path:
+    def _facts_path(self, path: str | FileRef, kind: str) -> Path:
         if isinstance(path, FileRef):  # its hash is in the listing
             key = xxhash.xxh3_64(f"{_FACTS_VERSION} {path.size} {path.content_id}".encode())
         else:
@@ -64,7 +64,8 @@ class Cache:
             with open(path, "rb") as file:
                 key = xxhash.xxh3_64(file.read(_HEAD))
             key.update(f"{_FACTS_VERSION} {status.st_size} {status.st_mtime_ns}".encode())
-        # The name is only for readability: a remote one may have any characters, at any length.
+
+        # The file's name only helps people. A remote one may have any characters, at any length.
         name = os.path.basename(str(path)).encode(errors="replace")[:_LONGEST_NAME]
         readable = "".join(
             character if character.isprintable() else "_"
@@ -74,24 +75,30 @@ class Cache:
 
 
 def read_arrays(path: Path) -> Arrays | None:
-    """The arrays of a file in the cache; None if there is none, or it is damaged."""
+    """Reads the arrays of a cached file; returns None if there is none, or it is damaged."""
     try:
         with np.load(path) as saved:
             return dict(saved)
     except FileNotFoundError:
         return None
-    except Exception as error:  # numpy and zipfile raise many kinds for damaged content
+    except Exception as error:  # numpy and zipfile raise many types for damaged content
         log.warning("%s cannot be read and is rebuilt: %s", path, error or type(error).__name__)
         return None
 
 
 @contextlib.contextmanager
-def kept_if_possible(what: str) -> Iterator[None]:
-    """Logs that something is not kept if it cannot be written, which only costs time."""
+def kept_if_possible(subject: str) -> Iterator[None]:
+    """Logs a warning instead of raising an error if cached data cannot be written.
+
+    Without the data, later runs only take more time.
+
+    Args:
+        subject: The data and a verb, for the message, such as `the hashes are`.
+    """
     try:
         yield
     except OSError as error:
-        log.warning("%s not kept: %s", what, error)
+        log.warning("%s not kept: %s", subject, error)
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

@@ -1,9 +1,9 @@
-"""The content of compressed files, from the beginning or from an access point on.
+"""Decompresses files, from the beginning or from an access point on.
 
-A Zstandard file can be entered at any of its frames. Decompression of a gzip file can only start
-where a deflate block begins, which may be inside a byte, and it needs the preceding 32 KB of
+Reading of a Zstandard file can start at any of its frames. Decompression of a gzip file can only
+start where a deflate block begins, which may be inside a byte, and it needs the preceding 32 KB of
 decompressed data. An `AccessPoint`, built by `lines`, stores all this. isal cannot start inside a
-byte, so empty deflate blocks that end at the required bit are put before the data.
+byte, so the data are preceded by empty deflate blocks that end at the required bit.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from isal import isal_zlib
 
-BLOCK = 1 << 18
-COMPRESSED_BLOCK = 1 << 18
-GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
-BARE_DEFLATE = -15  # ... and: a deflate stream alone
+BLOCK = 1 << 18  # bytes of content
+COMPRESSED_BLOCK = 1 << 18  # bytes of a file
+GZIP_MEMBER = 31  # the `wbits` of zlib for a gzip header, a deflate stream and a checksum
+BARE_DEFLATE = -15  # the `wbits` of zlib for a deflate stream alone
 TRAILER = 8  # bytes of checksum and size after the deflate stream of a gzip member
 CUT = "the file ends in the middle of its data"
 EMPTY = "the file is empty, and not even compressed: it was not written to its end"
@@ -30,10 +30,10 @@ FIXED_BLOCK = "0100000000"
 
 # An empty block with dynamic codes can have an odd length. This one is 95 bits long. RFC 1951,
 # section 3.2.7: the codes of the byte 0, of the end of a block, and of two distances have 1 bit.
-OWN_BLOCK = (
+DYNAMIC_BLOCK = (
     "0" "01"  # not the last block, type 2
     "00000" "10000" "1111"  # 257 codes of bytes and lengths, 2 of distances, 19 of code lengths
-    # Lengths of the 19 codes, in their odd order: 18 (a run of zeros) and 1 have one bit.
+    # Lengths of the 19 codes, in the order of the RFC: 18 (a run of zeros) and 1 have one bit.
     + "000" * 2 + "100" + "000" * 14 + "100" + "000"
     + "0"  # the byte 0: length 1
     + "1" + "1111111"  # 138 zeros
@@ -48,14 +48,14 @@ class DamagedFileError(Exception):
 
 
 class AccessPoint(NamedTuple):
-    """A place where reading a shard can start.
+    """A point at which reading a shard can start.
 
     Attributes:
-        raw: Bytes of content before it.
-        line: Number of line ends before it.
-        offset: Offset in the file of the first whole byte after it.
+        raw: Bytes of content before the point.
+        line: Number of line ends before the point.
+        offset: Offset in the file of the first whole byte after the point.
         bits: Number of bits of the previous byte that also belong to the block (0 to 7).
-        window: The content before it that the block refers to (up to 32 KB).
+        window: The content before the point to which the block refers (up to 32 KB).
     """
 
     raw: int
@@ -65,26 +65,27 @@ class AccessPoint(NamedTuple):
     window: bytes
 
 
-def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iterator[bytes]:
-    """The content of a shard in blocks of about `BLOCK` bytes.
+def read_content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iterator[bytes]:
+    """Yields the content of a shard in blocks of about `BLOCK` bytes.
 
     Args:
-        path: Its suffix determines the format: `.gz`, `.zst`, or plain.
-        point: Where to start; None starts at the beginning.
+        path: The suffix determines the format: `.gz`, `.zst`, or plain.
+        point: The point to start from; None starts at the beginning.
 
     Raises:
         DamagedFileError: If the file is damaged, after everything before the damage is yielded.
     """
     if path.endswith(".gz"):
         return inflate(file) if point is None else _inflate_from(file, point)
+
     file.seek(0 if point is None else point.offset)
     if path.endswith(".zst"):
-        return (block for _, block in zst_blocks(file))
+        return (block for _, block in read_zst_blocks(file))
     return iter(lambda: file.read(BLOCK), b"")
 
 
-def _first_block(file: BinaryIO) -> bytes:
-    """The beginning of a compressed file, which has a header even if its content is empty."""
+def _read_first_block(file: BinaryIO) -> bytes:
+    """Reads the beginning of a compressed file, which is not empty even without content."""
     data = file.read(COMPRESSED_BLOCK)
     if not data:
         raise DamagedFileError(EMPTY)
@@ -94,8 +95,8 @@ def _first_block(file: BinaryIO) -> bytes:
 
 
 def inflate(file: BinaryIO) -> Iterator[bytes]:
-    """The content of a gzip file of any number of members."""
-    data = _first_block(file)
+    """Yields the content of a gzip file of any number of members."""
+    data = _read_first_block(file)
     if not data.startswith(GZIP_MARK):
         raise DamagedFileError(
             "the file is not compressed with gzip, although its name ends in .gz; rename or "
@@ -105,21 +106,28 @@ def inflate(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
-    """The content of the remaining members of a gzip file; `data` is what was already read."""
+    """Yields the content of the remaining members of a gzip file.
+
+    Args:
+        data: Compressed bytes that were already read.
+    """
     data = data or file.read(COMPRESSED_BLOCK)
     while data:
         data = yield from _inflate_member(file, data, isal_zlib.decompressobj(wbits=GZIP_MEMBER))
-        # After a member: another member, or zero padding to a full tape block.
+
+        # After a member comes another member, or zero padding to a full tape block.
         data = data.lstrip(b"\0")
-        while not data and (more := file.read(COMPRESSED_BLOCK)):
-            data = more.lstrip(b"\0")
+        while not data and (block := file.read(COMPRESSED_BLOCK)):
+            data = block.lstrip(b"\0")
 
 
 def _inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
+    """Yields the content of a gzip file from an access point on."""
     file.seek(point.offset - (point.bits > 0))
     data = file.read(COMPRESSED_BLOCK)
     if point.bits:
-        data = aligned(data, point.bits)
+        data = align_to_byte(data, point.bits)
+
     member = isal_zlib.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
     data = yield from _inflate_member(file, data, member)
     data += file.read(max(TRAILER - len(data), 0))
@@ -135,22 +143,24 @@ def _inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes
             raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
         if block:
             yield block
+
+        # After a full block, the decompressor may hold more content without further data.
         data = member.unconsumed_tail
-        if not data and not member.eof and len(block) < BLOCK:  # otherwise it may hold more
+        if not data and not member.eof and len(block) < BLOCK:
             data = file.read(COMPRESSED_BLOCK)
             if not data:
                 raise DamagedFileError(CUT)
     return member.unused_data
 
 
-def zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The content of a Zstandard file, each block with the offset of the frame that contains it.
+def read_zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yields the blocks of a Zstandard file, each with the offset of the frame that contains it.
 
     Skippable frames, such as the seek table of the seekable format, have no content.
     """
     from backports import zstd
 
-    data = _first_block(file)
+    data = _read_first_block(file)
     offset = file.tell() - len(data)
     while data:
         frame = zstd.ZstdDecompressor()
@@ -166,19 +176,22 @@ def zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             data = b""
             if block:
                 yield offset, block
+
         data = frame.unused_data or file.read(COMPRESSED_BLOCK)
         offset = file.tell() - len(data)
 
 
-def aligned(data: bytes, bits: int) -> bytes:
-    """Realigns a deflate stream from the highest `bits` bits of `data[0]` to begin at bit 0.
+def align_to_byte(data: bytes, bits: int) -> bytes:
+    """Prepends empty blocks to a deflate stream, so that it begins with a whole byte.
 
-    Empty blocks fill the bits before it.
+    Args:
+        data: The stream, which begins in the highest `bits` bits of `data[0]`.
     """
-    wanted = 8 - bits
-    filler = OWN_BLOCK if wanted % 2 else ""
-    while len(filler) % 8 != wanted:
+    missing_bits = 8 - bits
+    filler = DYNAMIC_BLOCK if missing_bits % 2 else ""
+    while len(filler) % 8 != missing_bits:
         filler += FIXED_BLOCK
-    number = int(filler[::-1], 2)  # the first bit is the lowest
-    number |= data[0] >> wanted << len(filler)
-    return number.to_bytes((len(filler) + bits) // 8, "little") + data[1:]
+
+    prefix = int(filler[::-1], 2)  # the first bit is the lowest
+    prefix |= data[0] >> missing_bits << len(filler)
+    return prefix.to_bytes((len(filler) + bits) // 8, "little") + data[1:]

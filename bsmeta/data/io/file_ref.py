@@ -1,4 +1,4 @@
-"""A remote file as it was when it was listed, and how remote files are read."""
+"""Describes remote files as they were listed, and the settings for reading them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 HUB = "hf"  # the scheme of data sets on the Hub
-EVERYWHERE = "**/*.jsonl.gz"  # the files of a data set of which no path is given
+EVERYWHERE = "**/*.jsonl.gz"  # the files to read if a data set is given without a path
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """How remote files are read.
+    """Settings for reading remote files.
 
     Attributes:
-        folder: Where listings and blocks of files are kept.
-        cache_bytes: Maximum bytes of blocks to keep.
+        folder: Cache folder of listings and blocks of files.
+        cache_bytes: Maximum bytes of cached blocks.
         retries: Number of consecutive failures after which reading is abandoned.
-        by_tensorflow: Whether TensorFlow reads them, whatever their scheme.
+        by_tensorflow: Whether TensorFlow reads the files, whatever their scheme.
     """
 
     folder: str
@@ -28,16 +28,16 @@ class RemoteSettings:
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """A remote file as it was when it was listed; its string is its URL.
+    """A remote file as it was listed; its string is its URL.
 
     Attributes:
         size: In bytes.
-        etag: Identifies its content. On the Hub it is the SHA-256 of a large file and the Git hash
-            (SHA-1) of others, on S3 the ETag, on Cloud Storage the MD5 or the CRC32C, by TensorFlow
-            the hash of samples.
+        etag: Identifies the content: on the Hub, the SHA-256 of a large file and the Git hash
+            (SHA-1) of others; on S3, the ETag; on Cloud Storage, the MD5 or the CRC32C; with
+            TensorFlow, the hash of samples.
         scheme: The store: `hf`, `s3`, `gs`, or a file system of TensorFlow.
         container: The data set (`owner/name`), or the bucket.
-        path: Its path in the data set, or its name in the bucket.
+        path: Path in the data set, or name in the bucket.
         version: The commit of the data set; the generation on Cloud Storage; "" on S3.
     """
 
@@ -55,22 +55,23 @@ class FileRef:
 
     @property
     def place(self) -> str:
-        """An absolute path that identifies it among the files of its store."""
+        """Absolute path that identifies the file in its store."""
         return f"/{self.container}/{self.path}"
 
     @property
     def content_id(self) -> str:
-        """What identifies its content in the cache, together with the size.
+        """Identifies the content in the cache, together with the size.
 
-        The hash on the Hub, so that copies share their blocks; an ETag is not always a hash.
+        On the Hub it is the hash, so that copies share their blocks. Elsewhere it includes the URL,
+        because an ETag is not always a hash.
         """
         return self.etag if self.scheme == HUB else f"{self} {self.etag} {self.version}"
 
     def identity(self, name: str) -> dict[str, Any]:
-        """What must not change before a run is resumed; JSON-serializable.
+        """Returns facts that must not change before a run is resumed; JSON-serializable.
 
         Args:
-            name: The name of the shard that it is.
+            name: Name of the file as a shard.
         """
         if self.scheme == HUB:
             return {root_of(self.scheme, self.container): self.version, name: self.size}
@@ -78,5 +79,5 @@ class FileRef:
 
 
 def root_of(scheme: str, container: str) -> str:
-    """The URL of a data set or a bucket."""
+    """Returns the URL of a data set or a bucket."""
     return f"{scheme}://datasets/{container}" if scheme == HUB else f"{scheme}://{container}"

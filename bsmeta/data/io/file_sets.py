@@ -1,14 +1,14 @@
-"""Sets of files that a manifest lists: downloaded, verified, unpacked, and complete in the end.
+"""Downloads, verifies and unpacks the files that a manifest lists.
 
     {"files": [{"path": "wiki.tar.gz", "address": "https://…/wiki.tar.gz", "bytes": 17179869184,
                 "sha256": "…", "unpack": "wiki_data", "unpacked_bytes": 161061273600}]}
 
-An address may be relative: to a mirror, else to the folder of the manifest. `.download/` in the
-target folder records what is complete, so that the next call does what is left.
+An address may be relative to a mirror or, without one, to the folder of the manifest. `.download/`
+in the target folder records the complete entries, so that the next call continues with the others.
 
-Bytes are appended to `FILE.part`, from http(s) or from the disk; the next call continues there. A
-file gets its name when its hash is right. pooch would begin an interrupted download again at the
-first byte.
+Bytes are appended to `FILE.part`, from http(s) or from the disk; an interrupted download resumes at
+the first missing byte (pooch would begin again at the first byte). The file is renamed once its
+hash is verified.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ from bsmeta.data.io.remote import (
     TransientError,
     check_encoding,
     check_transient,
+    refuse_slow,
     shown_server,
-    steady,
     transport_errors,
 )
 
-STATE = ".download"
+STATE_FOLDER = ".download"
 
 Advance = Callable[[int], None]
-"""Called with the number of bytes that are done."""
+"""Called with the number of bytes processed so far."""
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes
 _ADVICE = "see whether the address can be reached from here, and start again: it continues"
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A file of a manifest; its string is its address as messages show it.
+    """A file of a manifest; its string is the address without secrets, for messages.
 
     Attributes:
-        path: Its name in the target folder.
+        path: Path in the target folder.
         address: http(s)://, file://, or relative.
-        sha256: Its hash, in hexadecimal.
-        unpack: The folder (in the target folder) that an archive is unpacked to.
-        unpacked_bytes: The bytes of its files together, at most.
+        bytes: Size of the file.
+        sha256: Hash of the file, in hexadecimal.
+        unpack: Folder (in the target folder) to which an archive is unpacked.
+        unpacked_bytes: Maximum size of the unpacked files together.
     """
 
     path: str
@@ -82,19 +83,21 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """Content of a manifest."""
+
     files: list[Entry]
 
 
 def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
-    """The files of a manifest, with absolute addresses.
+    """Reads the entries of a manifest, and makes their addresses absolute.
 
     Args:
         path: A JSON or YAML file.
-        mirror: What relative addresses begin with; None: the folder of the manifest.
+        mirror: Base of relative addresses; None is the folder of the manifest.
 
     Raises:
-        DataError: If it cannot be read.
-        ConfigurationError: With all problems of its content.
+        DataError: If the manifest cannot be read.
+        ConfigurationError: If its content is wrong; lists all problems.
     """
     try:
         content = path.read_bytes()
@@ -104,23 +107,17 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
         raise DataError(f"manifest={path} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigurationError(f"manifest={path}: {error}", ["manifest"]) from error
+
     base = f"{(mirror or path.resolve().parent.as_uri()).rstrip('/')}/"
-    problems = _resolve_addresses(entries, base)
-    if not problems:
-        problems = [
-            f"files[{number}]: {problem}"
-            for number, entry in enumerate(entries)
-            for problem in _problems(entry)
-        ]
-        problems += _collisions([name for entry in entries for name in {entry.path, entry.target}])
+    problems = _resolve_addresses(entries, base) or _check_entries(entries)
     if problems:
-        listed = "\n  ".join(problems)
-        raise ConfigurationError(f"manifest={path}:\n  {listed}", ["manifest"])
+        problem_list = "\n  ".join(problems)
+        raise ConfigurationError(f"manifest={path}:\n  {problem_list}", ["manifest"])
     return entries
 
 
 def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
-    """Make the addresses absolute, and return which of them are no URLs."""
+    """Makes the addresses absolute, and returns a problem for each that is not a URL."""
     problems = []
     for number, entry in enumerate(entries):
         entry.sha256 = entry.sha256.lower()
@@ -132,27 +129,45 @@ def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
     return problems
 
 
-def _problems(entry: Entry) -> Iterator[str]:
+def _check_entries(entries: Sequence[Entry]) -> list[str]:
+    """Returns all problems of the entries."""
+    problems: list[str] = []
+    names: list[str] = []
+    for number, entry in enumerate(entries):
+        problems += [f"files[{number}]: {problem}" for problem in _find_problems(entry)]
+        names += {entry.path, entry.target}
+    problems += _find_collisions(names)
+    return problems
+
+
+def _find_problems(entry: Entry) -> Iterator[str]:
+    """Yields the problems of an entry by itself."""
     for name in {entry.path: None, entry.target: None}:
         fault = name_fault(name)
-        if fault is None and name.split("/")[0] == STATE:
-            fault = f"{STATE} holds the state of the download"
+        if fault is None and name.split("/")[0] == STATE_FOLDER:
+            fault = f"{STATE_FOLDER} holds the state of the download"
         if fault is not None:
             yield f"{name!r}: {fault}; expected a path in the target folder"
+
     if urlsplit(entry.address).scheme not in ("http", "https", "file"):
         yield f"address {str(entry)!r}: expected http(s)://, file://, or a relative address"
     if not re.fullmatch("[0-9a-f]{64}", entry.sha256):
         yield f"sha256 {entry.sha256!r}: expected 64 hexadecimal digits"
     if entry.bytes < 0 or (entry.unpacked_bytes or 0) < 0:
         yield "negative number of bytes"
+
     if (entry.unpack is None) != (entry.unpacked_bytes is None):
         yield "unpack and unpacked_bytes belong together"
     if entry.unpack is not None and not entry.path.endswith(SUFFIXES):
         yield f"{entry.path!r} is unpacked by its suffix: one of {', '.join(SUFFIXES)}"
 
 
-def _collisions(names: list[str]) -> Iterator[str]:
-    yield from (f"{name} is there twice" for name in sorted({*names}) if names.count(name) > 1)
+def _find_collisions(names: list[str]) -> Iterator[str]:
+    """Yields a problem for each path that entries share, or that is inside another's path."""
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            yield f"{name} is there twice"
+
     for name in names:
         for parent in map(str, PurePosixPath(name).parents):
             if parent in names:
@@ -164,9 +179,9 @@ class FileSet:
     """The files of a manifest in a folder.
 
     Attributes:
-        retries: Consecutive failures after which a download is given up.
-        timeout: Seconds without data that are a failure.
-        advance: Called with what is done, the bytes that are done, and all bytes.
+        retries: Number of consecutive failures after which a download is abandoned.
+        timeout: Seconds without data after which a request has failed.
+        advance: Called with the current activity, the bytes processed so far, and the total.
     """
 
     entries: list[Entry]
@@ -177,24 +192,26 @@ class FileSet:
     advance: Callable[[str, int, int], None] = lambda *_: None
 
     def fetch(self) -> int:
-        """Downloads, verifies and unpacks whatever is not complete yet.
+        """Downloads, verifies and unpacks the entries that are not complete yet.
 
         Returns:
-            The number of files that were not complete before.
+            The number of entries that were not complete before.
 
         Raises:
-            ConfigurationError: If the disk is too small, or something else is in the way.
-            DataError: If a file cannot be had, or is another one.
+            ConfigurationError: If the disk is too small, the folder cannot be written or is in use,
+                or it has other files of the same names.
+            DataError: If a file cannot be downloaded, or differs from the manifest.
         """
         try:
-            (self.folder / STATE).mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / STATE / "lock")
+            (self.folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / STATE_FOLDER / "lock")
             with lock.acquire(timeout=0):
-                left = [entry for entry in self.entries if not self._is_complete(entry)]
-                self._check(left)
-                for entry in left:
+                missing = [entry for entry in self.entries if not self._is_complete(entry)]
+                self._check_names(missing)
+                self._check_space(missing)
+                for entry in missing:
                     self._fetch(entry)
-                return len(left)
+                return len(missing)
         except Timeout as error:
             raise ConfigurationError(
                 f"folder={self.folder}: another process downloads to it; wait for its end"
@@ -202,17 +219,21 @@ class FileSet:
         except OSError as error:
             raise ConfigurationError(f"folder={self.folder} cannot be written: {error}") from error
 
-    def _check(self, left: list[Entry]) -> None:
-        """Refuses what is in the way, and a disk that is too small for what is left."""
+    def _check_names(self, missing: list[Entry]) -> None:
+        """Refuses a folder that has other files under the names of missing entries."""
+        targets = [self._path(entry.target) for entry in missing]
         problems = [
             f"{path} is there, but not from this manifest; move it away"
-            for entry in left
-            if (path := self._path(entry.target)).exists()
+            for path in targets
+            if path.exists()
         ]
         if problems:
             raise ConfigurationError("\n".join(problems))
-        compressed = sum(entry.bytes - self._bytes_of(entry) for entry in left)
-        unpacked = sum(entry.unpacked_bytes or 0 for entry in left)
+
+    def _check_space(self, missing: list[Entry]) -> None:
+        """Refuses a disk that is too small for the missing entries."""
+        compressed = sum(entry.bytes - self._count_bytes(entry) for entry in missing)
+        unpacked = sum(entry.unpacked_bytes or 0 for entry in missing)
         free = free_bytes(self.folder)
         if free < compressed + unpacked:
             raise ConfigurationError(
@@ -223,132 +244,159 @@ class FileSet:
             )
 
     def _path(self, name: str) -> Path:
-        """The path of a name of the manifest, in the target folder."""
+        """Returns the path of a name of the manifest in the target folder."""
         return path_inside(self.folder, name, "the manifest")
 
-    def _bytes_of(self, entry: Entry) -> int:
-        """The bytes of a file that are there already."""
+    def _count_bytes(self, entry: Entry) -> int:
+        """Returns how many bytes of a file are already in the folder."""
         paths = self._path(entry.path), self._path(f"{entry.path}.part")
-        return min(entry.bytes, max((p.stat().st_size for p in paths if p.is_file()), default=0))
+        sizes = [path.stat().st_size for path in paths if path.is_file()]
+        return min(entry.bytes, max(sizes, default=0))
 
     def _fetch(self, entry: Entry) -> None:
+        """Downloads and unpacks an entry, and records that it is complete."""
         path = self._path(entry.path)
-        if not self._is_there(entry):
-            advance = self._shown("downloading", entry, entry.bytes)
+        if not self._has_file(entry):
+            advance = self._reporter("downloading", entry, entry.bytes)
             download(entry, path, retries=self.retries, timeout=self.timeout, advance=advance)
+
         if entry.unpack is not None and entry.unpacked_bytes is not None:
-            advance = self._shown("unpacking", entry, entry.unpacked_bytes)
+            advance = self._reporter("unpacking", entry, entry.unpacked_bytes)
             unpack(path, self._path(entry.unpack), entry.unpacked_bytes, advance)
             if not self.keep_archives:
                 path.unlink()
-        record = self._record(entry)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(self._found(entry)))
+
+        record_path = self._record_path(entry)
+        record_path.parent.mkdir(parents=True, exist_ok=True)
+        record_path.write_text(json.dumps(self._describe_target(entry)))
 
     def _is_complete(self, entry: Entry) -> bool:
         with contextlib.suppress(OSError, ValueError):
-            if parse_json(self._record(entry).read_text()) == self._found(entry):
+            record = parse_json(self._record_path(entry).read_text())
+            if record == self._describe_target(entry):
                 return True
-        # A copy of the folder may have other times: the content decides.
-        return entry.unpack is None and self._is_there(entry)
 
-    def _is_there(self, entry: Entry) -> bool:
-        """Whether the file of an entry is in the folder, by its content."""
+        # In a copy of the folder, the times may differ, so the content decides.
+        return entry.unpack is None and self._has_file(entry)
+
+    def _has_file(self, entry: Entry) -> bool:
+        """Returns whether the folder has the file of an entry, by its content."""
         path = self._path(entry.path)
         if not path.is_file() or path.stat().st_size != entry.bytes:
             return False
+
         with open(path, "rb") as file:
             blocks = iter(lambda: file.read(_BLOCK), b"")
-            return _sha256(blocks, self._shown("verifying", entry, entry.bytes)) == entry.sha256
+            sha256 = _compute_sha256(blocks, self._reporter("verifying", entry, entry.bytes))
+        return sha256 == entry.sha256
 
-    def _shown(self, what: str, entry: Entry, total: int) -> Advance:
-        return lambda done: self.advance(f"{what} {entry.path}", done, total)
+    def _reporter(self, activity: str, entry: Entry, total: int) -> Advance:
+        """Returns a function that reports the progress of an activity on an entry."""
+        return lambda done: self.advance(f"{activity} {entry.path}", done, total)
 
-    def _record(self, entry: Entry) -> Path:
-        return self._path(f"{STATE}/{entry.target}.json")
+    def _record_path(self, entry: Entry) -> Path:
+        """Returns the path of the record that an entry is complete."""
+        return self._path(f"{STATE_FOLDER}/{entry.target}.json")
 
-    def _found(self, entry: Entry) -> dict[str, Any]:
-        """What identifies a complete file or folder; in a folder, files may be added later."""
+    def _describe_target(self, entry: Entry) -> dict[str, Any]:
+        """Returns the record of a complete file or folder.
+
+        It has no time for a folder, because files may be added to one later.
+        """
         status = os.stat(self._path(entry.target))
         changed = status.st_mtime_ns if entry.unpack is None else None
         return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": changed}
 
 
 def download(
-    entry: Entry, path: Path, *, retries: int, timeout: float, advance: Advance = lambda _: None
+    entry: Entry,
+    path: Path,
+    *,
+    retries: int,
+    timeout: float,
+    advance: Advance = lambda _: None,
 ) -> None:
-    """Downloads a file, or the rest of it; see `FileSet` for the arguments.
+    """Downloads a file, or the missing bytes of it; see `FileSet` for the arguments.
 
     Raises:
-        DataError: If it cannot be had, or is another file than expected.
+        DataError: If the file cannot be downloaded, or differs from the entry.
     """
     part = path.with_name(f"{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    resumed = part.exists() and part.stat().st_size > 0
+    was_resumed = part.exists() and part.stat().st_size > 0
 
-    def rest(start: int) -> Iterator[bytes]:
-        open_from = partial(_opened, entry, timeout=timeout)
+    def read_from(start: int) -> Iterator[bytes]:
+        open_from = partial(_open_from, entry, timeout=timeout)
         attempts = Retries(retries, _ADVICE)
         return attempts.read(str(entry), open_from, start, entry.bytes, entry.bytes)
 
-    found = _sha256(filled(part, rest), advance)
-    if found != entry.sha256 and resumed:  # what an earlier call left may be of another file
+    sha256 = _compute_sha256(complete_part(part, read_from), advance)
+    if sha256 != entry.sha256 and was_resumed:
+        # The part of an earlier call may be of another file.
         part.unlink()
-        found = _sha256(filled(part, rest), advance)
-    if found != entry.sha256:
+        sha256 = _compute_sha256(complete_part(part, read_from), advance)
+    if sha256 != entry.sha256:
         part.unlink()
         raise DataError(
-            f"{entry} is another file than expected: its sha256 is {found}, not {entry.sha256}; "
+            f"{entry} is another file than expected: its sha256 is {sha256}, not {entry.sha256}; "
             "correct the manifest, or use another mirror"
         )
     part.replace(path)
 
 
-def filled(part: Path, rest: Callable[[int], Iterator[bytes]]) -> Iterator[bytes]:
-    """The content of a file: what a part of it has, then the rest, which is appended to it.
+def complete_part(part: Path, read_from: Callable[[int], Iterator[bytes]]) -> Iterator[bytes]:
+    """Yields the bytes of a partial file, then the missing bytes, which are appended to it.
 
     Args:
-        rest: The content from a byte on.
+        read_from: Yields the content of the complete file from a byte on.
     """
     with open(part, "a+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         while file.tell() < size:
             yield file.read(_BLOCK)
-        for block in rest(size):
+
+        for block in read_from(size):
             file.write(block)
             yield block
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sha256(blocks: Iterator[bytes], advance: Advance) -> str:
-    found, done = hashlib.sha256(), 0
+def _compute_sha256(blocks: Iterator[bytes], advance: Advance) -> str:
+    sha256 = hashlib.sha256()
+    hashed_bytes = 0
     for block in blocks:
-        found.update(block)
-        done += len(block)
-        advance(done)
-    return found.hexdigest()
+        sha256.update(block)
+        hashed_bytes += len(block)
+        advance(hashed_bytes)
+    return sha256.hexdigest()
 
 
 @contextlib.contextmanager
-def _opened(entry: Entry, start: int, timeout: float) -> Iterator[Iterator[bytes]]:
-    """The content of a file from byte `start` on."""
+def _open_from(entry: Entry, start: int, timeout: float) -> Iterator[Iterator[bytes]]:
+    """Opens the content of a file from byte `start` on."""
     if urlsplit(entry.address).scheme == "file":
-        yield _local_blocks(entry, start)
+        yield _read_local(entry, start)
         return
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
     with (
         transport_errors(str(entry), shown_server(entry.address)),
         httpx2.stream(
             "GET", entry.address, headers=headers, timeout=timeout, follow_redirects=True
         ) as response,
     ):
-        skipped = _checked_start(response, entry, start)
-        yield steady(_without_first(response.iter_raw(), skipped), timeout)
+        _check_response(response, entry, start)
+        is_whole_file = response.status_code != 206
+        extra_bytes = start if is_whole_file else 0
+        yield refuse_slow(_skip_bytes(response.iter_raw(), extra_bytes), timeout)
 
 
-def _local_blocks(entry: Entry, start: int) -> Iterator[bytes]:
+def _read_local(entry: Entry, start: int) -> Iterator[bytes]:
+    """Yields the content of a file on the disk from byte `start` on."""
     path = Path(unquote(urlsplit(entry.address).path))
     try:
         size = path.stat().st_size
@@ -361,14 +409,22 @@ def _local_blocks(entry: Entry, start: int) -> Iterator[bytes]:
         raise DataError(f"{entry} cannot be read: {error.strerror}") from error
 
 
-def _without_first(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
+def _skip_bytes(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
+    """Skips the first `count` bytes of the content in blocks, and yields the others."""
     for block in blocks:
         yield block[count:]
         count = max(0, count - len(block))
 
 
-def _checked_start(response: httpx2.Response, entry: Entry, start: int) -> int:
-    """How many bytes of a response are before `start`: all, if the server ignores ranges."""
+def _check_response(response: httpx2.Response, entry: Entry, start: int) -> None:
+    """Checks that a response has the file from byte `start` on, or the whole file.
+
+    Servers that ignore ranges send the whole file.
+
+    Raises:
+        TransientError: If a retry may have another response.
+        DataError: If the server does not have the file.
+    """
     check_transient(response)
     status = response.status_code
     if status == 416:
@@ -376,14 +432,16 @@ def _checked_start(response: httpx2.Response, entry: Entry, start: int) -> int:
     if status not in (200, 206):
         raise DataError(f"{entry}: the server answers HTTP {status}; correct the address")
     check_encoding(response)
-    total, skipped = response.headers.get("Content-Length") or "*", start
+
     if status == 206:
-        stated = response.headers.get("Content-Range", "")
-        match = CONTENT_RANGE.fullmatch(stated)
+        content_range = response.headers.get("Content-Range", "")
+        match = CONTENT_RANGE.fullmatch(content_range)
         if match is None or int(match[1]) != start:
-            raise TransientError(f"another part of the file than requested ({stated})")
-        total, skipped = match[3], 0
-    if total not in ("*", str(entry.bytes)):
-        content = response.headers.get("Content-Type", "no Content-Type")
-        raise TransientError(f"{total} bytes ({content}) instead of {entry.bytes}")
-    return skipped
+            raise TransientError(f"another part of the file than requested ({content_range})")
+        file_size = match[3]
+    else:
+        file_size = response.headers.get("Content-Length") or "*"
+
+    if file_size not in ("*", str(entry.bytes)):
+        content_type = response.headers.get("Content-Type", "no Content-Type")
+        raise TransientError(f"{file_size} bytes ({content_type}) instead of {entry.bytes}")

@@ -1,8 +1,8 @@
-"""Why no document can be read from a file: its first bytes, described for a message.
+"""Explains why no document can be read from a file, by its first bytes.
 
 A server's error page, a pointer of Git LFS, an archive or one large JSON array often has the name
-of a file of documents. Whoever finds no document in a file asks `explain_no_document` here, so that
-training, evaluation, annotation and tables report the file itself, and how to repair it.
+of a file of documents. Callers that find no document in a file use `explain_no_document`, so that
+training, evaluation, annotation and tables report the same cause and remedy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bsmeta.data.io.shards import PARQUET, is_parquet
 from bsmeta.metadata.records import UNREADABLE
 
 LINES_LOOKED_AT = 2048
-"""First lines among which a file of documents must have one that is a JSON object."""
+"""Number of first lines, of which at least one must be a JSON object in a file of documents."""
 
 ZSTANDARD_MARK = b"\x28\xb5\x2f\xfd"
 
@@ -49,7 +49,8 @@ FORMATS = {
 }
 """First bytes -> the name of the format."""
 
-_SUFFIXES = {"a Parquet file": (PARQUET,), "a Zstandard file": (".zst",)}  # read by these names
+# Formats that are read if the file has the right suffix.
+_SUFFIXES = {"a Parquet file": (PARQUET,), "a Zstandard file": (".zst",)}
 _NO_SUFFIX: tuple[str, ...] = ()
 _REMEDIES = {
     **{
@@ -61,20 +62,20 @@ _REMEDIES = {
 }
 _MARKUP = re.compile(rb"\s*(<!doctype|<html|<head|<\?xml)", re.IGNORECASE)
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_HEAD = 1 << 12  # bytes
-_CONTENT_LOOKED_AT = 1 << 20  # bytes, which may all be blank
+_HEAD = 1 << 12  # bytes of a file that are examined
+_LONGEST_BLANK = 1 << 20  # bytes of content that are read in search of a character
 _SHOWN = 40  # characters of a file in a message
 _OBJECT = JSONDecoder(dict[str, msgspec.Raw])
 
 
 class FileStart(NamedTuple):
-    """How a file without documents begins.
+    """The beginning of a file without documents, for a message.
 
     Attributes:
         content: A predicate of the file, such as `is empty`.
-        remedy: What the user can do, as an imperative.
-        is_recognized: Whether it is a format of its own; otherwise it may be a file of documents
-            whose first lines are damaged.
+        remedy: Advice for the user, as an imperative.
+        is_recognized: Whether the file has a known other format; otherwise it may be a file of
+            documents whose first lines are damaged.
     """
 
     content: str
@@ -86,7 +87,9 @@ class FileStart(NamedTuple):
 
 
 def has_document(path: str | FileRef) -> bool:
-    """Whether one of the first lines of a shard is a JSON object, or a Parquet file has a row.
+    """Returns whether a shard begins with documents.
+
+    That is: one of its first lines is a JSON object, or it is a Parquet file with a row.
 
     Raises:
         OSError: If a local file cannot be opened.
@@ -100,7 +103,7 @@ def has_document(path: str | FileRef) -> bool:
 
 
 def explain_no_document(path: str | FileRef) -> FileStart | None:
-    """Describes how a file begins; None if it has a document.
+    """Describes the beginning of a file without documents; returns None if it has documents.
 
     Raises:
         OSError: If a local file cannot be opened.
@@ -110,7 +113,7 @@ def explain_no_document(path: str | FileRef) -> FileStart | None:
 
 
 def check_has_document(path: str | FileRef, key: str) -> None:
-    """Refuses a file of a recognized format that is not a file of documents.
+    """Refuses a file of another format than a file of documents.
 
     Files that are empty, or whose first lines are damaged, are accepted.
 
@@ -131,51 +134,59 @@ def describe_start(path: str | FileRef) -> FileStart:
         head = file.read(_HEAD)
         if not head:
             return FileStart("is empty (0 bytes)", "write or download it again", False)
-        name = format_name(head)
-        if name is not None and not _ends_in(path, _SUFFIXES.get(name, _NO_SUFFIX)):
-            remedy = _REMEDIES.get(name, "convert it to lines of JSON, one object each")
-            return FileStart(f"is {name}", remedy)
-        if head.startswith(GZIP_MARK) and not _ends_in(path, ".gz"):
+
+        format_name = find_format_name(head)
+        if format_name and not _has_suffix(path, _SUFFIXES.get(format_name, _NO_SUFFIX)):
+            remedy = _REMEDIES.get(format_name, "convert it to lines of JSON, one object each")
+            return FileStart(f"is {format_name}", remedy)
+        if head.startswith(GZIP_MARK) and not _has_suffix(path, ".gz"):
             return FileStart("is compressed with gzip", "rename it so that its name ends in .gz")
         if is_markup(head):
             return FileStart(
-                f"is an HTML or XML page ({_begins(head)}), as servers send instead of a file",
+                f"is an HTML or XML page ({_quote_start(head)}), as servers send instead of a file",
                 "download it again",
             )
+
+        # From here on, the file may have the format that its name promises.
         if is_parquet(path):
             return _describe_table(path)
-        if _ends_in(path, ".gz") and not head.startswith(GZIP_MARK):
+        if _has_suffix(path, ".gz") and not head.startswith(GZIP_MARK):
             return FileStart(
-                f"is not compressed with gzip, although its name ends in .gz ({_begins(head)})",
+                "is not compressed with gzip, although its name ends in .gz "
+                f"({_quote_start(head)})",
                 "rename or compress it",
             )
         file.seek(0)
-        content, damage = _first_content(path, file)
+        content, damage = _read_start(path, file)
     return _describe_content(path, content, damage)
 
 
-def format_name(head: bytes) -> str | None:
-    """The name of the format that a file of these first bytes has; None if it may be text."""
+def find_format_name(head: bytes) -> str | None:
+    """Returns the name of the format of a file with these first bytes; None if it may be text."""
     return next((name for mark, name in FORMATS.items() if head.startswith(mark)), None)
 
 
 def is_sqlite_start(head: bytes) -> bool:
-    """Whether a file of these first bytes is an SQLite database."""
+    """Returns whether a file with these first bytes is an SQLite database."""
     return head.startswith(_SQLITE)
 
 
 def is_markup(head: bytes) -> bool:
-    """Whether a file of these first bytes is an HTML or XML page."""
+    """Returns whether a file with these first bytes is an HTML or XML page."""
     return _MARKUP.match(head.removeprefix(BYTE_ORDER_MARK)) is not None
 
 
-def _first_content(path: str | FileRef, file: BinaryIO) -> tuple[bytes, str]:
-    """The first bytes of the uncompressed content, and why there are no more of them, if known."""
+def _read_start(path: str | FileRef, file: BinaryIO) -> tuple[bytes, str]:
+    """Reads the beginning of the uncompressed content.
+
+    Returns:
+        The first bytes, and the damage that prevents reading more of them ("": none).
+    """
     content = b""
     try:
         for block in shard_content(path, file):
             content += block
-            if len(content) >= _CONTENT_LOOKED_AT or len(content.lstrip()) >= _HEAD:
+            if len(content) >= _LONGEST_BLANK or len(content.lstrip()) >= _HEAD:
                 break
     except (DamagedFileError, OSError) as error:
         return content, str(error)
@@ -183,6 +194,7 @@ def _first_content(path: str | FileRef, file: BinaryIO) -> tuple[bytes, str]:
 
 
 def _describe_table(path: str | FileRef) -> FileStart:
+    """Describes a Parquet file without readable rows."""
     with contextlib.closing(open_shard(path, columns=())) as reader:
         reader.read(0, 1)
         damage = reader.damage
@@ -192,54 +204,61 @@ def _describe_table(path: str | FileRef) -> FileStart:
 
 
 def _describe_content(path: str | FileRef, content: bytes, damage: str) -> FileStart:
-    """Describes the first bytes of the content of a file that is no known binary format."""
+    """Describes the first bytes of the content of a file that has no known binary format."""
     text = content.removeprefix(BYTE_ORDER_MARK).lstrip()
     if not text and damage:
         return FileStart(f"cannot be read ({damage})", "replace it", False)
     if not text:
-        contents = "only blank lines" if content else "no content"
-        return FileStart(f"has {contents}", "write or download it again", False)
+        extent = "only blank lines" if content else "no content"
+        return FileStart(f"has {extent}", "write or download it again", False)
+
     if text.startswith(_UTF16_MARKS):
         return FileStart("is encoded in UTF-16", "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
     if is_markup(text):
-        return FileStart(f"is an HTML or XML page ({_begins(text)})", "download it again")
+        return FileStart(f"is an HTML or XML page ({_quote_start(text)})", "download it again")
+
     if text.startswith(b"["):
         return FileStart(
-            f"is a JSON array ({_begins(text)}), not lines of one JSON object each",
-            f"convert it: {_conversion(path, '.[]')}",
+            f"is a JSON array ({_quote_start(text)}), not lines of one JSON object each",
+            f"convert it: {_conversion_command(path, '.[]')}",
         )
     if text.startswith(b"{"):
         return FileStart(
-            f"has JSON objects that extend over several lines ({_begins(text)})",
-            f"write each on one line: {_conversion(path, '.')}",
+            f"has JSON objects that extend over several lines ({_quote_start(text)})",
+            f"write each on one line: {_conversion_command(path, '.')}",
         )
     return FileStart(
-        f"has no JSON object ({_begins(text)})", "expected lines of one JSON object each", False
+        f"has no JSON object ({_quote_start(text)})",
+        "expected lines of one JSON object each",
+        False,
     )
 
 
-def _conversion(path: str | FileRef, jq_filter: str) -> str:
-    """A command that writes lines of JSON into a new file."""
+def _conversion_command(path: str | FileRef, jq_filter: str) -> str:
+    """Returns a command that writes lines of JSON into a new file."""
     name = os.path.basename(str(path))
     stem, suffix = os.path.splitext(name)
-    unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(suffix)
-    if unpack is None:
+    decompress = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(suffix)
+    if decompress is None:
         stem = name
     new_name = f"{stem.removesuffix('.json').removesuffix('.jsonl')}.lines.jsonl"
-    source, target = shlex.quote(name), shlex.quote(new_name)
+
+    source = shlex.quote(name)
+    target = shlex.quote(new_name)
     convert = f"jq -c {shlex.quote(jq_filter)}"
-    if unpack is None:
+    if decompress is None:
         return f"{convert} {source} > {target}"
-    return f"{unpack} {source} | {convert} > {target}"
+    return f"{decompress} {source} | {convert} > {target}"
 
 
-def _begins(head: bytes) -> str:
-    """`it begins with "…"`, with only the first characters of a file, on one line."""
+def _quote_start(head: bytes) -> str:
+    """Returns `it begins with "…"`, with the first characters of a file on one line."""
     text = printable(head[:_HEAD].decode(errors="replace"))
     return f"it begins with {show(' '.join(text.split())[:_SHOWN].rstrip())}"
 
 
 def _is_object(line: bytes) -> bool:
+    """Returns whether a line is a JSON object."""
     try:
         _OBJECT.decode(line)
     except UNREADABLE:
@@ -247,5 +266,5 @@ def _is_object(line: bytes) -> bool:
     return True
 
 
-def _ends_in(path: str | FileRef, suffix: str | tuple[str, ...]) -> bool:
+def _has_suffix(path: str | FileRef, suffix: str | tuple[str, ...]) -> bool:
     return str(path).endswith(suffix)

@@ -1,4 +1,4 @@
-"""Files of documents, local (`str`) or remote (`FileRef`): opened, and unpacked."""
+"""Opens and decompresses files of documents, local (`str`) or remote (`FileRef`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import BinaryIO, cast
 
 from bsmeta.core.progress import reporting
-from bsmeta.data.io.compression import AccessPoint, content
+from bsmeta.data.io.compression import AccessPoint, read_content
 from bsmeta.data.io.file_ref import FileRef
 
 
@@ -15,22 +15,23 @@ def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
     """Opens a file for reading.
 
     Args:
-        blocks: Number of the most recently read blocks to keep in memory, if it is remote.
+        blocks: Number of the most recently read blocks to keep in memory, if the file is remote.
     """
     if not isinstance(path, FileRef):
         return open(path, "rb")
+
     from bsmeta.data.io.remote_file import RemoteFile
 
     return cast(BinaryIO, RemoteFile(path, blocks))
 
 
 def size_of(path: str | FileRef) -> int:
-    """Size of a file in bytes."""
+    """Returns the size of a file in bytes."""
     return path.size if isinstance(path, FileRef) else os.path.getsize(path)
 
 
 def refuse_bad_copy(path: str | FileRef) -> None:
-    """Raises if a rejected document may come from a bad cached copy of a remote file."""
+    """Raises a `DataError` if a rejected document may come from a bad copy of a remote file."""
     if isinstance(path, FileRef):
         from bsmeta.data.io.remote_file import refuse_bad_copy_of
 
@@ -40,19 +41,19 @@ def refuse_bad_copy(path: str | FileRef) -> None:
 def shard_content(
     path: str | FileRef, file: BinaryIO, point: AccessPoint | None = None
 ) -> Generator[bytes, None, None]:
-    """The content of a shard in blocks; see `compression.content`.
+    """Yields the content of a shard in blocks; see `compression.read_content`.
 
     If a remote file is damaged, its cached copy is checked and, if it is bad, downloaded again;
     reading then resumes at the same byte.
 
     Raises:
-        DamagedFileError: If the file itself is damaged; everything before the damage is yielded
-            first.
+        DamagedFileError: If the file itself is damaged, after everything before the damage is
+            yielded.
         DataError: If the content read before the damage differs from the content of the server.
     """
     if isinstance(path, FileRef):
-        from bsmeta.data.io.remote_file import remote_content
+        from bsmeta.data.io.remote_file import read_remote_content
 
-        yield from remote_content(path, file, point)
+        yield from read_remote_content(path, file, point)
     else:
-        yield from reporting(content(path, file, point))
+        yield from reporting(read_content(path, file, point))

@@ -1,11 +1,11 @@
-"""Data sets on the Hugging Face Hub: listed at a commit, and read in ranges.
+"""Lists data sets on the Hugging Face Hub at a commit, and reads ranges of their files.
 
-The listing of a commit never changes, so it is kept in the cache folder, and read from there with
-HF_HUB_OFFLINE. Requests use the session, endpoint and token of huggingface_hub, and are validated
-and retried. Its `HfFileSystem` is not used because it retries each request five times regardless of
-`hub_retries`, restarts an interrupted range from its beginning, accepts responses of the wrong
-length, content or encoding, needs the Hub to open a cached file, and sends the token to any host
-named in a `Link` header.
+The listing of a commit never changes, so it is kept in the cache folder, and read from there when
+HF_HUB_OFFLINE is set. Requests use the session, endpoint and token of huggingface_hub, and are
+validated and retried. Its `HfFileSystem` is not used because it retries each request five times
+regardless of `hub_retries`, restarts an interrupted range from its beginning, accepts responses of
+the wrong length, content or encoding, needs the Hub to open a cached file, and sends the token to
+any host named in a `Link` header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -42,8 +42,8 @@ from bsmeta.data.io.remote import (
     check_encoding,
     check_range,
     check_transient,
+    refuse_slow,
     shown_server,
-    steady,
     transport_errors,
 )
 from bsmeta.data.io.verifier import Verifier
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
-Form = TypeVar("Form")
+Answer = TypeVar("Answer")
 
 
 class Hub(Store):
@@ -77,12 +77,21 @@ class Hub(Store):
             raise ValueError(str(error)) from error
         if uri.type != "dataset":
             raise ValueError(f"found a {uri.type}")
-        pattern = (uri.path_in_repo or EVERYWHERE).strip("/")
-        return Pattern(HUB, uri.id, pattern, uri.revision or revision or constants.DEFAULT_REVISION)
+        return Pattern(
+            scheme=HUB,
+            container=uri.id,
+            pattern=(uri.path_in_repo or EVERYWHERE).strip("/"),
+            revision=uri.revision or revision or constants.DEFAULT_REVISION,
+        )
 
     def verifier(self, ref: FileRef) -> Verifier:
-        git = hashlib.sha1(f"blob {ref.size}\0".encode(), usedforsecurity=False)
-        return Verifier(hashlib.sha256() if len(ref.etag) == 64 else git, ref.etag)
+        is_large = len(ref.etag) == 64  # hexadecimal digits of a SHA-256
+        if is_large:
+            return Verifier(hashlib.sha256(), ref.etag)
+
+        # Git hashes this header before the content.
+        header = f"blob {ref.size}\0".encode()
+        return Verifier(hashlib.sha1(header, usedforsecurity=False), ref.etag)
 
     @contextlib.contextmanager
     def open_range(self, ref: FileRef, start: int, stop: int) -> Iterator[Iterator[bytes]]:
@@ -94,20 +103,20 @@ class Hub(Store):
             endpoint=constants.ENDPOINT,
         )
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        with self._get(url, f"{ref}, bytes {start} to {stop}", headers) as response:
+        with self._open(url, f"{ref}, bytes {start} to {stop}", headers) as response:
             self._check_commit(response, ref)
             check_encoding(response)
             check_range(self, response, ref, start)
-            yield steady(response.iter_raw(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            yield refuse_slow(response.iter_raw(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
-        kept = Path(settings.folder) / "listings"
-        of_revision = kept / _listing_name(pattern, pattern.revision)
+        folder = Path(settings.folder) / "listings"
+        revision_file = folder / _listing_name(pattern, pattern.revision)
         if self.is_offline():
-            listing = _load(of_revision)
+            listing = _load(revision_file)
             if listing is None:
                 raise DataError(
-                    f"HF_HUB_OFFLINE is set, and {kept} has no listing of {pattern.pattern} in "
+                    f"HF_HUB_OFFLINE is set, and {folder} has no listing of {pattern.pattern} in "
                     f"{pattern.root} at revision {pattern.revision}; start once without "
                     "HF_HUB_OFFLINE, or use local files"
                 )
@@ -115,33 +124,51 @@ class Hub(Store):
             commit = commit_of(
                 pattern.container, pattern.revision, settings.retries, constants.ENDPOINT
             )
-            of_commit = kept / _listing_name(pattern, commit)
-            listing = _load(of_commit)
+            commit_file = folder / _listing_name(pattern, commit)
+            listing = _load(commit_file)
             if listing is None:
-                listing = Listing(commit, self._tree(pattern, commit, settings.retries))
-                _save(of_commit, listing)
-            if of_revision != of_commit:
-                _save(of_revision, listing)
+                listing = Listing(commit, self._list_tree(pattern, commit, settings.retries))
+                _save(commit_file, listing)
+
+            # Offline, the commit of a revision is unknown: its listing is looked up by revision.
+            if revision_file != commit_file:
+                _save(revision_file, listing)
+
         return [
-            FileRef(size, etag, settings, HUB, pattern.container, path, listing.commit)
-            for path, size, etag in listing.files
+            FileRef(
+                size=file.size,
+                etag=file.etag,
+                settings=settings,
+                scheme=HUB,
+                container=pattern.container,
+                path=file.path,
+                version=listing.commit,
+            )
+            for file in listing.files
         ]
 
-    def _tree(self, pattern: Pattern, commit: str, retries: int) -> list[tuple[str, int, str]]:
-        """Path, size and hash of each file in the folder of a pattern."""
+    def _list_tree(self, pattern: Pattern, commit: str, retries: int) -> list[ListedFile]:
+        """Requests the files in the folder of a pattern."""
         folder = f"/{quote(pattern.folder, safe='')}" if pattern.folder else ""
         url = f"{constants.ENDPOINT}/api/datasets/{pattern.container}/tree/{commit}{folder}"
         url += f"?recursive={pattern.is_deep}&expand=False"
-        what = f"{pattern.root}@{commit}/{pattern.folder}".rstrip("/")
-        return [
-            (entry.path, entry.size, entry.lfs.oid if entry.lfs else entry.oid)
-            for page in self.get_json(url, what, retries, list[Entry])
-            for entry in page
-            if entry.type == "file"
-        ]
+        subject = f"{pattern.root}@{commit}/{pattern.folder}".rstrip("/")
 
-    def get_json(self, url: str, what: str, retries: int, form: type[Form]) -> Iterator[Form]:
-        """The pages of a JSON response, decoded as a given type.
+        files = []
+        for page in self.get_json(url, subject, retries, list[Entry]):
+            for entry in page:
+                if entry.type == "file":
+                    etag = entry.lfs.oid if entry.lfs else entry.oid
+                    files.append(ListedFile(entry.path, entry.size, etag))
+        return files
+
+    def get_json(
+        self, url: str, subject: str, retries: int, answer_type: type[Answer]
+    ) -> Iterator[Answer]:
+        """Yields the pages of a JSON response, each decoded as a given type.
+
+        Args:
+            subject: The requested object, for messages.
 
         Raises:
             DataError: If the Hub refuses or cannot be reached, or the next page is on another host.
@@ -149,23 +176,28 @@ class Hub(Store):
         attempts = Retries(retries, self.advice())
         next_page: str | None = url
         while next_page:
-            page, next_page = attempts.call(what, partial(self._page, next_page, what, form))
+            request = partial(self._get_page, next_page, subject, answer_type)
+            page, next_page = attempts.call(subject, request)
             if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
                 host = shown_server(next_page).partition("://")[2]
                 raise DataError(
-                    f"{what}: the next page of the listing is on another host, {host}, which must "
-                    "not get the token; set HF_ENDPOINT to the Hub itself, or to a mirror that "
-                    "serves all pages"
+                    f"{subject}: the next page of the listing is on another host, {host}, which "
+                    "must not get the token; set HF_ENDPOINT to the Hub itself, or to a mirror "
+                    "that serves all pages"
                 )
             yield page
 
-    def _page(self, url: str, what: str, form: type[Form]) -> tuple[Form, str | None]:
-        """A page of a JSON response, and the address of the next one."""
-        with self._get(url, what) as response:
-            body = b"".join(steady(response.iter_bytes(), constants.HF_HUB_DOWNLOAD_TIMEOUT))
+    def _get_page(
+        self, url: str, subject: str, answer_type: type[Answer]
+    ) -> tuple[Answer, str | None]:
+        """Returns a page of a JSON response, and the URL of the next page."""
+        with self._open(url, subject) as response:
+            chunks = refuse_slow(response.iter_bytes(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            body = b"".join(chunks)
             link = response.links.get("next", {}).get("url")
+
         try:
-            page = decode_json(body, form)
+            page = decode_json(body, answer_type)
         except msgspec.ValidationError as error:
             raise TransientError(f"the answer is JSON of another form: {error}") from None
         except msgspec.DecodeError:
@@ -173,19 +205,22 @@ class Hub(Store):
         return page, str(response.url.join(link)) if link else None
 
     @contextlib.contextmanager
-    def _get(
-        self, url: str, what: str, headers: dict[str, str] | None = None
+    def _open(
+        self, url: str, subject: str, headers: dict[str, str] | None = None
     ) -> Iterator[httpx2.Response]:
-        """A successful response of the Hub, to be read inside the context."""
+        """Opens a successful response of the Hub, to be read inside the context."""
         if self.is_offline():
-            raise DataError(f"{what}: HF_HUB_OFFLINE is set, and this is not in the cache")
+            raise DataError(f"{subject}: HF_HUB_OFFLINE is set, and this is not in the cache")
+
+        hide(get_token_to_send(None))  # it may come from a file
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        hide(get_token_to_send(None))  # which may come from a file
         try:
-            with transport_errors(what, f"{self.server} (HF_ENDPOINT)"):
-                sent = build_hf_headers(headers=headers)
-                with get_session().stream("GET", url, headers=sent, timeout=timeout) as response:
-                    self._check_status(response, what)
+            with transport_errors(subject, f"{self.server} (HF_ENDPOINT)"):
+                all_headers = build_hf_headers(headers=headers)
+                with get_session().stream(
+                    "GET", url, headers=all_headers, timeout=timeout
+                ) as response:
+                    self._check_status(response, subject)
                     yield response
         except RuntimeError as error:
             # huggingface_hub closes its session when a connection in another thread fails.
@@ -193,12 +228,13 @@ class Hub(Store):
                 raise
             raise TransientError("the session was closed") from None
 
-    def _check_status(self, response: httpx2.Response, what: str) -> None:
+    def _check_status(self, response: httpx2.Response, subject: str) -> None:
         """Raises the error for a bad status: either a transient one, or one that names the fix."""
         check_transient(response)
         status = response.status_code
         if status < 300:
             return
+
         code = response.headers.get("X-Error-Code")
         if status in (401, 403) and get_token_to_send(None) is None:
             reason = (
@@ -224,10 +260,13 @@ class Hub(Store):
             )
         else:
             reason = "the request is refused"
-        raise DataError(f"{what}: {self.server} answers HTTP {status}: {reason}")
+        raise DataError(f"{subject}: {self.server} answers HTTP {status}: {reason}")
 
     def _check_commit(self, response: httpx2.Response, ref: FileRef) -> None:
-        """Checks commit and hash, which are in the Hub's own response, before the redirect."""
+        """Raises a `DataError` if a response is about another commit or hash than listed.
+
+        The headers with both are in the Hub's own response, which may come before a redirect.
+        """
         for answer in (*response.history, response):
             commit = answer.headers.get("X-Repo-Commit")
             etag = answer.headers.get("X-Linked-Etag") or answer.headers.get("ETag") or ""
@@ -239,13 +278,14 @@ class Hub(Store):
 
 @cache
 def commit_of(repo: str, revision: str, retries: int, endpoint: str) -> str:
-    """The commit of a revision; resolved once, so that a run reads only one commit."""
+    """Returns the commit of a revision; resolved once, so that a run reads only one commit."""
     if COMMIT.fullmatch(revision):
         return revision
+
     url = f"{endpoint}/api/datasets/{repo}/revision/{quote(revision, safe='')}"
-    what = f"hf://datasets/{repo}@{revision}"
-    (answer,) = Hub().get_json(url, what, retries, Revision)
-    log.info("%s is commit %s", what, answer.sha)
+    subject = f"hf://datasets/{repo}@{revision}"
+    (answer,) = Hub().get_json(url, subject, retries, Revision)
+    log.info("%s is commit %s", subject, answer.sha)
     return answer.sha
 
 
@@ -271,22 +311,35 @@ class Revision(msgspec.Struct):
     sha: Annotated[str, msgspec.Meta(pattern=f"^{COMMIT.pattern}$")]
 
 
+class ListedFile(NamedTuple):
+    """A file in a listing.
+
+    Attributes:
+        size: In bytes.
+        etag: SHA-256 of a large file, Git hash of others.
+    """
+
+    path: str
+    size: int
+    etag: str
+
+
 class Listing(msgspec.Struct):
-    """The files of a folder at a commit: path, size in bytes, and hash of each."""
+    """The files of a folder at a commit, as cached: in JSON, each file is an array."""
 
     commit: str
-    files: list[tuple[str, int, str]]
+    files: list[ListedFile]
 
 
 def _listing_name(pattern: Pattern, revision: str) -> str:
-    """The name of the file in which a listing is cached."""
-    facts = json.dumps([pattern.container, revision, pattern.folder, pattern.is_deep])
-    name = xxhash.xxh3_64_hexdigest(facts.encode())
-    return f"{pattern.container.replace('/', '--')}-{name}.json"
+    """Returns the name of the file in which a listing is cached."""
+    request = json.dumps([pattern.container, revision, pattern.folder, pattern.is_deep])
+    request_hash = xxhash.xxh3_64_hexdigest(request.encode())
+    return f"{pattern.container.replace('/', '--')}-{request_hash}.json"
 
 
 def _load(path: Path) -> Listing | None:
-    """A cached listing; None if there is none, or it cannot be read."""
+    """Reads a cached listing; returns None if there is none, or it cannot be read."""
     try:
         return decode_json(path.read_bytes(), Listing)
     except (OSError, msgspec.DecodeError):

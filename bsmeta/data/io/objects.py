@@ -1,14 +1,15 @@
-"""Objects in buckets, `s3://` and `gs://`: listed, and read in ranges over HTTP.
+"""Lists objects in buckets, `s3://` and `gs://`, and reads ranges of them over HTTP.
 
-The libraries of the stores are used for what only they know: botocore signs requests to S3, with
-the credentials, the endpoint and the region of its environment variables and files (AWS_PROFILE,
-AWS_ENDPOINT_URL, …); google-auth gives the token for Cloud Storage. Requests are sent and checked
-as those to the Hub: s3fs and gcsfs retry each request on their own, read whole ranges into memory
-before the first byte is seen, and run in a thread that does not survive the fork of the loader
-processes.
+The libraries of the stores only authenticate: botocore signs requests to S3 with the credentials,
+the endpoint and the region from its environment variables and files (AWS_PROFILE, AWS_ENDPOINT_URL,
+…); google-auth provides the token for Cloud Storage. Requests are sent and checked like requests to
+the Hub. s3fs and gcsfs are not used because they retry each request on their own, read whole ranges
+into memory before yielding the first byte, and run in a thread that does not survive the fork of
+the loader processes.
 
-An object that is overwritten is noticed: S3 compares the ETag of each request, and of Cloud Storage
-the generation that was listed is read, which is gone after that unless the bucket keeps versions.
+Overwritten objects are detected: S3 compares the ETag of each request, and from Cloud Storage the
+listed generation is read, which no longer exists after an overwrite unless the bucket keeps
+versions.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from bsmeta.data.io.remote import (
     TransientError,
     check_range,
     check_transient,
-    error_message,
+    describe_error,
+    refuse_slow,
     shown_server,
-    steady,
     transport_errors,
 )
 from bsmeta.data.io.verifier import Verifier
 
-TIMEOUT = 30.0  # seconds without data that are a failure
-EXPIRY = 900  # seconds; a signed address is used at once
-MD5 = re.compile("[0-9a-f]{32}")
-OF_PARTS = re.compile(r"[0-9a-f]{32}-(\d+)")
-ADDRESS = re.compile(r"[^:]+://([^/]+)(?:/(.*))?", re.DOTALL)
+TIMEOUT = 30.0  # seconds without data after which a request has failed
+EXPIRY = 900  # seconds; a presigned URL is used at once
+MD5_ETAG = re.compile("[0-9a-f]{32}")
+MULTIPART_ETAG = re.compile(r"[0-9a-f]{32}-(\d+)")
+OBJECT_URL = re.compile(r"[^:]+://([^/]+)(?:/(.*))?", re.DOTALL)
 
 Headers = dict[str, str]
 
@@ -60,10 +61,10 @@ Headers = dict[str, str]
 class Bucket(Store):
     """A store of objects in buckets.
 
-    Objects are listed once by each process, which reads only those.
+    Each process lists the objects once, and reads only listed ones.
 
     Attributes:
-        regions: Those of buckets that are in another one than configured, as S3 reports them.
+        regions: Region of each bucket for which S3 reported another region than the configured one.
     """
 
     scheme: ClassVar[str]
@@ -74,7 +75,7 @@ class Bucket(Store):
         self._lock = threading.Lock()
 
     def parse(self, url: str, revision: str | None) -> Pattern:
-        match = ADDRESS.fullmatch(url)
+        match = OBJECT_URL.fullmatch(url)
         if match is None:
             raise ValueError("found no bucket")
         return Pattern(self.scheme, match[1], (match[2] or "").strip("/"))
@@ -84,110 +85,142 @@ class Bucket(Store):
 
     @abstractmethod
     def list_page(
-        self, pattern: Pattern, page: str, what: str, settings: RemoteSettings
+        self,
+        pattern: Pattern,
+        page: str,
+        subject: str,
+        settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
-        """A page of a listing, and the token of the next page ("": none)."""
+        """Requests a page of a listing.
+
+        Args:
+            page: Token of the page; "" requests the first one.
+            subject: The listed folder, for messages.
+
+        Returns:
+            The objects of the page, and the token of the next page ("": this is the last one).
+        """
 
     @contextlib.contextmanager
     def open_range(self, ref: FileRef, start: int, stop: int) -> Iterator[Iterator[bytes]]:
         url, headers = self._content_request(ref)
         headers |= {"Range": f"bytes={start}-{stop - 1}"}
-        what = f"{ref}, bytes {start} to {stop}"
-        with self._request("GET", url, ref, what, headers) as response:
+        subject = f"{ref}, bytes {start} to {stop}"
+        with self._request("GET", url, ref, subject, headers) as response:
             self._check_version(response, ref)
-            check_range(self, response, ref, start)  # as stored, whatever its Content-Encoding
-            yield steady(response.iter_raw(), TIMEOUT)
+            check_range(self, response, ref, start)
+            # The raw bytes are the stored ones, whatever their Content-Encoding.
+            yield refuse_slow(response.iter_raw(), TIMEOUT)
 
     def verifier(self, ref: FileRef) -> Verifier | None:
-        if MD5.fullmatch(ref.etag):
+        if MD5_ETAG.fullmatch(ref.etag):
             return Verifier(hashlib.md5(usedforsecurity=False), ref.etag)
         return None
 
     @abstractmethod
     def _content_request(self, ref: FileRef) -> tuple[str, Headers]:
-        """The address and the headers of the content of an object."""
+        """Returns the URL and the headers that request the content of an object."""
 
     @abstractmethod
     def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
         """Raises a `DataError` if a response is about another version of an object."""
 
     @abstractmethod
-    def _error_code(self, body: bytes) -> str:
-        """What the store says about a refusal."""
+    def _read_error_code(self, body: bytes) -> str:
+        """Returns the store's code or message in the body of a refusal; "" if there is none."""
 
     @abstractmethod
-    def _no_access(self, code: str) -> str:
-        """What to do about a refusal for lack of permission."""
+    def _advise_on_access(self, code: str) -> str:
+        """Returns the likely reason for a refusal for lack of permission, and its remedy."""
 
     @contextlib.contextmanager
     def _request(
-        self, method: str, url: str, of: FileRef | Pattern, what: str, headers: Headers
+        self,
+        method: str,
+        url: str,
+        source: FileRef | Pattern,
+        subject: str,
+        headers: Headers,
     ) -> Iterator[httpx2.Response]:
-        """A successful response about an object, or a listing, to be read inside the context."""
-        with transport_errors(what, self.server):
-            client = client_of(os.getpid())
+        """Opens a successful response, to be read inside the context.
+
+        Args:
+            source: The requested object, or the pattern of the requested listing.
+            subject: The same, for messages.
+        """
+        with transport_errors(subject, self.server):
+            client = http_client(os.getpid())
             with client.stream(method, url, headers=headers) as response:
                 if response.status_code >= 300:
-                    self._check_status(response, of, what)
+                    self._check_status(response, source, subject)
                 yield response
 
-    def _body(self, url: str, pattern: Pattern, what: str, headers: Headers) -> bytes:
-        with self._request("GET", url, pattern, what, headers) as response:
-            return b"".join(steady(response.iter_bytes(), TIMEOUT))
+    def _get_body(self, url: str, pattern: Pattern, subject: str, headers: Headers) -> bytes:
+        with self._request("GET", url, pattern, subject, headers) as response:
+            return b"".join(refuse_slow(response.iter_bytes(), TIMEOUT))
 
-    def _check_status(self, response: httpx2.Response, of: FileRef | Pattern, what: str) -> None:
+    def _check_status(
+        self, response: httpx2.Response, source: FileRef | Pattern, subject: str
+    ) -> None:
         """Raises the error for a bad status: either a transient one, or one that names the fix."""
-        status, code = response.status_code, self._error_code(response.read())
+        status = response.status_code
+        code = self._read_error_code(response.read())
+        answer = f"HTTP {status} ({code})" if code else f"HTTP {status}"
+
         check_transient(response, code)
-        shown = f"HTTP {status} ({code})" if code else f"HTTP {status}"
         if code == "RequestTimeout":
-            raise TransientError(shown)
+            raise TransientError(answer)
+
         is_gone = status in (412, 416) or (status == 404 and code != "NoSuchBucket")
-        if is_gone and isinstance(of, FileRef):
-            raise self.changed(of, shown, f"the object of ETag {of.etag}")
+        if is_gone and isinstance(source, FileRef):
+            raise self.changed(source, answer, f"the object of ETag {source.etag}")
+
+        bucket = source.container
         region = response.headers.get("x-amz-bucket-region")
-        if region and status in (301, 307, 400) and region != self.regions.get(of.container):
-            self.regions[of.container] = region
-            raise TransientError(f"{shown}: the bucket is in the region {region}")
+        if region and status in (301, 307, 400) and region != self.regions.get(bucket):
+            self.regions[bucket] = region
+            raise TransientError(f"{answer}: the bucket is in the region {region}")
+
         if status == 404:
-            reason = f"there is no such bucket: {of.container}; correct its name, or the endpoint"
+            reason = f"there is no such bucket: {bucket}; correct its name, or the endpoint"
         elif code == "InvalidObjectState":
             reason = "the object is archived; restore it first"
         elif status in (401, 403) or "Token" in code:
-            reason = self._no_access(code)
+            reason = self._advise_on_access(code)
         else:
             reason = "the request is refused"
-        raise DataError(f"{what}: {self.server} answers {shown}: {reason}")
+        raise DataError(f"{subject}: {self.server} answers {answer}: {reason}")
 
 
 @cache
-def client_of(process: int) -> httpx2.Client:
-    """The connections of a process; those of its parent do not survive a fork."""
+def http_client(process: int) -> httpx2.Client:
+    """Returns the HTTP client of a process; connections do not survive a fork."""
     return httpx2.Client(timeout=TIMEOUT)
 
 
 @cache
 def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
-    """The objects in the folder of a pattern (and below it, for a deep one)."""
-    what = f"{pattern.root}/{pattern.folder}".rstrip("/")
+    """Lists the objects in the folder of a pattern (and below it, if the pattern is deep)."""
+    subject = f"{pattern.root}/{pattern.folder}".rstrip("/")
     attempts = Retries(settings.retries, store.advice())
-    found: list[FileRef] = []
+    objects: list[FileRef] = []
     page: str | None = ""
     while page is not None:
-        request = partial(store.list_page, pattern, page, what, settings)
-        refs, next_page = attempts.call(what, request)
-        found += [ref for ref in refs if not ref.path.endswith("/")]  # the marker of a folder
+        request = partial(store.list_page, pattern, page, subject, settings)
+        refs, next_page = attempts.call(subject, request)
+        # A name that ends in a slash is the marker of a folder.
+        objects += [ref for ref in refs if not ref.path.endswith("/")]
         page = next_page or None
-    return found
+    return objects
 
 
-def _listing_prefix(pattern: Pattern) -> str:
-    """What the names of all objects begin with that a pattern may match."""
+def _literal_prefix(pattern: Pattern) -> str:
+    """Returns the part of a pattern before its first wildcard; every match begins with it."""
     return re.split(r"[*?\[]", pattern.pattern, maxsplit=1)[0]
 
 
 class S3(Bucket):
-    """Signs requests to S3, or to a server that speaks its protocol (AWS_ENDPOINT_URL)."""
+    """Requests objects of S3, or of a server with its protocol (AWS_ENDPOINT_URL)."""
 
     scheme = "s3"
     form = "s3://BUCKET/PATH"
@@ -207,48 +240,70 @@ class S3(Bucket):
         return shown_server(self._client(None).meta.endpoint_url)
 
     def list_page(
-        self, pattern: Pattern, page: str, what: str, settings: RemoteSettings
+        self,
+        pattern: Pattern,
+        page: str,
+        subject: str,
+        settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
-        parameters = {"Prefix": _listing_prefix(pattern), "EncodingType": "url"}
-        parameters |= {} if pattern.is_deep else {"Delimiter": "/"}
-        parameters |= {"ContinuationToken": page} if page else {}
+        parameters = {"Prefix": _literal_prefix(pattern), "EncodingType": "url"}
+        if not pattern.is_deep:
+            parameters["Delimiter"] = "/"
+        if page:
+            parameters["ContinuationToken"] = page
         url = self._sign("list_objects_v2", bucket, parameters)
+
         try:
-            root = ElementTree.fromstring(self._body(url, pattern, what, {}))
+            listing = ElementTree.fromstring(self._get_body(url, pattern, subject, {}))
         except ElementTree.ParseError as error:
             raise TransientError(f"the answer is not a listing: {error}") from None
-        if not root.tag.endswith("ListBucketResult"):
-            raise TransientError(f"the answer is not a listing, but {root.tag}")
-        found = []
-        is_encoded = root.findtext("{*}EncodingType") == "url"  # some servers ignore the request
-        for entry in root.iterfind("{*}Contents"):
-            key = entry.findtext("{*}Key", "")
-            key = unquote_plus(key) if is_encoded else key
+        if not listing.tag.endswith("ListBucketResult"):
+            raise TransientError(f"the answer is not a listing, but {listing.tag}")
+
+        # Some servers ignore the requested encoding of names.
+        is_encoded = listing.findtext("{*}EncodingType") == "url"
+        refs = []
+        for entry in listing.iterfind("{*}Contents"):
+            name = entry.findtext("{*}Key", "")
+            name = unquote_plus(name) if is_encoded else name
             etag = entry.findtext("{*}ETag", "").strip('"')
             size = int(entry.findtext("{*}Size", ""))
-            found.append(FileRef(size, etag, settings, self.scheme, bucket, key))
-        return found, root.findtext("{*}NextContinuationToken", "")
+            refs.append(FileRef(size, etag, settings, self.scheme, bucket, name))
+        return refs, listing.findtext("{*}NextContinuationToken", "")
 
     def verifier(self, ref: FileRef) -> Verifier | None:
-        """Computes the MD5, of an object that was uploaded in parts that of its parts."""
-        found: Any = hashlib.md5(usedforsecurity=False)
-        if parts := OF_PARTS.fullmatch(ref.etag):
-            found = Md5OfParts(self, ref, int(parts[1]))
-        elif not MD5.fullmatch(ref.etag):
+        """Returns a verifier by MD5; for an object uploaded in parts, by the MD5s of its parts."""
+        multipart = MULTIPART_ETAG.fullmatch(ref.etag)
+        content_hash: Any
+        if multipart:
+            content_hash = MultipartMD5(self, ref, int(multipart[1]))
+        elif MD5_ETAG.fullmatch(ref.etag):
+            content_hash = hashlib.md5(usedforsecurity=False)
+        else:
             return None
-        return Verifier(found, ref.etag, lambda: not found.hexdigest() or self._is_encrypted(ref))
+
+        def is_doubtful() -> bool:
+            return not content_hash.hexdigest() or self._is_encrypted(ref)
+
+        return Verifier(content_hash, ref.etag, is_doubtful)
 
     def _is_encrypted(self, ref: FileRef) -> bool:
-        """Whether the ETag of an object is no hash of its content."""
+        """Returns whether S3 encrypts an object such that its ETag is no hash of the content."""
         headers = self.head(ref)
         encryption = headers.get("x-amz-server-side-encryption", "")
-        by_customer = "x-amz-server-side-encryption-customer-algorithm" in headers
-        return encryption.startswith("aws:kms") or by_customer
+        has_customer_key = "x-amz-server-side-encryption-customer-algorithm" in headers
+        return encryption.startswith("aws:kms") or has_customer_key
 
     def head(self, ref: FileRef, part: int | None = None) -> httpx2.Headers:
-        """The headers of an object, or of one of the parts that it was uploaded in."""
-        parameters = {"Key": ref.path} | ({"PartNumber": part} if part else {})
+        """Requests the headers of an object, or of one of the parts that it was uploaded in.
+
+        Args:
+            part: Number of the part, from 1; None for the whole object.
+        """
+        parameters: dict[str, Any] = {"Key": ref.path}
+        if part:
+            parameters["PartNumber"] = part
 
         def request() -> httpx2.Headers:
             url = self._sign("head_object", ref.container, parameters)
@@ -266,11 +321,11 @@ class S3(Bucket):
         if etag not in ("", ref.etag):
             raise self.changed(ref, f"ETag {etag}", f"ETag {ref.etag}")
 
-    def _error_code(self, body: bytes) -> str:
+    def _read_error_code(self, body: bytes) -> str:
         match = re.search(rb"<Code>([\w.]+)</Code>", body)
         return match[1].decode() if match else ""
 
-    def _no_access(self, code: str) -> str:
+    def _advise_on_access(self, code: str) -> str:
         if not self._has_credentials:
             return (
                 "it is not public, and there are no credentials; set AWS_ACCESS_KEY_ID and "
@@ -291,25 +346,31 @@ class S3(Bucket):
         )
 
     def _sign(self, method: str, bucket: str, parameters: dict[str, Any]) -> str:
-        """The signed address of a request, which grants what it asks for until it expires."""
+        """Returns the presigned URL of a request; it grants access until it expires."""
         with self._errors():
             client = self._client(self.regions.get(bucket))
+
+            # The credentials may come from a file or from the machine, so they are not hidden yet.
             credentials = self._session.get_credentials()
-            if credentials is not None:  # which may come from a file, or from the machine
+            if credentials is not None:
                 frozen = credentials.get_frozen_credentials()
                 hide(frozen.secret_key, frozen.token)
-            asked = {"Bucket": bucket, **parameters}
-            return str(client.generate_presigned_url(method, Params=asked, ExpiresIn=EXPIRY))
+
+            bucket_parameters = {"Bucket": bucket, **parameters}
+            return str(
+                client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
+            )
 
     def _client(self, region: str | None) -> Any:
+        """Returns botocore's client for a region; None is the configured one."""
         from botocore import UNSIGNED
         from botocore.config import Config
 
-        version = "s3v4" if self._has_credentials else UNSIGNED
+        signature = "s3v4" if self._has_credentials else UNSIGNED
         with self._lock, self._errors():
             if region not in self._clients:
                 self._clients[region] = self._session.create_client(
-                    "s3", region_name=region, config=Config(signature_version=version)
+                    "s3", region_name=region, config=Config(signature_version=signature)
                 )
             return self._clients[region]
 
@@ -323,57 +384,63 @@ class S3(Bucket):
             raise
         except (BotoCoreError, ValueError) as error:  # ValueError: a malformed endpoint
             raise ConfigurationError(
-                f"s3://… cannot be read: {error_message(error)}; correct the configuration of AWS "
+                f"s3://… cannot be read: {describe_error(error)}; correct the configuration of AWS "
                 "(its environment variables, ~/.aws)"
             ) from None
 
 
-class Md5OfParts:
-    """The ETag of an object on S3 that was uploaded in parts: the MD5 of their MD5s.
+class MultipartMD5:
+    """Computes the ETag of an object on S3 that was uploaded in parts: the MD5 of their MD5s.
 
-    It is empty if the parts are not known, or not of equal size.
+    It is empty if the sizes of the parts are unknown, or not equal.
 
     Args:
-        count: The number of parts.
+        count: Number of parts.
     """
 
     def __init__(self, store: S3, ref: FileRef, count: int) -> None:
         self._store = store
         self._ref = ref
         self._count = count
-        self._part_bytes: int | None = None  # not known yet
-        self._parts = b""
-        self._part = hashlib.md5(usedforsecurity=False)
-        self._left = 0  # bytes until the end of the part
+        self._part_size: int | None = None  # requested with the first bytes; see `_get_part_size`
+        self._part_digests = b""  # of the complete parts
+        self._part_hash = hashlib.md5(usedforsecurity=False)
+        self._missing_bytes = 0  # until the end of the current part
 
     def update(self, data: bytes) -> None:
         """Adds the next bytes of the object."""
-        if self._part_bytes is None:
-            self._part_bytes = self._left = self._size_of_parts()
-        while self._part_bytes and len(data) >= self._left:
-            self._part.update(data[: self._left])
-            data = data[self._left :]
-            self._parts += self._part.digest()
-            self._part = hashlib.md5(usedforsecurity=False)
-            self._left = self._part_bytes
-        self._part.update(data)
-        self._left -= len(data)
+        if self._part_size is None:
+            self._part_size = self._get_part_size()
+            self._missing_bytes = self._part_size
+
+        while self._part_size and len(data) >= self._missing_bytes:
+            self._part_hash.update(data[: self._missing_bytes])
+            data = data[self._missing_bytes :]
+
+            self._part_digests += self._part_hash.digest()
+            self._part_hash = hashlib.md5(usedforsecurity=False)
+            self._missing_bytes = self._part_size
+
+        self._part_hash.update(data)
+        self._missing_bytes -= len(data)
 
     def hexdigest(self) -> str:
-        """The ETag of the bytes so far."""
-        if not self._part_bytes:
+        """Returns the ETag of the bytes so far; "" if it cannot be computed."""
+        if not self._part_size:
             return ""
-        last = self._part.digest() if self._left < self._part_bytes else b""
-        whole = hashlib.md5(self._parts + last, usedforsecurity=False).hexdigest()
-        return f"{whole}-{self._count}"
 
-    def _size_of_parts(self) -> int:
-        """Bytes of each part but the last; 0 if they are not known or not equal."""
+        has_unfinished_part = self._missing_bytes < self._part_size
+        last_digest = self._part_hash.digest() if has_unfinished_part else b""
+        digests = self._part_digests + last_digest
+        return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{self._count}"
+
+    def _get_part_size(self) -> int:
+        """Requests the bytes of each part except the last; 0 if unknown or not equal."""
         headers = self._store.head(self._ref, part=1)
         size = int(headers.get("Content-Length", "0"))
-        is_known = headers.get("x-amz-mp-parts-count") == str(self._count)
+        is_of_parts = headers.get("x-amz-mp-parts-count") == str(self._count)
         are_equal = size > 0 and math.ceil(self._ref.size / size) == self._count
-        return size if is_known and are_equal else 0
+        return size if is_of_parts and are_equal else 0
 
 
 class _Object(msgspec.Struct):
@@ -394,6 +461,8 @@ class _Objects(msgspec.Struct):
 
 
 class _Failure(msgspec.Struct):
+    """The details of an error in a response of Cloud Storage."""
+
     message: str = ""
 
 
@@ -415,20 +484,22 @@ class CloudStorage(Bucket):
         from google.auth.exceptions import DefaultCredentialsError
 
         super().__init__()
-        scope = "https://www.googleapis.com/auth/devstorage.read_only"
         self._credentials: Any = None
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         if emulator:
             self._endpoint = emulator if "://" in emulator else f"http://{emulator}"
             return
+
         self._endpoint = "https://storage.googleapis.com"
+        scope = "https://www.googleapis.com/auth/devstorage.read_only"
         try:
             self._credentials, _ = google.auth.default(scopes=[scope])
-        except DefaultCredentialsError as error:  # a public bucket needs none
+        except DefaultCredentialsError as error:
+            # Without credentials, public buckets can still be read.
             if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
                 raise ConfigurationError(
                     "gs://… cannot be read: GOOGLE_APPLICATION_CREDENTIALS is wrong; correct it, "
-                    f"or unset it for a public bucket: {error_message(error)}"
+                    f"or unset it for a public bucket: {describe_error(error)}"
                 ) from None
 
     @property
@@ -436,51 +507,60 @@ class CloudStorage(Bucket):
         return shown_server(self._endpoint)
 
     def list_page(
-        self, pattern: Pattern, page: str, what: str, settings: RemoteSettings
+        self,
+        pattern: Pattern,
+        page: str,
+        subject: str,
+        settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
         bucket = pattern.container
         fields = "items(name,size,generation,md5Hash,crc32c),nextPageToken"
-        parameters = {"prefix": _listing_prefix(pattern), "fields": fields}
-        parameters |= {} if pattern.is_deep else {"delimiter": "/"}
-        parameters |= {"pageToken": page} if page else {}
+        parameters = {"prefix": _literal_prefix(pattern), "fields": fields}
+        if not pattern.is_deep:
+            parameters["delimiter"] = "/"
+        if page:
+            parameters["pageToken"] = page
+
         url = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
-        body = self._body(f"{url}?{httpx2.QueryParams(parameters)}", pattern, what, self._token())
+        url = f"{url}?{httpx2.QueryParams(parameters)}"
+        body = self._get_body(url, pattern, subject, self._authorization())
         try:
-            found = decode_json(body, _Objects)
+            listing = decode_json(body, _Objects)
         except msgspec.MsgspecError as error:
             raise TransientError(f"the answer is not a listing: {error}") from None
+
         refs = [
             FileRef(
-                int(entry.size),
-                base64.b64decode(entry.md5Hash).hex() or f"crc32c:{entry.crc32c}",
-                settings,
-                self.scheme,
-                bucket,
-                entry.name,
-                entry.generation,
+                size=int(entry.size),
+                etag=base64.b64decode(entry.md5Hash).hex() or f"crc32c:{entry.crc32c}",
+                settings=settings,
+                scheme=self.scheme,
+                container=bucket,
+                path=entry.name,
+                version=entry.generation,
             )
-            for entry in found.items
+            for entry in listing.items
         ]
-        return refs, found.nextPageToken
+        return refs, listing.nextPageToken
 
     def _content_request(self, ref: FileRef) -> tuple[str, Headers]:
         name = f"b/{quote(ref.container, safe='')}/o/{quote(ref.path, safe='')}"
         url = f"{self._endpoint}/storage/v1/{name}?alt=media&generation={ref.version}"
-        # Without gzip, the store would unpack an object that is stored with this encoding.
-        return url, {"Accept-Encoding": "gzip", **self._token()}
+        # If gzip were not accepted, the store would decompress objects stored with this encoding.
+        return url, {"Accept-Encoding": "gzip", **self._authorization()}
 
     def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
-        found = response.headers.get("x-goog-generation", ref.version)
-        if found != ref.version:
-            raise self.changed(ref, f"generation {found}", f"generation {ref.version}")
+        generation = response.headers.get("x-goog-generation", ref.version)
+        if generation != ref.version:
+            raise self.changed(ref, f"generation {generation}", f"generation {ref.version}")
 
-    def _error_code(self, body: bytes) -> str:
+    def _read_error_code(self, body: bytes) -> str:
         try:
             return decode_json(body, _Refusal).error.message
         except msgspec.MsgspecError:
             return ""
 
-    def _no_access(self, code: str) -> str:
+    def _advise_on_access(self, code: str) -> str:
         if self._credentials is None:
             return (
                 "it is not public, and there are no credentials; run gcloud auth "
@@ -491,8 +571,8 @@ class CloudStorage(Bucket):
             "bucket and read its objects (roles/storage.objectViewer), or the name is wrong"
         )
 
-    def _token(self) -> Headers:
-        """The header with the token, which is renewed when it expires."""
+    def _authorization(self) -> Headers:
+        """Returns the header with the token, which is renewed when it expires."""
         if self._credentials is None:
             return {}
         from google.auth.exceptions import GoogleAuthError, TransportError
@@ -503,10 +583,10 @@ class CloudStorage(Bucket):
                 if not self._credentials.valid:
                     self._credentials.refresh(Request())
         except TransportError as error:
-            raise TransientError(error_message(error)) from None
+            raise TransientError(describe_error(error)) from None
         except GoogleAuthError as error:
             raise ConfigurationError(
-                f"gs://… cannot be read: {error_message(error)}; run gcloud auth "
+                f"gs://… cannot be read: {describe_error(error)}; run gcloud auth "
                 "application-default login, or correct GOOGLE_APPLICATION_CREDENTIALS"
             ) from None
         hide(self._credentials.token)

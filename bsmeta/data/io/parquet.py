@@ -1,15 +1,15 @@
-"""Read the rows of a Parquet shard as lines of JSON, from any row on.
+"""Reads the rows of a Parquet shard as lines of JSON, from any row on.
 
-The number of a document is that of its row. The footer has the number of rows of each
-row group, so any group is entered directly, without an index. Inside a group, rows are decoded page
-by page in small batches, so memory does not grow with the group; rows before the first requested
-one are decoded, but not converted. Only requested columns are read.
+The number of a document is the number of its row. The footer has the number of rows of each row
+group, so any group can be entered without an index. Inside a group, rows are decoded page by page
+in small batches, so memory does not grow with the group; rows before the first requested one are
+decoded, but not converted. Only requested columns are read.
 
-Values are converted column by column: a page may have hundreds of html records, and to build them
+Values are converted column by column: a page may have hundreds of html records, and building them
 one by one (`to_pylist`) takes several times as long. A struct becomes an object, a list an array, a
 timestamp an ISO 8601 string (in UTC if it has a time zone), a binary value a string, NaN and a date
 beyond the year 9999 null, a number the shortest decimal that reads back as the same value of its
-type. What Arrow keeps as views (`string_view`, `list_view`, ...) reads as the types without.
+type. Views in Arrow (`string_view`, `list_view`, ...) are read as the types without views.
 
 A list of hundreds of records is converted only for the documents that use it (`PartialLine`).
 """
@@ -40,11 +40,11 @@ from bsmeta.data.io.parquet_file import DAMAGED, ColumnChunk, ParquetSource, is_
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.metadata.records import Line, PartialLine
 
-BATCH_BYTES = 2 << 20  # decoded at a time
-VALUE_BYTES = 16  # memory of a value, at least, decoded and converted
-LATE_SHARE = 8  # of it, a late column takes one part in this many: few rows are converted
-BATCH_ROWS = 1024  # ... and at most this number of rows
-MOST_BLOCKS = 8  # of a remote file in memory: its columns are read in turns
+BATCH_BYTES = 2 << 20  # approximate size of a batch, decoded and converted
+BATCH_ROWS = 1024  # maximum rows of a batch
+VALUE_BYTES = 16  # minimum memory of a value, decoded and converted
+LATE_SHARE = 8  # the memory of a late column is divided by this: few of its rows are converted
+MAX_BLOCKS = 8  # of a remote file in memory; several, because columns are read in turns
 
 # Arrow's own allocator keeps several times as much memory as is in use.
 pa.set_memory_pool(pa.system_memory_pool())
@@ -52,16 +52,16 @@ pa.set_memory_pool(pa.system_memory_pool())
 NO_ROWS = pa.record_batch([], names=[])
 
 UNSUPPORTED = (pa.ArrowNotImplementedError, TypeError)
-"""What is raised for types that cannot be decoded, or not be written as JSON."""
+"""Errors for types that cannot be decoded, or not be written as JSON."""
 
 
 class ParquetReader(ShardReader):
-    """The rows of one shard.
+    """Reads the rows of one shard.
 
     Args:
-        columns: Names of the columns to read, as far as the shard has them (`a.b` is the field `b`
-            of the struct `a`); None reads all.
-        late: Columns of lists that are converted only when they are needed: its lines are
+        columns: Names of the columns to read, if the shard has them (`a.b` is the field `b` of the
+            struct `a`); None reads all.
+        late: Columns of lists that are converted only when they are needed: the lines are then
             `PartialLine`s.
 
     Raises:
@@ -78,23 +78,17 @@ class ParquetReader(ShardReader):
     ) -> None:
         super().__init__(path)
         self._columns = None if columns is None else sorted(columns)
-        self._source: ParquetSource | None = None  # if its footer is readable
-        self._group = -1
-        self._batches: Iterator[pa.RecordBatch] = iter(())  # the rest of the group
+        self._source: ParquetSource | None = None  # None if the footer is not readable
+        self._group = -1  # none has been entered
+        self._batches: Iterator[pa.RecordBatch] = iter(())  # the remaining ones of the group
         self._batch = NO_ROWS
-        self._first = 0  # number of the batch's first row
-        blocks = MOST_BLOCKS if columns is None else min(len(columns) + 1, MOST_BLOCKS)
+        self._first_row = 0  # number of the batch's first row in the shard
+
+        blocks = MAX_BLOCKS if columns is None else min(len(columns) + 1, MAX_BLOCKS)
         self._file = open_file(path, blocks)  # closed by `close`
-        with self._recorded_damage():
+        with self._record_damage():
             source = ParquetSource(self._file)
-            schema = source.schema
-            self._late = [
-                name
-                for name in late  # those of which all values can be converted: no error comes late
-                if schema.names.count(name) == 1
-                and _is_any_list(kind := schema.field(name).type)
-                and _is_safe(kind)
-            ]
+            self._late = [name for name in late if _can_be_late(source.schema, name)]
             self._source = source
 
     @property
@@ -103,35 +97,39 @@ class ParquetReader(ShardReader):
         return self._source.ends[-1] if self._source is not None and self._source.ends else 0
 
     def take(self, numbers: Sequence[int]) -> list[Line]:
-        """The rows with these numbers, which increase; fewer if the shard ends or is damaged."""
+        """Returns rows by increasing numbers; fewer if the shard ends or is damaged."""
         lines: list[Line] = []
         if self._source is not None:
-            self.damage = ""  # of one row group; others may be readable
-            with self._recorded_damage():
+            self.damage = ""  # the last one was of one row group; others may be readable
+            with self._record_damage():
                 while len(lines) < len(numbers) and self._go_to(numbers[len(lines)]):
-                    end = self._first + len(self._batch)
+                    end = self._first_row + len(self._batch)
                     rows = numbers[len(lines) : bisect.bisect_left(numbers, end)]
-                    batch = _chosen(self._batch, [row - self._first for row in rows])
+                    batch = _select_rows(self._batch, [row - self._first_row for row in rows])
                     lines += _partial_lines(batch, self._late) if self._late else json_lines(batch)
                     self.line = rows[-1] + 1
+
         self.ended = len(lines) < len(numbers)
         return lines
 
     def close(self) -> None:
         """Closes the file."""
-        self._source, self._batches, self._batch = None, iter(()), NO_ROWS
+        self._source = None
+        self._batches = iter(())
+        self._batch = NO_ROWS
         self._file.close()
 
     def _go_to(self, row: int) -> bool:
-        """Decodes the batch that contains a row; returns false if the shard has no such row."""
+        """Decodes the batch that contains a row; returns False if the shard has no such row."""
         assert self._source is not None
         group = bisect.bisect_right(self._source.ends, row)
         if group == len(self._source.ends):
             return False
-        if group != self._group or row < self._first:
+        if group != self._group or row < self._first_row:
             self.enter(group)
-        while row >= self._first + len(self._batch):
-            self._first += len(self._batch)
+
+        while row >= self._first_row + len(self._batch):
+            self._first_row += len(self._batch)
             self._batch = NO_ROWS
             batch = next(self._batches, None)
             if batch is None:
@@ -145,34 +143,35 @@ class ParquetReader(ShardReader):
         assert self._source is not None
         ends = self._source.ends
         self._group = group
-        self._first = ends[group - 1] if group else 0
+        self._first_row = ends[group - 1] if group else 0
         self._batch = NO_ROWS
+
         chunks = self._source.column_chunks(group, self._columns)
-        rows = _batch_rows(chunks, ends[group] - self._first, self._late)
-        self._batches = self._source.batches(group, self._columns, rows)
+        batch_rows = _choose_batch_rows(chunks, ends[group] - self._first_row, self._late)
+        self._batches = self._source.batches(group, self._columns, batch_rows)
 
     @contextlib.contextmanager
-    def _recorded_damage(self) -> Iterator[None]:
+    def _record_damage(self) -> Iterator[None]:
         """Turns errors of decoding into `damage`."""
         try:
             yield
-        except UserError:  # the Hub cannot be reached
+        except UserError:  # for example, the Hub cannot be reached
             raise
         except UNSUPPORTED as error:
-            raise self._unsupported(error) from error
+            raise self._unsupported_error(error) from error
         except DAMAGED as error:
             refuse_bad_copy(self.path)
-            where = f"row group {self._group}" if self._source else "the footer"
-            self.damage = f"{where} cannot be read: {error}"
+            damaged_part = f"row group {self._group}" if self._source else "the footer"
+            self.damage = f"{damaged_part} cannot be read: {error}"
             if self._source is None:
                 self._file.seek(0)
                 if self._file.read(len(LFS_POINTER)) == LFS_POINTER:
                     self.damage = LFS
-            self._group = -1  # to be entered again
+            self._group = -1  # the next call enters its group anew
 
-    def _unsupported(self, error: Exception) -> DataError:
-        """The error about a file that is intact, but has something that cannot be read."""
-        listed = ""
+    def _unsupported_error(self, error: Exception) -> DataError:
+        """Returns the error for an intact file with content that cannot be read."""
+        column_types = ""
         if self._source is not None:
             names = {column.split(".")[0] for column in self._columns or ()}
             fields = [
@@ -180,70 +179,91 @@ class ParquetReader(ShardReader):
                 for field in self._source.schema
                 if not names or field.name in names
             ]
-            listed = f". The columns have the types {', '.join(fields)}"
+            column_types = f". The columns have the types {', '.join(fields)}"
         return DataError(
-            f"{self.path}: not supported: {error}{listed}. Write the file with other types, such "
-            "as strings, numbers, lists and structs"
+            f"{self.path}: not supported: {error}{column_types}. Write the file with other types, "
+            "such as strings, numbers, lists and structs"
         )
 
 
-def _batch_rows(chunks: Sequence[ColumnChunk], rows: int, late: Sequence[str]) -> int:
-    """How many rows of a row group to decode at a time, from their average size.
+def _can_be_late(schema: pa.Schema, name: str) -> bool:
+    """Returns whether a column can be converted later than the others.
 
-    Repeated values are stored once and counted, so the number of values matters, too.
+    It must be a list, and every value must be convertible, so that no error can come late.
     """
-    size = sum(
-        (chunk.raw_size + chunk.values * VALUE_BYTES)
-        // (LATE_SHARE if is_selected(chunk.leaf.path, late) else 1)
-        for chunk in chunks
-    )
-    return max(min(BATCH_BYTES * rows // max(size, 1), BATCH_ROWS), 1)
+    if schema.names.count(name) != 1:
+        return False
+    column_type = schema.field(name).type
+    return _is_any_list(column_type) and _is_safe(column_type)
+
+
+def _choose_batch_rows(chunks: Sequence[ColumnChunk], rows: int, late: Sequence[str]) -> int:
+    """Returns the number of rows of a row group to decode at a time, by their average size.
+
+    Repeated values are stored only once, with a count, so the number of values matters, too.
+
+    Args:
+        chunks: The columns of the row group.
+        rows: The number of rows of the row group.
+    """
+    total = 0
+    for chunk in chunks:
+        size = chunk.raw_size + chunk.values * VALUE_BYTES
+        total += size // LATE_SHARE if is_selected(chunk.leaf.path, late) else size
+    return max(min(BATCH_BYTES * rows // max(total, 1), BATCH_ROWS), 1)
 
 
 def _is_safe(kind: pa.DataType) -> bool:
-    """Whether JSON has all values of a type."""
+    """Returns whether every value of a type can be written as JSON."""
     if types.is_struct(kind) or _is_any_list(kind):
         return all(_is_safe(kind.field(number).type) for number in range(kind.num_fields))
-    strings = types.is_string(kind) or types.is_large_string(kind)
-    return strings or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    return is_text or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch whose views are cast: few of Arrow's functions take them."""
-    kinds = [plain_type(kind) for kind in batch.schema.types]
-    if kinds == batch.schema.types:
+    """Casts the views of a batch, because few of Arrow's functions accept views."""
+    column_types = [plain_type(kind) for kind in batch.schema.types]
+    if column_types == batch.schema.types:
         return batch
-    return batch.cast(pa.schema([*zip(batch.schema.names, kinds, strict=True)]))
+    return batch.cast(pa.schema([*zip(batch.schema.names, column_types, strict=True)]))
 
 
 @lru_cache
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A type in which strings, binary values, and lists of them, are no views."""
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    """Returns a type whose strings, binary values, and lists of them, are no views."""
     if types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary_view(kind):
         return pa.large_binary()
+
     # A list view of plain values is read as it is: Arrow fails to cast one that has nulls only.
-    if [plain_type(value) for value in inner] == inner:
+    inner_types = [kind.field(number).type for number in range(kind.num_fields)]
+    if [plain_type(inner_type) for inner_type in inner_types] == inner_types:
         return kind
+
     if types.is_struct(kind):
         return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
     if types.is_map(kind):
         return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
     if types.is_fixed_size_list(kind):
         return pa.list_(plain_type(kind.value_type), kind.list_size)
-    is_large = types.is_large_list(kind) or types.is_large_list_view(kind)
-    return (pa.large_list if is_large else pa.list_)(plain_type(kind.value_type))
+    if types.is_large_list(kind) or types.is_large_list_view(kind):
+        return pa.large_list(plain_type(kind.value_type))
+    return pa.list_(plain_type(kind.value_type))
 
 
 def _is_any_list(kind: pa.DataType) -> bool:
-    tests = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
-    return any(is_kind(kind) for is_kind in tests)
+    return (
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    )
 
 
-def _chosen(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
-    """Some rows of a batch, in increasing order; without a copy if they are consecutive."""
+def _select_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
+    """Returns some rows of a batch, in increasing order; without a copy if they are consecutive."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return batch.slice(rows[0], len(rows))
     return batch.take(pa.array(rows))
@@ -253,146 +273,157 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 def json_lines(batch: pa.RecordBatch) -> list[bytes]:
-    """The rows of a batch, each as a JSON object.
+    """Returns the rows of a batch, each as a JSON object.
 
     Strings that are not UTF-8 are copied as they are; decoding the line reports them.
     """
     if not batch.num_columns:
         return [b"{}"] * batch.num_rows
-    return list(map(_ENCODER.encode, _objects(batch.schema, batch.columns)))
+    return list(map(_ENCODER.encode, _to_objects(batch.schema, batch.columns)))
 
 
 def _partial_lines(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLine]:
-    """The rows of a batch without the late columns, which are lists."""
+    """Returns the rows of a batch; their late columns, which are lists, are not converted yet."""
     late = [name for name in late if name in batch.schema.names]
-    columns: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]
+    late_columns: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]
     for name in late:
         lists = batch.column(name)
-        for row in np.flatnonzero(_lengths(lists)).tolist():
-            columns[row][name] = partial(element, lists, row)
-    return list(map(PartialLine, json_lines(batch.drop_columns(late)), columns))
+        for row in np.flatnonzero(_list_lengths(lists)).tolist():
+            late_columns[row][name] = partial(element, lists, row)
+    return list(map(PartialLine, json_lines(batch.drop_columns(late)), late_columns))
 
 
 def element(array: pa.Array, row: int) -> bytes:
-    """The JSON of one element."""
-    return _ENCODER.encode(_values(array.slice(row, 1))[0])
+    """Returns one element of an array as JSON."""
+    return _ENCODER.encode(_to_values(array.slice(row, 1))[0])
 
 
-def _values(array: pa.Array) -> list[Any]:
-    """The elements as Python values, of which JSON is made; a list is a tuple."""
+def _to_values(array: pa.Array) -> list[Any]:
+    """Converts the elements of an array to Python values for JSON; a list becomes a tuple."""
     kind = array.type
     if types.is_string(kind) or types.is_large_string(kind):
-        return _texts(array)
+        return _to_texts(array)
     if types.is_integer(kind) or types.is_boolean(kind):
         return array.to_pylist()
+
     if types.is_struct(kind) and kind.num_fields:
-        return _where_valid(array, _objects(kind, array.flatten()))
+        return _restore_nulls(array, _to_objects(kind, array.flatten()))
     if _is_any_list(kind):
-        return _where_valid(array, _lists(array))
+        return _restore_nulls(array, _to_tuples(array))
     if types.is_dictionary(kind):
-        return _values(array.dictionary_decode())
+        return _to_values(array.dictionary_decode())
+
     if types.is_timestamp(kind):
-        return _texts(_iso(array))
-    if types.is_binary(kind):
-        return _texts(array.view(pa.string()))
-    if types.is_large_binary(kind):
-        return _texts(array.view(pa.large_string()))
-    if types.is_fixed_size_binary(kind):
-        return _values(array.cast(pa.binary()))
+        return _to_texts(_format_timestamps(array))
     if types.is_date(kind):
-        return _dates(array).to_pylist()
-    return [_shortest(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy")]
+        return _drop_distant_dates(array).to_pylist()
+
+    if types.is_binary(kind):
+        return _to_texts(array.view(pa.string()))
+    if types.is_large_binary(kind):
+        return _to_texts(array.view(pa.large_string()))
+    if types.is_fixed_size_binary(kind):
+        return _to_values(array.cast(pa.binary()))
+    return [_shorten_floats(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy")]
 
 
-def _where_valid(array: pa.Array, values: list[Any]) -> list[Any]:
-    """The values of an array, with None where it has null."""
+def _restore_nulls(array: pa.Array, values: list[Any]) -> list[Any]:
+    """Replaces the values at the nulls of an array by None."""
     if not array.null_count:
         return values
     valid = array.is_valid().to_pylist()
     return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
 
 
-def _objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> list[Any]:
-    """An object for each row; of fields of the same name, the last one counts."""
-    named = {field.name: column for field, column in zip(fields, columns, strict=True)}
-    return list(map(_object_type(tuple(named)), *map(_values, named.values())))
+def _to_objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> list[Any]:
+    """Builds an object for each row; of fields with the same name, the last one counts."""
+    named_columns = {field.name: column for field, column in zip(fields, columns, strict=True)}
+    build_object = _object_builder(tuple(named_columns))
+    return list(map(build_object, *map(_to_values, named_columns.values())))
 
 
 @lru_cache
-def _object_type(names: tuple[str, ...]) -> Callable[..., Any]:
-    """Makes an object of its values; the garbage collector tracks none of a page's hundreds."""
+def _object_builder(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Returns a function that builds an object from the values of its fields.
+
+    The objects are not tracked by the garbage collector: a page has hundreds of them.
+    """
     fields = {f"field_{number}": name for number, name in enumerate(names)}
     try:
         return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
-    except ValueError:  # JSON escapes a character of a name
+    except ValueError:  # a name has a character that JSON escapes
         return lambda *values: dict(zip(names, values, strict=True))
 
 
-def _lengths(array: pa.Array) -> np.ndarray:
-    """Of each list; 0 where there is none."""
+def _list_lengths(array: pa.Array) -> np.ndarray:
+    """Returns the length of each list; 0 for null."""
     lengths = pc.list_value_length(array)
-    return (lengths.fill_null(0) if lengths.null_count else lengths).to_numpy()
+    if lengths.null_count:
+        lengths = lengths.fill_null(0)
+    return lengths.to_numpy()
 
 
-def _lists(array: pa.Array) -> list[Any]:
-    values = tuple(_values(array.flatten()))
-    ends = [0, *np.cumsum(_lengths(array)).tolist()]
-    return [values[begin:end] for begin, end in itertools.pairwise(ends)]
+def _to_tuples(array: pa.Array) -> list[Any]:
+    """Converts lists to tuples; null becomes an empty one."""
+    values = tuple(_to_values(array.flatten()))
+    bounds = [0, *np.cumsum(_list_lengths(array)).tolist()]
+    return [values[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
-def _texts(array: pa.Array) -> list[Any]:
-    """Strings; one that is not UTF-8 becomes JSON that is not, either."""
+def _to_texts(array: pa.Array) -> list[Any]:
+    """Converts strings; one that is not UTF-8 becomes JSON that is not UTF-8, either."""
     try:
         return array.to_pylist()
     except UnicodeDecodeError:
-        return [
-            None if text is None else _text(text)
-            for text in array.cast(pa.large_binary()).to_pylist()
-        ]
+        encoded_texts = array.cast(pa.large_binary()).to_pylist()
+        return [None if encoded is None else _decode_text(encoded) for encoded in encoded_texts]
 
 
-def _text(text: bytes) -> str | msgspec.Raw:
+def _decode_text(encoded: bytes) -> str | msgspec.Raw:
     try:
-        return text.decode()
+        return encoded.decode()
     except UnicodeDecodeError:
-        escaped = json.dumps(text.decode("latin-1"), ensure_ascii=False)
+        # Latin-1 maps each byte to a character and back, so only quotes and controls change.
+        escaped = json.dumps(encoded.decode("latin-1"), ensure_ascii=False)
         return msgspec.Raw(escaped.encode("latin-1"))
 
 
-def _shortest(value: Any, kind: pa.DataType) -> Any:
-    """A value, in which each float16 or float32 has the fewest digits that read back as the same.
+def _shorten_floats(value: Any, kind: pa.DataType) -> Any:
+    """Rounds each float16 or float32 in a value to the fewest digits that read back as the same.
 
     Args:
-        value: As Python's; a map is a dict.
-        kind: Its type in Arrow.
+        value: A Python value; a map is a dict.
+        kind: The type of the value in Arrow.
     """
     if value is None or types.is_float64(kind):
         return value
     if isinstance(value, bytes):
-        return _text(value)
+        return _decode_text(value)
     if isinstance(kind, pa.BaseExtensionType):
-        return _shortest(value, kind.storage_type)
+        return _shorten_floats(value, kind.storage_type)
     if types.is_floating(kind):
         return float(str(kind.to_pandas_dtype()(value)))
+
     if types.is_map(kind):
-        return {name: _shortest(item, kind.item_type) for name, item in value.items()}
+        return {name: _shorten_floats(item, kind.item_type) for name, item in value.items()}
     if types.is_fixed_size_list(kind) or _is_any_list(kind):
-        return [_shortest(item, kind.value_type) for item in value]
+        return [_shorten_floats(item, kind.value_type) for item in value]
     if types.is_struct(kind):
-        return {field.name: _shortest(value[field.name], field.type) for field in kind}
+        return {field.name: _shorten_floats(value[field.name], field.type) for field in kind}
     return value
 
 
-def _dates(array: pa.Array) -> pa.Array:
-    """Dates, of which those beyond the years that Python's have (1 to 9999) become null."""
-    first, last = (pa.scalar(day, array.type) for day in (datetime.date.min, datetime.date.max))
+def _drop_distant_dates(array: pa.Array) -> pa.Array:
+    """Replaces dates outside the years that Python supports (1 to 9999) by null."""
+    first = pa.scalar(datetime.date.min, array.type)
+    last = pa.scalar(datetime.date.max, array.type)
     is_valid = pc.and_(pc.greater_equal(array, first), pc.less_equal(array, last))
     return pc.if_else(is_valid, array, pa.scalar(None, array.type))
 
 
-def _iso(array: pa.TimestampArray) -> pa.Array:
-    """As `2019-04-25T12:57:54Z`; with a fraction of the second only if it is not 0."""
-    unit = "us" if array.type.unit == "ns" else array.type.unit  # as Python's datetime
+def _format_timestamps(array: pa.TimestampArray) -> pa.Array:
+    """Formats times as `2019-04-25T12:57:54Z`; a fraction of 0 is left out."""
+    unit = "us" if array.type.unit == "ns" else array.type.unit  # the resolution of datetime
     zone = None if array.type.tz is None else "UTC"
     array = array.cast(pa.timestamp(unit, zone), safe=False)
     text = pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1)

@@ -1,9 +1,9 @@
 """Opens Parquet files, which are not trusted: no other module calls `pyarrow.parquet`.
 
-Arrow raises an error for a damaged file where it decodes, but where Python asks it for the metadata
-of a column, it ends the process (`terminate called after throwing ...`): these accessors declare no
-exceptions. So before they are called, Arrow constructs the same metadata on the way to decoding,
-where exceptions are caught.
+When Arrow decodes a damaged file, it raises an error. But when Python asks it for the metadata of a
+column, it ends the process (`terminate called after throwing ...`), because these accessors declare
+no exceptions. So before they are called, this module makes Arrow construct the same metadata for
+decoding, where exceptions are caught.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 
 _OPTIONS: dict[str, Any] = {
     "pre_buffer": False,
-    "buffer_size": 1 << 18,  # bytes of a column that are read at a time
+    "buffer_size": 1 << 18,  # bytes of a column to read at a time
     "page_checksum_verification": True,
 }
 
 DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, RecursionError)
-"""What Arrow raises for content that it cannot decode."""
+"""Errors that Arrow raises for content that it cannot decode."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Leaf:
     """A leaf of the schema, which is a column of the file.
 
     Attributes:
-        number: Its number among the leaves.
-        path: Its dotted path in the schema.
-        is_repeated: Whether it is in lists or maps: one row may have any number of values.
+        number: Number among the leaves, from 0.
+        path: Dotted path in the schema.
+        is_repeated: Whether it is inside lists or maps, so that a row may have many values.
         is_text: Whether its values are byte strings of any length.
-        width: Bytes of each value if they all have the same number of bytes; otherwise 0.
+        width: Bytes of each value if all have the same size; otherwise 0.
     """
 
     number: int
@@ -52,11 +52,11 @@ class ColumnChunk:
     """A column of a row group, as the footer states it.
 
     Attributes:
-        start: Offset of its first page.
-        size: Bytes of its pages with their headers, compressed.
-        raw_size: The same, uncompressed.
-        values: Number of its values, including nulls and those in lists.
-        codec: Name of its compression, as in `pyarrow.Codec`.
+        start: Offset of the first page in the file.
+        size: Bytes of the pages with their headers, compressed.
+        raw_size: Bytes of the pages with their headers, uncompressed.
+        values: Number of values, including nulls and values in lists.
+        codec: Name of the compression, as in `pyarrow.Codec`.
     """
 
     leaf: Leaf
@@ -68,17 +68,17 @@ class ColumnChunk:
 
 
 class ParquetSource:
-    """The rows of a Parquet file.
+    """Reads the rows of a Parquet file.
 
     Args:
-        file: A binary file that can be sought.
+        file: A seekable binary file.
 
     Attributes:
-        schema: The schema of its rows.
-        ends: Of each row group, the number of the row after its last one.
+        schema: The schema of the rows.
+        ends: For each row group, the number of the row after its last one.
 
     Raises:
-        DAMAGED: If the footer cannot be read; of the methods, if a row group cannot.
+        DAMAGED: If the footer cannot be read; the methods raise it if a row group cannot be read.
     """
 
     def __init__(self, file: BinaryIO | pa.NativeFile) -> None:
@@ -86,11 +86,15 @@ class ParquetSource:
         self._parquet = pq.ParquetFile(file, **_OPTIONS)
         self.schema: pa.Schema = self._parquet.schema_arrow
         self._metadata = self._parquet.metadata
+
+        # Decoding this file only constructs metadata; see `_can_construct_metadata`.
         self._empty = _EmptyFile(file.seek(0, os.SEEK_END))
         self._probe = pq.ParquetFile(self._empty, metadata=self._metadata, **_OPTIONS)
-        schema = self._parquet.schema
-        self._leaves = [_leaf_of(schema, leaf) for leaf in range(self._metadata.num_columns)]
 
+        parquet_schema = self._parquet.schema
+        self._leaves = [
+            _describe_leaf(parquet_schema, number) for number in range(self._metadata.num_columns)
+        ]
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
         rows = [group.num_rows for group in groups]
         if any(count < 0 for count in rows):
@@ -100,25 +104,27 @@ class ParquetSource:
     def column_chunks(
         self, group: int, columns: Collection[str] | None = None
     ) -> list[ColumnChunk]:
-        """The selected columns of a row group.
+        """Describes the selected columns of a row group.
 
         Args:
+            group: Number of the row group, from 0.
             columns: Names of columns (`a.b` is the field `b` of the struct `a`); None selects all.
 
         Returns:
-            The columns in the order of the schema; none if Arrow reads nothing of the group.
+            The columns in the order of the schema; none if Arrow does not read any of the group.
         """
         leaves = [
             leaf for leaf in self._leaves if columns is None or is_selected(leaf.path, columns)
         ]
         if not leaves or not self._can_construct_metadata(group, columns):
             return []
+
         metadata = self._metadata.row_group(group)
         if metadata.num_columns != len(self._leaves):
             raise ValueError(
                 f"it has {metadata.num_columns} columns, but the schema {len(self._leaves)}"
             )
-        return [_column_chunk(leaf, metadata.column(leaf.number)) for leaf in leaves]
+        return [_describe_chunk(leaf, metadata.column(leaf.number)) for leaf in leaves]
 
     def batches(
         self,
@@ -129,13 +135,13 @@ class ParquetSource:
         indexed: Collection[int] = (),
         use_threads: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group in batches, decoded page by page.
+        """Yields the rows of a row group in batches, decoded page by page.
 
         Args:
             columns: As in `column_chunks`.
             rows: Maximum number of rows of a batch.
-            indexed: Leaves of the schema, texts, that are read as indices of a dictionary.
-            use_threads: Whether columns are decoded in parallel; the threads of Arrow do not
+            indexed: Leaves of the schema, texts, to be read as indices of a dictionary.
+            use_threads: Whether columns are decoded in parallel. The threads of Arrow do not
                 survive a fork.
         """
         parquet = self._parquet
@@ -148,12 +154,15 @@ class ParquetSource:
         )
 
     def _can_construct_metadata(self, group: int, columns: Collection[str] | None) -> bool:
-        """Raises the error with which the metadata of a column would end the process.
+        """Checks that Arrow can construct the metadata of columns without ending the process.
 
-        Before it reads the first page, Arrow constructs the metadata of all selected columns.
+        Arrow constructs the metadata of all selected columns before it reads the first page.
 
         Returns:
-            Whether it came to reading a page.
+            Whether Arrow tried to read a page.
+
+        Raises:
+            DAMAGED: The error that would end the process in an accessor.
         """
         self._empty.was_read = False
         batches = self._probe.iter_batches(
@@ -167,7 +176,7 @@ class ParquetSource:
         return self._empty.was_read
 
 
-def _leaf_of(schema: pq.ParquetSchema, number: int) -> Leaf:
+def _describe_leaf(schema: pq.ParquetSchema, number: int) -> Leaf:
     column = schema.column(number)
     return Leaf(
         number=number,
@@ -178,7 +187,7 @@ def _leaf_of(schema: pq.ParquetSchema, number: int) -> Leaf:
     )
 
 
-def _column_chunk(leaf: Leaf, metadata: pq.ColumnChunkMetaData) -> ColumnChunk:
+def _describe_chunk(leaf: Leaf, metadata: pq.ColumnChunkMetaData) -> ColumnChunk:
     start = metadata.data_page_offset
     if metadata.has_dictionary_page and metadata.dictionary_page_offset > 0:
         start = min(start, metadata.dictionary_page_offset)
@@ -193,15 +202,15 @@ def _column_chunk(leaf: Leaf, metadata: pq.ColumnChunkMetaData) -> ColumnChunk:
 
 
 def is_selected(path: str, columns: Collection[str]) -> bool:
-    """Whether a path in the schema (`a.b`) belongs to one of the columns."""
+    """Returns whether a path in the schema (`a.b`) belongs to one of the columns."""
     return any(path == column or path.startswith(f"{column}.") for column in columns)
 
 
 class _EmptyFile(io.RawIOBase):
-    """A file that has a size, but no content.
+    """A file with a size, but without content.
 
     Attributes:
-        was_read: Whether somebody tried to read it.
+        was_read: Whether `read` was called.
     """
 
     def __init__(self, size: int) -> None:
@@ -220,8 +229,8 @@ class _EmptyFile(io.RawIOBase):
         return self._offset
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}
-        self._offset = start[whence] + offset
+        origins = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}
+        self._offset = origins[whence] + offset
         return self._offset
 
     def read(self, size: int = -1) -> bytes:

@@ -1,10 +1,11 @@
-"""What the stores of remote files (`hf://`, `s3://`, `gs://`) have in common.
+"""The interface and the shared code of the stores of remote files (`hf://`, `s3://`, `gs://`).
 
-A `Store` lists the files that a `Pattern` matches, and opens ranges of them: over HTTP (`hub.Hub`,
-`objects.S3`, `objects.CloudStorage`) or with TensorFlow (`tensorflow_files`). `stores` chooses one
-by the scheme. Retries and the checks of a response are here; `remote_file` reads files.
+A `Store` lists the files that a `Pattern` matches, and opens byte ranges of them: over HTTP
+(`hub.Hub`, `objects.S3`, `objects.CloudStorage`) or with TensorFlow (`tensorflow_files`). `stores`
+chooses one by the scheme. This module retries requests and checks responses; `remote_file` reads
+the files.
 
-Messages contain neither credentials nor the address of a request, which may grant access like a
+Messages contain neither credentials nor the URL of a request, which may grant access like a
 password.
 """
 
@@ -36,12 +37,12 @@ from bsmeta.data.io.verifier import Verifier
 log = logging.getLogger(__name__)
 
 FIRST_DELAY = 1.0  # maximum seconds before the first retry; doubled before each further retry
-LONGEST_DELAY = 60.0
+LONGEST_DELAY = 60.0  # seconds
 LONGEST_WAIT = 900.0  # maximum seconds that a server may ask us to wait
 SLOWEST = 1024  # bytes per second; a connection slower than this for `SLOW_TIMEOUTS` is dropped
-SLOW_TIMEOUTS = 6  # times the timeout of a request
-REPORTED_S = 5.0  # a longer wait is reported as progress this often
-TRANSIENT_STATUS = (408, 425, 429)  # and all from 500 on
+SLOW_TIMEOUTS = 6  # as a multiple of the timeout of a request
+REPORTED_S = 5.0  # seconds between the progress reports of a long wait
+TRANSIENT_STATUS = (408, 425, 429)  # in addition to every status from 500 on
 TRANSIENT_ERRORS = (
     httpx2.TimeoutException,
     httpx2.NetworkError,
@@ -52,7 +53,8 @@ CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 Result = TypeVar("Result")
 
-Opened = AbstractContextManager[Iterator[bytes]]
+OpenedRange = AbstractContextManager[Iterator[bytes]]
+"""A context in which the chunks of a byte range can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,9 @@ class Pattern:
     """The files that a URL names.
 
     Attributes:
-        scheme: Its store; see `FileRef`.
+        scheme: Scheme of the store; see `FileRef`.
         container: The data set, or the bucket.
-        pattern: A file, a folder or a glob (with `**`) in it.
+        pattern: A file, a folder or a glob (with `**`) in the container.
         revision: A branch, a tag or a commit of a data set.
     """
 
@@ -72,54 +74,68 @@ class Pattern:
     revision: str = ""
 
     def __str__(self) -> str:
-        return (self.pattern or "*") + (f" at revision {self.revision}" if self.revision else "")
+        revision = f" at revision {self.revision}" if self.revision else ""
+        return f"{self.pattern or '*'}{revision}"
 
     @property
     def root(self) -> str:
-        """The URL of the data set or the bucket."""
+        """URL of the data set or the bucket."""
         return root_of(self.scheme, self.container)
 
     @property
     def folder(self) -> str:
-        """The folder that contains everything that the pattern may match."""
-        parts = self.pattern.split("/")
-        fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-        return "/".join(parts[:fixed])
+        """The deepest folder that contains every possible match of the pattern."""
+        names = self.pattern.split("/")
+        magic = (index for index, name in enumerate(names) if glob.has_magic(name))
+        depth = next(magic, len(names) - 1)
+        return "/".join(names[:depth])
 
     @property
     def is_deep(self) -> bool:
-        """Whether it matches files in folders below `folder`."""
-        below = self.pattern.removeprefix(self.folder).strip("/")
-        return "/" in below or "**" in below
+        """Whether the pattern matches files in folders below `folder`."""
+        below_folder = self.pattern.removeprefix(self.folder).strip("/")
+        return "/" in below_folder or "**" in below_folder
 
     def matches(self, file: str) -> bool:
-        """Whether the glob matches a file; as in a shell, only `**` matches several folders."""
+        """Returns whether the glob matches a file; as in a shell, only `**` spans folders."""
         return _match_names(self.pattern.split("/"), file.split("/"))
 
 
 def _match_names(patterns: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether globs match names of folders and, last, a file; `**` matches any number of names.
+    """Returns whether globs match the names of a path; `**` matches any number of names.
 
-    After a `**`, the names that follow are tried at one place after the other. A single expression
-    for the whole path would try every division of it, and a server may list any names.
+    If the patterns after a `**` do not match, they are tried again one name further on; an earlier
+    `**` is never reconsidered. So the time is at most the product of the two lengths. A regular
+    expression for the whole path would try every division of it, and a server may list any names.
+
+    Args:
+        names: The names of the folders and, last, of the file.
     """
-    part = row = 0
-    retry: tuple[int, int] | None = None  # the part after the last `**`, and the first name for it
-    while row < len(names):
-        if part < len(patterns) and patterns[part] == "**":
-            if part == len(patterns) - 1:
+    pattern_index = name_index = 0
+    is_after_stars = False
+    retry_pattern = 0  # index of the pattern after the last `**`
+    retry_name = 0  # index of the first name that this pattern was tried on
+
+    while name_index < len(names):
+        has_pattern = pattern_index < len(patterns)
+        if has_pattern and patterns[pattern_index] == "**":
+            if pattern_index == len(patterns) - 1:
                 return True
-            part += 1
-            retry = part, row
-        elif part < len(patterns) and _match_name(patterns[part], names[row]):
-            part += 1
-            row += 1
-        elif retry is not None:
-            part, row = retry[0], retry[1] + 1
-            retry = part, row
+            pattern_index += 1
+            is_after_stars = True
+            retry_pattern = pattern_index
+            retry_name = name_index
+        elif has_pattern and _match_name(patterns[pattern_index], names[name_index]):
+            pattern_index += 1
+            name_index += 1
+        elif is_after_stars:
+            retry_name += 1
+            pattern_index = retry_pattern
+            name_index = retry_name
         else:
             return False
-    return part == len(patterns)
+
+    return pattern_index == len(patterns)
 
 
 def _match_name(pattern: str, name: str) -> bool:
@@ -130,10 +146,10 @@ class Store(ABC):
     """Lists and reads the files of a scheme.
 
     Attributes:
-        form: The form of its URLs, where PATH is a pattern.
-        variable: The environment variable that names its server, if there is one.
-        fixed_version: How a new run avoids that a file changes while it is read.
-        hint: What else a user should know if nothing matches.
+        form: Form of the URLs, where PATH is a pattern.
+        variable: Environment variable that names the server, if there is one.
+        fixed_version: Advice on how a new run prevents files from changing while it reads them.
+        hint: Advice that is added to the message when nothing matches.
     """
 
     form: ClassVar[str]
@@ -148,48 +164,50 @@ class Store(ABC):
 
     @abstractmethod
     def parse(self, url: str, revision: str | None) -> Pattern:
-        """What a URL names; `revision` is used if the URL has none.
+        """Parses a URL; `revision` is used if the URL has none.
 
         Raises:
-            ValueError: If it is malformed.
+            ValueError: If the URL is malformed.
         """
 
     @abstractmethod
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
-        """The files in the folder of a pattern (and below it, for a deep one).
+        """Lists the files in the folder of a pattern (and below it, if the pattern is deep).
 
         Raises:
             DataError: If the server refuses or cannot be reached.
         """
 
     @abstractmethod
-    def open_range(self, ref: FileRef, start: int, stop: int) -> Opened:
-        """The content from byte `start` to `stop` (exclusive), in chunks, which may be more.
+    def open_range(self, ref: FileRef, start: int, stop: int) -> OpenedRange:
+        """Opens the content from byte `start` to `stop` (exclusive), read in chunks.
+
+        The chunks may continue beyond `stop`.
 
         Raises:
-            TransientError: If opening or reading it may succeed on a retry.
-            DataError: If it will not, or the file has changed.
+            TransientError: If opening or reading may succeed on a retry.
+            DataError: If a retry cannot help, or the file has changed.
         """
 
     @abstractmethod
     def verifier(self, ref: FileRef) -> Verifier | None:
-        """A new verifier of a file's content; None if no hash of the content is known."""
+        """Returns a new verifier of a file's content; None if no hash of the content is known."""
 
     def is_offline(self) -> bool:
-        """Whether only what is in the cache can be read."""
+        """Returns whether only cached content can be read."""
         return False
 
     def advice(self) -> str:
-        """What a user can do about a server that cannot be reached."""
+        """Returns advice for a user whose server cannot be reached."""
         return (
             f"see whether {self.server} can be reached from here ({self.variable}, a proxy), start "
             "again later, or raise data_config.hub_retries"
         )
 
-    def changed(self, ref: FileRef, found: str, expected: str) -> DataError:
-        """The error for a file that differs from the listed one."""
+    def changed(self, ref: FileRef, actual: str, expected: str) -> DataError:
+        """Returns the error for a file that differs from the listed one."""
         return DataError(
-            f"{ref}: the file has changed since it was listed: found {found}, expected "
+            f"{ref}: the file has changed since it was listed: found {actual}, expected "
             f"{expected}; start a new run, {self.fixed_version}"
         )
 
@@ -198,7 +216,7 @@ class TransientError(Exception):
     """A failure that a retry may resolve.
 
     Args:
-        wait: Seconds to wait, if the server requests it.
+        wait: Seconds that the server asks us to wait; None if it does not.
     """
 
     def __init__(self, cause: str, wait: float | None = None) -> None:
@@ -207,7 +225,7 @@ class TransientError(Exception):
 
 
 class SlowError(TransientError):
-    """A connection that is too slow; the bytes it delivers do not count as progress."""
+    """A connection is too slow; the bytes that it delivers do not count as progress."""
 
 
 class CancelledError(Exception):
@@ -219,7 +237,7 @@ class Retries:
 
     Args:
         retries: Number of consecutive failures that are retried.
-        advice: What the user can do when they are exhausted.
+        advice: Advice for the user when the retries are exhausted.
         cancelled: Ends waiting and reading when set.
     """
 
@@ -229,8 +247,11 @@ class Retries:
         self._cancelled = cancelled or threading.Event()
         self._failures = 0
 
-    def call(self, what: str, request: Callable[[], Result]) -> Result:
-        """The result of a request that is repeated after transient failures.
+    def call(self, subject: str, request: Callable[[], Result]) -> Result:
+        """Calls a request until it succeeds, and returns its result.
+
+        Args:
+            subject: The file or the listing, for messages.
 
         Raises:
             DataError: If the retries are exhausted.
@@ -239,45 +260,51 @@ class Retries:
             try:
                 result = request()
             except TransientError as error:
-                self.wait(what, error)
+                self.wait(subject, error)
             else:
                 self._failures = 0
                 return result
 
     def read(
-        self, what: str, open_from: Callable[[int], Opened], start: int, stop: int, size: int
+        self,
+        subject: str,
+        open_from: Callable[[int], OpenedRange],
+        start: int,
+        stop: int,
+        size: int,
     ) -> Iterator[bytes]:
-        """Bytes `start` to `stop` (exclusive) of a file, in parts.
+        """Yields bytes `start` to `stop` (exclusive) of a file, in chunks.
 
         If a connection is interrupted, the next one resumes at the first missing byte.
 
         Args:
+            subject: The file, for messages.
             open_from: Opens the file at a byte.
             size: Bytes of the whole file.
 
         Raises:
             DataError: If the retries are exhausted.
-            CancelledError: If it was cancelled.
+            CancelledError: If reading was cancelled.
         """
-        place = start
-        while place < stop:
-            opened_at = place
+        position = start
+        while position < stop:
+            opened_at = position
             try:
-                with open_from(place) as parts:
-                    for part in parts:
-                        yield part[: stop - place]
-                        place += len(part)
+                with open_from(position) as chunks:
+                    for chunk in chunks:
+                        yield chunk[: stop - position]
+                        position += len(chunk)
                         if self._cancelled.is_set():
                             raise CancelledError
-                        if place >= stop:
+                        if position >= stop:
                             return
                 raise TransientError("the connection was closed before the end")
             except TransientError as error:
-                if place > opened_at and not isinstance(error, SlowError):
+                if position > opened_at and not isinstance(error, SlowError):
                     self._failures = 0
-                self.wait(f"{what}, byte {place} of {size}", error)
+                self.wait(f"{subject}, byte {position} of {size}", error)
 
-    def wait(self, what: str, error: TransientError) -> None:
+    def wait(self, subject: str, error: TransientError) -> None:
         """Waits after a failure, with jitter, so that processes do not all retry at once.
 
         Raises:
@@ -287,78 +314,85 @@ class Retries:
         self._failures += 1
         if self._failures > self._retries:
             raise DataError(
-                f"{what}: given up after {self._failures} failures in a row, the last one: "
+                f"{subject}: given up after {self._failures} failures in a row, the last one: "
                 f"{error}; {self._advice}"
             )
+
         longest = min(FIRST_DELAY * 2 ** (self._failures - 1), LONGEST_DELAY)
         delay = random.uniform(longest / 2, longest)
         if error.wait is not None:
             delay = min(error.wait, LONGEST_WAIT) + random.uniform(0, FIRST_DELAY)
-        log.warning("%s: %s; retrying in %.1f s", what, error, delay)
+        log.warning("%s: %s; retrying in %.1f s", subject, error, delay)
+
         while delay > 0:
-            report_progress()  # a server that asks for patience is no hang
+            report_progress()  # a wait that the server asks for is not a hang
             if self._cancelled.wait(min(delay, REPORTED_S)):
                 raise CancelledError
             delay -= REPORTED_S
 
 
 def shown_server(url: str) -> str:
-    """The scheme, host and port of a URL, without user and password."""
-    scheme, separator, rest = shown_url(url).partition("://")
-    return f"{scheme}{separator}{rest.partition('/')[0]}"
+    """Returns the scheme, host and port of a URL, without user and password."""
+    scheme, separator, location = shown_url(url).partition("://")
+    return f"{scheme}{separator}{location.partition('/')[0]}"
 
 
 @contextlib.contextmanager
-def transport_errors(what: str, server: str) -> Iterator[None]:
-    """Turns errors of an HTTP request into those of this module.
+def transport_errors(subject: str, server: str) -> Iterator[None]:
+    """Turns the errors of an HTTP request into errors of this module.
 
     Raises:
         TransientError: If the request, or reading the response, may succeed on a retry.
-        DataError: If it will not.
+        DataError: If a retry cannot help.
     """
     try:
         yield
     except TRANSIENT_ERRORS as error:
-        raise TransientError(error_message(error)) from None
+        raise TransientError(describe_error(error)) from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise DataError(f"{what}: cannot be read from {server}: {error_message(error)}") from None
+        raise DataError(
+            f"{subject}: cannot be read from {server}: {describe_error(error)}"
+        ) from None
 
 
-def steady(parts: Iterator[bytes], timeout: float) -> Iterator[bytes]:
-    """The parts of a response.
+def refuse_slow(chunks: Iterator[bytes], timeout: float) -> Iterator[bytes]:
+    """Yields the chunks of a response as long as they arrive fast enough.
 
     Args:
-        timeout: Of a request, in seconds.
+        timeout: Timeout of the request, in seconds.
 
     Raises:
         SlowError: If they arrive slower than `SLOWEST`, for example one byte before each timeout.
     """
     period = SLOW_TIMEOUTS * timeout
-    since, count = time.monotonic(), 0
-    for part in reporting(parts):
-        yield part
-        count += len(part)
-        seconds = time.monotonic() - since
+    period_start = time.monotonic()
+    received = 0  # bytes in this period
+    for chunk in reporting(chunks):
+        yield chunk
+        received += len(chunk)
+
+        seconds = time.monotonic() - period_start
         if seconds > period:
-            if count < SLOWEST * seconds:
-                raise SlowError(f"only {count} bytes came in {seconds:.1f} s")
-            since, count = time.monotonic(), 0
+            if received < SLOWEST * seconds:
+                raise SlowError(f"only {received} bytes came in {seconds:.1f} s")
+            period_start = time.monotonic()
+            received = 0
 
 
 def check_transient(response: httpx2.Response, reason: str = "") -> None:
     """Raises a `TransientError` for a status that a retry may change.
 
     Args:
-        reason: What the server says about it.
+        reason: The server's explanation of the status, if there is one.
     """
     status = response.status_code
     if status in TRANSIENT_STATUS or status >= 500:
-        shown = f"HTTP {status} ({reason})" if reason else f"HTTP {status}"
-        raise TransientError(shown, requested_wait(response.headers))
+        cause = f"HTTP {status} ({reason})" if reason else f"HTTP {status}"
+        raise TransientError(cause, read_requested_wait(response.headers))
 
 
 def check_encoding(response: httpx2.Response) -> None:
-    """Raises a `TransientError` if a response is compressed, though that was not requested."""
+    """Raises a `TransientError` if a response is compressed without being requested so."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise TransientError(f"Content-Encoding {encoding}, which was not requested")
@@ -368,39 +402,47 @@ def check_range(store: Store, response: httpx2.Response, ref: FileRef, start: in
     """Checks that a successful response contains the listed file from byte `start` on.
 
     Args:
-        store: The store that has responded.
+        store: The store that sent the response.
 
     Raises:
-        TransientError: If it contains something else.
-        DataError: If it is a different file, or the server does not support byte ranges.
+        TransientError: If the response contains something else.
+        DataError: If it is of a different file, or the server does not support byte ranges.
     """
     length = response.headers.get("Content-Length")
     if response.status_code != 206:
         if length != str(ref.size):
-            kind = response.headers.get("Content-Type", "no Content-Type")
-            found = f"HTTP {response.status_code} with {length or 'an unknown number of'} bytes"
-            raise TransientError(f"{found} ({kind}) instead of a part of the file")
+            content_type = response.headers.get("Content-Type", "no Content-Type")
+            content = f"HTTP {response.status_code} with {length or 'an unknown number of'} bytes"
+            raise TransientError(f"{content} ({content_type}) instead of a part of the file")
         if start > 0:
             raise DataError(f"{ref}: the server does not give ranges of bytes, which are needed")
-        return  # the whole file, of which the beginning is used
-    found = response.headers.get("Content-Range", "")
-    if (match := CONTENT_RANGE.fullmatch(found)) is None or int(match[1]) != start:
-        raise TransientError(f"another part of the file than requested ({found})")
-    if match[3] not in ("*", str(ref.size)):
-        raise store.changed(ref, f"{match[3]} bytes", f"{ref.size} bytes")
-    if length not in (None, str(int(match[2]) + 1 - start)):
-        raise TransientError(f"{length} bytes in an answer that announces {found}")
+        return  # the whole file: the caller uses its beginning
+
+    content_range = response.headers.get("Content-Range", "")
+    match = CONTENT_RANGE.fullmatch(content_range)
+    if match is None or int(match[1]) != start:
+        raise TransientError(f"another part of the file than requested ({content_range})")
+
+    last_byte = int(match[2])
+    file_size = match[3]
+    if file_size not in ("*", str(ref.size)):
+        raise store.changed(ref, f"{file_size} bytes", f"{ref.size} bytes")
+    if length not in (None, str(last_byte + 1 - start)):
+        raise TransientError(f"{length} bytes in an answer that announces {content_range}")
 
 
-def requested_wait(headers: httpx2.Headers) -> float | None:
-    """Seconds that a server asks us to wait; None if it does not."""
-    after = headers.get("Retry-After", "").strip()
-    if after.isdigit():
-        return float(after)
+def read_requested_wait(headers: httpx2.Headers) -> float | None:
+    """Returns the seconds that a server asks us to wait; None if it does not."""
+    retry_after = headers.get("Retry-After", "").strip()
+    if retry_after.isdigit():
+        return float(retry_after)
+
     limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds)
+    return None
 
 
-def error_message(error: BaseException) -> str:
-    """The type of an error and its message, without secrets."""
+def describe_error(error: BaseException) -> str:
+    """Returns the type of an error and its message, without secrets."""
     return redact(f"{type(error).__name__}: {error}".removesuffix(": "))

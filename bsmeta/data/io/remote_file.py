@@ -1,9 +1,9 @@
-"""Remote files (`FileRef`), read like local ones: in blocks, prefetched, cached, and verified.
+"""Reads remote files (`FileRef`) like local ones: in blocks, prefetched, cached, and verified.
 
 A `RemoteFile` fetches blocks of several megabytes through a `BlockCache`, a folder that all
-processes of a machine share, and prefetches the next in a thread. A faulty download must not stay
-in the cache: a file is compared with its hash when it has been read completely, and when it turns
-out to be damaged.
+processes of a machine share, and prefetches the next block in a thread. A faulty download must not
+stay in the cache: a file is compared with its hash when it has been read completely, and when it
+turns out to be damaged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import xxhash
 from filelock import FileLock, Timeout
@@ -26,26 +26,26 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.cache import kept_if_possible
-from bsmeta.data.io.compression import AccessPoint, DamagedFileError, content
+from bsmeta.data.io.compression import AccessPoint, DamagedFileError, read_content
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.remote import CancelledError
-from bsmeta.data.io.stores import range_parts, store_of_file
+from bsmeta.data.io.stores import read_range, store_of_file
 
 log = logging.getLogger(__name__)
 
 BLOCK = 4 << 20  # bytes of a file per request
-LOCKS = 256
-CHECKSUM = 8  # bytes after the content of a block
-KEPT = 0.9  # fraction of the limit that is left after eviction
-SHARE = 0.005  # of the limit may be written for a file before the total size is checked again
+LOCKS = 256  # lock files of a cache, shared by its blocks
+CHECKSUM_BYTES = 8  # after the content of a cached block
+FILL_AFTER_EVICTION = 0.9  # as a fraction of the limit
+CHECK_INTERVAL = 0.005  # fraction of the limit that is written between checks of the total size
 
 
 class BadCopyError(DataError):
     """A remote file was read from a cached copy that does not match its hash."""
 
 
-def bad_copy(ref: FileRef) -> BadCopyError:
-    """The error for a cached copy that was read before it turned out to be bad."""
+def bad_copy_error(ref: FileRef) -> BadCopyError:
+    """Returns the error for a cached copy that was read before it turned out to be bad."""
     return BadCopyError(
         f"{ref}: the downloaded copy (in {ref.settings.folder}) did not have the listed hash "
         f"{ref.etag}; it was removed and downloaded again, but documents of the bad copy were read:"
@@ -53,38 +53,53 @@ def bad_copy(ref: FileRef) -> BadCopyError:
     )
 
 
-def remote_content(
+def read_remote_content(
     ref: FileRef, file: BinaryIO, point: AccessPoint | None = None
 ) -> Iterator[bytes]:
-    """The content of a remote shard in blocks; see `files.shard_content`."""
-    read, count = xxhash.xxh3_64(), 0
+    """Yields the content of a remote shard in blocks; see `files.shard_content`."""
+    yielded_hash = xxhash.xxh3_64()
+    yielded_bytes = 0
     try:
-        for block in content(ref.place, file, point):
-            read.update(block)
-            count += len(block)
+        for block in read_content(ref.place, file, point):
+            yielded_hash.update(block)
+            yielded_bytes += len(block)
             yield block
         return
     except BadCopyError:
-        pass  # the cache now has the right one
+        pass  # the bad copy has already been replaced in the cache
     except DamagedFileError:
         check_copy(ref)
-    with RemoteFile(ref) as again:
-        blocks = content(ref.place, again, point)
-        yield _skip_same(blocks, count, read.digest(), ref)
+
+    with RemoteFile(ref) as new_file:
+        blocks = read_content(ref.place, new_file, point)
+        yield _skip_same(blocks, yielded_bytes, yielded_hash.digest(), ref)
         yield from blocks
 
 
 def _skip_same(blocks: Iterator[bytes], count: int, digest: bytes, ref: FileRef) -> bytes:
-    """Skips `count` bytes that must match `digest`; returns the rest of their last block."""
-    skipped, rest = xxhash.xxh3_64(), b""
+    """Skips the first bytes of the content, which were already yielded.
+
+    Args:
+        count: Number of bytes to skip.
+        digest: The xxh3 of the bytes that were yielded.
+
+    Returns:
+        The bytes of the last skipped block after them.
+
+    Raises:
+        BadCopyError: If the skipped bytes differ from those that were yielded.
+    """
+    skipped_hash = xxhash.xxh3_64()
+    remainder = b""
     with contextlib.suppress(DamagedFileError):
         while count and (block := next(blocks, b"")):
-            skipped.update(block[:count])
-            rest = block[count:]
-            count -= len(block) - len(rest)
-    if count or skipped.digest() != digest:
-        raise bad_copy(ref)
-    return rest
+            skipped_hash.update(block[:count])
+            remainder = block[count:]
+            count -= len(block) - len(remainder)
+
+    if count or skipped_hash.digest() != digest:
+        raise bad_copy_error(ref)
+    return remainder
 
 
 def check_copy(ref: FileRef) -> bool:
@@ -99,30 +114,31 @@ def check_copy(ref: FileRef) -> bool:
         DataError: If the server sends other content than it lists, or cannot be reached.
     """
     blocks = Blocks(ref)
-    is_right, digest = blocks.check()
-    if is_right:
+    was_right, old_digest = blocks.check()
+    if was_right:
         return True
+
     blocks.drop()
-    is_right_now, digest_now = blocks.check()
-    if is_right_now is False:
+    is_right, new_digest = blocks.check()
+    if is_right is False:
         blocks.drop()
         raise DataError(
             f"{ref}: the server sends another content than it lists (hash {ref.etag}), twice; see "
             f"whether a proxy changes it, or start a new run, {store_of_file(ref).fixed_version}"
         )
-    return is_right is None and digest == digest_now
+    return was_right is None and old_digest == new_digest
 
 
 def refuse_bad_copy_of(ref: FileRef) -> None:
-    """Raises if a rejected document may come from a bad cached copy."""
+    """Raises a `DataError` if a rejected document may come from a bad cached copy."""
     try:
         was_right = check_copy(ref)
     except DataError:
         if not store_of_file(ref).is_offline():
             raise
-        return  # partly not in the cache: the copy cannot be blamed
+        return  # the file is not cached completely, so the copy cannot be blamed
     if not was_right:
-        raise bad_copy(ref)
+        raise bad_copy_error(ref)
 
 
 class BlockCache:
@@ -132,30 +148,41 @@ class BlockCache:
     are evicted first.
 
     Args:
-        limit: Most bytes in it; 0 keeps nothing.
+        limit: Maximum bytes in the folder; 0 keeps nothing.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
         self._folder = Path(folder)
         self._limit = limit
-        self._unseen = limit  # bytes written since the last size check; unknown at first
+        # Bytes written since the last size check. The size is unknown at first, so the first block
+        # that is written triggers a check.
+        self._unchecked_bytes = limit
 
     def get(
-        self, key: str, size: int, make: Callable[[], bytes], cancelled: threading.Event
+        self,
+        key: str,
+        size: int,
+        download: Callable[[], bytes],
+        cancelled: threading.Event,
     ) -> bytes:
-        """A block, read from the disk or produced by `make`, whose errors propagate.
+        """Returns a block from the disk; downloads it if it is not there.
 
-        An unwritable folder or a damaged block is not an error; it only costs time.
+        An unwritable folder or a damaged block is not an error; it only costs time. The errors of
+        `download` propagate.
 
         Args:
-            key: What identifies its content.
-            cancelled: Stops waiting for another process; the block is then produced here.
+            key: Identifies the content of the block.
+            size: Size of the block in bytes.
+            cancelled: Stops waiting for another process; the block is then downloaded here.
         """
         if not self._limit:
-            return make()
+            return download()
+
         path = self._path(key)
-        if (block := _kept(path, size)) is not None:
+        block = _read_block(path, size)
+        if block is not None:
             return block
+
         try:
             locks = self._folder / "locks"
             locks.mkdir(parents=True, exist_ok=True)
@@ -164,11 +191,13 @@ class BlockCache:
         except (OSError, Timeout) as error:
             if not cancelled.is_set():
                 log.warning("blocks of remote files are not kept: %s", error)
-            return make()
+            return download()
+
         try:
-            if (block := _kept(path, size)) is None:
-                block = make()
-                self._keep(path, block)
+            block = _read_block(path, size)  # another process may have downloaded it meanwhile
+            if block is None:
+                block = download()
+                self._write_block(path, block)
         finally:
             lock.release()
         return block
@@ -182,36 +211,54 @@ class BlockCache:
         name = xxhash.xxh3_128_hexdigest(key.encode())
         return self._folder / "blocks" / name[:2] / name
 
-    def _keep(self, path: Path, block: bytes) -> None:
+    def _write_block(self, path: Path, block: bytes) -> None:
         with kept_if_possible("a block of a remote file is"):  # the disk may be full
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as part:
                 part.write_bytes(block + xxhash.xxh3_64_digest(block))
-        self._unseen += len(block) + CHECKSUM
-        if self._unseen >= self._limit * SHARE:
-            self._unseen = 0
+
+        self._unchecked_bytes += len(block) + CHECKSUM_BYTES
+        if self._unchecked_bytes >= self._limit * CHECK_INTERVAL:
+            self._unchecked_bytes = 0
             evict(self._folder / "blocks", self._limit)
 
 
 def _is_cancelled(cancelled: threading.Event) -> bool:
-    """Called while another process downloads the block, which is progress."""
+    """Called while another process downloads the block, which counts as progress."""
     report_progress()
     return cancelled.is_set()
 
 
-def _kept(path: Path, size: int) -> bytes | None:
-    """A block from the disk; None if it is missing or damaged."""
+def _read_block(path: Path, size: int) -> bytes | None:
+    """Reads a cached block; returns None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # it may belong to another user
-        os.utime(path)  # the most recently read is removed last
-    block, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
+
+    # Eviction begins with the oldest times.
+    with contextlib.suppress(OSError):  # the file may belong to another user
+        os.utime(path)
+
+    block = data[:-CHECKSUM_BYTES]
+    checksum = data[-CHECKSUM_BYTES:]
     if len(block) != size or xxhash.xxh3_64_digest(block) != checksum:
         log.warning("%s is damaged and is downloaded again", path)
         return None
     return block
+
+
+class _BlockFile(NamedTuple):
+    """A cached block; the least recently read one sorts first.
+
+    Attributes:
+        read_at: In ns since 1970.
+        size: In bytes.
+    """
+
+    read_at: int
+    size: int
+    path: Path
 
 
 def evict(folder: Path, limit: int) -> None:
@@ -219,22 +266,24 @@ def evict(folder: Path, limit: int) -> None:
 
     Other processes may evict concurrently: files that are already gone are skipped.
     """
-    files, total = [], 0
-    for entry in folder.glob("*/*"):
+    blocks = []
+    total = 0
+    for path in folder.glob("*/*"):
         try:
-            status = entry.stat()
+            status = path.stat()
         except FileNotFoundError:
             continue
-        files.append((status.st_mtime_ns, status.st_size, entry))
+        blocks.append(_BlockFile(status.st_mtime_ns, status.st_size, path))
         total += status.st_size
+
     if total <= limit:
         return
-    for _, size, entry in sorted(files):
-        if total <= limit * KEPT:
+    for block in sorted(blocks):
+        if total <= limit * FILL_AFTER_EVICTION:
             return
         with contextlib.suppress(OSError):  # another process removed it, or another user owns it
-            entry.unlink()
-        total -= size
+            block.path.unlink()
+        total -= block.size
 
 
 class Blocks:
@@ -245,111 +294,126 @@ class Blocks:
         self._cache = BlockCache(ref.settings.folder, ref.settings.cache_bytes)
 
     def fetch(self, start: int, cancelled: threading.Event) -> bytes:
-        """The block at byte `start`."""
-        key, stop = self._key(start)
+        """Returns the block that begins at byte `start`."""
+        stop = self._end_of_block(start)
 
         def download() -> bytes:
-            return b"".join(range_parts(self._ref, start, stop, cancelled))
+            return b"".join(read_range(self._ref, start, stop, cancelled))
 
-        return self._cache.get(key, stop - start, download, cancelled)
+        return self._cache.get(self._cache_key(start), stop - start, download, cancelled)
 
     def check(self) -> tuple[bool | None, bytes]:
-        """Whether the file matches its hash (None: not known), and the xxh3 of its content."""
-        verifier, digest = store_of_file(self._ref).verifier(self._ref), xxhash.xxh3_64()
-        never = threading.Event()
+        """Returns whether the file has its hash (None: unknown), and the xxh3 of its content."""
+        verifier = store_of_file(self._ref).verifier(self._ref)
+        content_hash = xxhash.xxh3_64()
+        never_cancelled = threading.Event()
         for start in range(0, self._ref.size, BLOCK):
-            block = self.fetch(start, never)
-            digest.update(block)
+            block = self.fetch(start, never_cancelled)
+            content_hash.update(block)
             if verifier is not None:
                 verifier.update(block)
-        return None if verifier is None else verifier.is_right(), digest.digest()
+
+        is_right = None if verifier is None else verifier.is_right()
+        return is_right, content_hash.digest()
 
     def drop(self) -> None:
         """Removes the blocks from the cache."""
         for start in range(0, self._ref.size, BLOCK):
-            self._cache.drop(self._key(start)[0])
+            self._cache.drop(self._cache_key(start))
 
-    def _key(self, start: int) -> tuple[str, int]:
-        """The cache key of a block's content, and the end of the block."""
-        stop = min(start + BLOCK, self._ref.size)
-        return f"{self._ref.content_id} {self._ref.size} {start} {stop}", stop
+    def _end_of_block(self, start: int) -> int:
+        return min(start + BLOCK, self._ref.size)
+
+    def _cache_key(self, start: int) -> str:
+        """Returns the key that identifies the content of a block."""
+        return f"{self._ref.content_id} {self._ref.size} {start} {self._end_of_block(start)}"
 
 
 class RemoteFile(AbstractBufferedFile):
     """A remote file, for reading.
 
-    Its errors are `DataError`s, never `OSError`s, by which readers recognize a damaged file: an
-    unreachable file must not be mistaken for the end of a shard.
+    Its errors are `DataError`s. To readers, an `OSError` means that the file is damaged, but an
+    unreachable file must not look like the end of a shard.
+
+    Args:
+        blocks: Number of the most recently read blocks to keep in memory.
     """
 
     def __init__(self, ref: FileRef, blocks: int = 1) -> None:
         self._ref = ref
         self._blocks = Blocks(ref)
         self._verifier = store_of_file(ref).verifier(ref)
-        self._verified = 0  # bytes, unless blocks were skipped
-        self._is_right: bool | None = None
+        self._verified_bytes = 0  # from the beginning; it stops where blocks are skipped
+        self._is_right: bool | None = None  # None until the file was read completely
         self._reads = 0  # consecutive, without a seek
-        self._ahead: Ahead | None = None
+        self._prefetch: Prefetch | None = None
         memory = {"cache_type": "blockcache", "cache_options": {"maxblocks": blocks}}
         super().__init__(None, str(ref), block_size=BLOCK, size=ref.size, **memory)
 
     def seek(self, loc: int, whence: int = os.SEEK_SET) -> int:
         """Moves to another position without fetching anything."""
-        place = self.loc
-        if super().seek(loc, whence) != place:
+        previous_position = self.loc
+        if super().seek(loc, whence) != previous_position:
             self._reads = 0
         return int(self.loc)
 
     def read(self, length: int = -1) -> bytes:
-        """Up to `length` bytes, or all remaining bytes if it is negative.
+        """Reads up to `length` bytes, or all remaining bytes if it is negative.
 
         Raises:
             DataError: If the file cannot be read or has changed.
-            BadCopyError: If it was read completely and does not match its hash.
+            BadCopyError: If the file was read completely and does not match its hash.
         """
         data: bytes = super().read(length)
+
+        # Nothing is prefetched after one read: often only the first lines of a file are needed.
         self._reads += 1
-        if self._reads > 1:  # the first lines of a file are often all that is needed
-            start = (self.loc - 1) // BLOCK * BLOCK + BLOCK
-            if self._ahead is None and start < self.size:
-                self._ahead = Ahead(start, self._fetch)
+        if self._reads > 1:
+            next_block = (self.loc - 1) // BLOCK * BLOCK + BLOCK
+            if self._prefetch is None and next_block < self.size:
+                self._prefetch = Prefetch(next_block, self._fetch)
         return data
 
     def close(self) -> None:
-        """Stops prefetching: a thread must not be running when the process forks."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.cancel()
+        """Stops prefetching, because no thread may be running when the process forks."""
+        prefetch = self._prefetch
+        self._prefetch = None
+        if prefetch is not None:
+            prefetch.cancel()
         super().close()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.start == start:
-            block = ahead.block()
+        """Fetches a block for the base class, which calls this when its memory lacks the block."""
+        prefetch = self._prefetch
+        self._prefetch = None
+        if prefetch is not None and prefetch.start == start:
+            block = prefetch.wait()
         else:
-            if ahead is not None:
-                ahead.cancel()
+            if prefetch is not None:
+                prefetch.cancel()
             block = self._fetch(start, threading.Event())
+
         if self._is_right is False:
             check_copy(self._ref)
-            raise bad_copy(self._ref)
+            raise bad_copy_error(self._ref)
         return block
 
     def _fetch(self, start: int, cancelled: threading.Event) -> bytes:
         block = self._blocks.fetch(start, cancelled)
-        if self._verifier is not None and start == self._verified:
+        if self._verifier is not None and start == self._verified_bytes:
             self._verifier.update(block)
-            self._verified += len(block)
-            if self._verified == self.size:
+            self._verified_bytes += len(block)
+            if self._verified_bytes == self.size:
                 self._is_right = self._verifier.is_right()
         return block
 
 
-class Ahead:
-    """A block that a thread is prefetching.
+class Prefetch:
+    """A block that a thread is fetching.
 
     Args:
-        fetch: Fetches the block at a byte, unless the event is set.
+        start: Offset of the block in the file.
+        fetch: Fetches the block at an offset, unless the event is set.
     """
 
     def __init__(self, start: int, fetch: Callable[[int, threading.Event], bytes]) -> None:
@@ -360,14 +424,14 @@ class Ahead:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def block(self) -> bytes:
-        """The block; raises the error of the fetch, if any."""
+    def wait(self) -> bytes:
+        """Waits for the block and returns it; raises the error of the fetch, if any."""
         return self._future.result()
 
     def cancel(self) -> None:
         """Stops the fetch, and waits until it has ended."""
         self._cancelled.set()
-        if not sys.is_finalizing():  # otherwise the thread no longer runs
+        if not sys.is_finalizing():  # when Python exits, the thread no longer runs
             self._thread.join()
 
     def _run(self) -> None:
@@ -376,4 +440,4 @@ class Ahead:
         except CancelledError:
             self._future.cancel()
         except BaseException as error:
-            self._future.set_exception(error)  # raised when the block is used
+            self._future.set_exception(error)  # raised in `wait`

@@ -1,4 +1,4 @@
-"""The hash of samples of a file, by which it is recognized wherever it was copied."""
+"""Hashes samples of a file, which identify it wherever it was copied."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import xxhash
 
 from bsmeta.core.progress import report_progress
 
-SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
+SAMPLES = 4
+_SAMPLE_BYTES = 1 << 14
 
 
-def hash_of_samples(file: BinaryIO, size: int) -> str:
-    """The xxh3 (hexadecimal) of the beginning and end of a file and a few places in between."""
-    found = xxhash.xxh3_64()
-    last = max(size - _SAMPLE_BYTES, 0)
-    for place in range(SAMPLES):
-        file.seek(last * place // (SAMPLES - 1))
-        found.update(file.read(_SAMPLE_BYTES))
+def hash_samples(file: BinaryIO, size: int) -> str:
+    """Returns the xxh3 (hexadecimal) of the beginning and end of a file and samples in between.
+
+    Args:
+        size: Size of the file in bytes.
+    """
+    samples_hash = xxhash.xxh3_64()
+    last_start = max(size - _SAMPLE_BYTES, 0)
+    for sample in range(SAMPLES):
+        file.seek(last_start * sample // (SAMPLES - 1))
+        samples_hash.update(file.read(_SAMPLE_BYTES))
         report_progress()
-    return found.hexdigest()
+    return samples_hash.hexdigest()

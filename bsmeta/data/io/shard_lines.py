@@ -17,13 +17,13 @@ def open_shard(
     columns: Collection[str] | None = None,
     late: Collection[str] = (),
 ) -> ShardReader:
-    """The reader for the format of a shard.
+    """Opens a shard with the reader of its format.
 
     Args:
-        indexes: Where access points of a compressed shard may be found.
-        columns: The columns that are needed (see `metadata.decoding.Decoder`); a Parquet shard is
-            read without the others. None reads all.
-        late: Those of them that its lines may lack until they are needed: see `PartialLine`.
+        indexes: Cache of the access points of compressed shards.
+        columns: The columns to read (see `metadata.decoding.Decoder`) from a Parquet shard; None
+            reads all. Other formats are always read with all columns.
+        late: Columns that the lines may lack until they are needed: see `PartialLine`.
     """
     if is_parquet(path):
         from bsmeta.data.io.parquet import ParquetReader
@@ -33,12 +33,12 @@ def open_shard(
 
 
 def first_lines(path: str | FileRef, count: int) -> list[bytes]:
-    """The first lines of a shard, with all columns."""
+    """Reads the first lines of a shard, with all columns."""
     with contextlib.closing(open_shard(path)) as reader:
         return [bytes(line) for line in reader.read(0, count)]
 
 
 def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
-    """Whether a shard has a line of this number."""
+    """Returns whether a shard has a line of this number."""
     with contextlib.closing(open_shard(path, indexes, columns=())) as reader:
         return bool(reader.read(line, 1))

@@ -1,4 +1,4 @@
-"""The interface of the readers of a shard: lines of JSON, whatever its format.
+"""The interface of the readers of a shard, which return lines of JSON for every format.
 
 `lines` reads files of lines, `parquet` reads Parquet files; `shard_lines` chooses between them.
 """
@@ -13,12 +13,12 @@ from bsmeta.metadata.records import Line
 
 
 class ShardReader(ABC):
-    """The documents of one shard as lines of JSON, whatever its format.
+    """Reads the documents of one shard as lines of JSON, whatever its format.
 
     Attributes:
-        line: Number of the next line.
-        ended: Whether the last `read` reached the end of what can be read.
-        damage: Why no further line can be read, in a truncated or damaged file; else empty.
+        line: Number of the next line, from 0.
+        ended: Whether the last call reached the end of the shard or of its readable part.
+        damage: Why no further line of a truncated or damaged file can be read; otherwise empty.
     """
 
     def __init__(self, path: str | FileRef) -> None:
@@ -28,12 +28,12 @@ class ShardReader(ABC):
         self.damage = ""
 
     def read(self, first: int, count: int) -> Sequence[Line]:
-        """Up to `count` lines from line `first` on; fewer if the shard ends or is damaged."""
+        """Returns up to `count` lines from `first` on; fewer if the shard ends or is damaged."""
         return self.take(range(first, first + count))
 
     @abstractmethod
     def take(self, numbers: Sequence[int]) -> Sequence[Line]:
-        """The lines with these numbers, which increase; fewer if the shard ends or is damaged."""
+        """Returns lines by increasing numbers; fewer if the shard ends or is damaged."""
 
     @abstractmethod
     def close(self) -> None:

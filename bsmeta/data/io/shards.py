@@ -1,12 +1,12 @@
-"""The list of training shards, without the held-out file; and how a shard is recognized.
+"""Lists the training shards, without the held-out file, and identifies them by their content.
 
 First stage of the stream. `list_shards` turns `data_config.train_file` into a sorted list of
 `Shard`s, which `plan` deals to the logical streams.
 
-A shard is recognized by samples of its content, wherever and whenever it was copied. One rank
-samples all shards of a run. The hashes are in the fingerprint of the run, and in the cache folder,
-from which a restart takes those of the shards that have not changed. Whoever opens a shard compares
-it with its hash: another machine may have another file of that name.
+A local shard is identified by samples of its content, wherever and whenever it was copied. One rank
+samples all shards of a run. The hashes are stored in the fingerprint of the run and in the cache
+folder, so that a restart samples only the shards that have changed. Every reader of a shard
+compares it with its hash, because another machine may have another file of the same name.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import Cache, kept_if_possible, read_arrays, write_arrays
 from bsmeta.data.io.file_ref import EVERYWHERE, FileRef, RemoteSettings
 from bsmeta.data.io.files import open_file
-from bsmeta.data.io.samples import hash_of_samples
+from bsmeta.data.io.samples import hash_samples
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
-"""File names of shards in a folder. A `.json` there may be anything; it is read if it is named."""
+"""Suffixes of the shards in a folder. A `.json` file may be anything; it is read only by name."""
 
-READERS = 8  # threads: a shard on a network costs a few milliseconds
-CHUNK = 16  # shards that a thread takes at once: to hand over each costs more than a local one
+READERS = 8  # threads; a shard on a network file system takes a few milliseconds
+CHUNK = 16  # shards that a thread takes at once; submitting one costs more than reading a local one
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -49,14 +49,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file of documents: one JSON object a line, or one row of a Parquet table each.
+    """A file of documents: a JSON object per line, or a row of a Parquet table per document.
 
     Attributes:
-        name: Its name for documents and seeds: the file name (with the folders in which the shards
-            differ, if several share a file name). It does not depend on where the data is stored.
+        name: Identifies the shard in document names and seeds: the file name (with the folders in
+            which the shards differ, if several share a file name). It does not depend on the
+            location of the data.
         size: Size of the file in bytes.
-        changed: When a local file was last changed, in ns since 1970; 0 for others.
-        samples: Hash of samples of its content (see `with_samples`); empty where none was computed.
+        changed: Time of the last change of a local file, in ns since 1970; 0 for others.
+        samples: Hash of samples of the content (see `with_samples`); empty if not computed.
     """
 
     name: str
@@ -67,60 +68,63 @@ class Shard:
 
 
 def is_parquet(path: str | FileRef) -> bool:
-    """Whether a shard is a Parquet file, by its name."""
+    """Returns whether a shard is a Parquet file, by its name."""
     return str(path).endswith(PARQUET)
 
 
 def numbered(path: str | FileRef, number: int) -> str:
-    """Names a document of a shard (counted from 0) for messages: `line 1`, or `row 1`."""
+    """Returns the name of a document of a shard for messages: `line 1`, or `row 1`.
+
+    Args:
+        number: The document's number, from 0.
+    """
     return f"{'row' if is_parquet(path) else 'line'} {number + 1}"
 
 
 def list_shards(config: DataConfig) -> list[Shard]:
-    """The training shards, sorted by name, without the validation file and `exclude`.
+    """Lists the training shards, sorted by name, without the validation file and `exclude`.
 
     Raises:
         ConfigurationError: If `train_file` is not set, or two shards would have the same name.
-        DataError: If a path is missing or not a file, a pattern matches nothing, or no shard is
-            left, or a name is not in UTF-8.
+        DataError: If a path is missing or not a file, a pattern matches nothing, no shard remains,
+            or a name is not in UTF-8.
     """
-    paths = sorted(
-        (path for entry in entries_of(config) for path in expand(entry, config)), key=str
-    )
-    files = [*{file.identity: file for file in _look_up(paths)}.values()]  # each file once
-    held_out = _held_out_status(config)
-    kept = [
+    paths: list[str | FileRef] = []
+    for entry in entries_of(config):
+        paths += expand(entry, config)
+    files_by_identity = {file.identity: file for file in _stat_paths(sorted(paths, key=str))}
+
+    held_out = _stat_held_out(config)
+    files = [
         file
-        for file in files
-        if not is_excluded(file.path, config)
-        and not (held_out and file.status and os.path.samestat(file.status, held_out))
+        for file in files_by_identity.values()
+        if not is_excluded(file.path, config) and not file.is_same_file(held_out)
     ]
-    if not kept:
-        validation_path(config)  # refused where it is a pattern that matches them all
+    if not files:
+        validation_path(config)  # raises if it is a pattern that matches all of them
         raise DataError(
             f"data_config.train_file={config.train_file} leaves no training shard: "
-            f"all of its {len(files)} files are the validation file "
+            f"all of its {len(files_by_identity)} files are the validation file "
             f"({config.validation_file}) or excluded ({config.exclude}); add other files"
         )
-    refuse_undecodable([file.path for file in kept], "data_config.train_file")
-    check_are_files(
-        [file.path for file in kept if file.status is None or not stat.S_ISREG(file.status.st_mode)]
-    )
-    names = shard_names([file.path for file in kept])
+    refuse_undecodable([file.path for file in files], "data_config.train_file")
+    check_are_files([file.path for file in files if not file.is_regular()])
+
+    names = shard_names([file.path for file in files])
     if len(set(names)) < len(names):
         raise ConfigurationError(
             f"data_config.train_file={config.train_file}: several files would be called "
             f"{Counter(names).most_common(1)[0][0]}; read one revision of a data set"
         )
-    shards = [file.shard(name) for name, file in zip(names, kept, strict=True)]
+    shards = [file.to_shard(name) for name, file in zip(names, files, strict=True)]
     return sorted(shards, key=lambda shard: shard.name)
 
 
-class _Listed(NamedTuple):
-    """A path in a listing, and the file that it leads to.
+class _ListedFile(NamedTuple):
+    """A path in a listing, and the file to which it leads.
 
     Attributes:
-        identity: The same for all paths that lead to the file by links.
+        identity: The same for all paths that lead to the file through links.
         status: None for a remote file, or if a link leads to no file.
     """
 
@@ -128,37 +132,50 @@ class _Listed(NamedTuple):
     identity: str | FileRef
     status: os.stat_result | None
 
-    def shard(self, name: str) -> Shard:
-        """The shard of this name. Copying tools set back a file's mtime, but not its ctime."""
+    def is_same_file(self, status: os.stat_result | None) -> bool:
+        """Returns whether this is the local file with a status; False for None."""
+        if status is None or self.status is None:
+            return False
+        return os.path.samestat(self.status, status)
+
+    def is_regular(self) -> bool:
+        """Returns whether this is a regular local file."""
+        return self.status is not None and stat.S_ISREG(self.status.st_mode)
+
+    def to_shard(self, name: str) -> Shard:
+        """Returns the shard of this file."""
         if isinstance(self.path, FileRef):
             return Shard(name, self.path, self.path.size)
+
         assert self.status is not None
+        # Copying tools restore a file's mtime, but cannot set its ctime.
         changed = max(self.status.st_mtime_ns, self.status.st_ctime_ns)
         return Shard(name, self.path, self.status.st_size, changed)
 
 
-def _look_up(paths: Sequence[str | FileRef]) -> list[_Listed]:
-    """The files that paths lead to; a local one that is no link costs a single request."""
+def _stat_paths(paths: Sequence[str | FileRef]) -> list[_ListedFile]:
+    """Finds the files to which paths lead; a local path that is no link costs one request."""
     folders = {os.path.dirname(path) for path in paths if not isinstance(path, FileRef)}
-    real = {folder: os.path.realpath(folder) for folder in folders}
+    real_folders = {folder: os.path.realpath(folder) for folder in folders}
 
-    def listed(path: str | FileRef) -> _Listed:
+    def stat_path(path: str | FileRef) -> _ListedFile:
         if isinstance(path, FileRef):
-            return _Listed(path, path, None)
+            return _ListedFile(path, path, None)
+
         folder, name = os.path.split(path)
         try:
             status = os.lstat(path)
             if not stat.S_ISLNK(status.st_mode):
-                return _Listed(path, os.path.join(real[folder], name), status)
-            return _Listed(path, os.path.realpath(path), os.stat(path))
+                return _ListedFile(path, os.path.join(real_folders[folder], name), status)
+            return _ListedFile(path, os.path.realpath(path), os.stat(path))
         except OSError:
-            return _Listed(path, os.path.realpath(path), None)
+            return _ListedFile(path, os.path.realpath(path), None)
 
-    return _in_threads(listed, paths)
+    return _map_in_threads(stat_path, paths)
 
 
-def _in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """The results of a function that waits for a file, in order."""
+def _map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Applies a function that waits for files to items; returns the results in order."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with ThreadPoolExecutor(READERS) as pool:
         results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
@@ -166,7 +183,7 @@ def _in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> li
 
 
 def entries_of(config: DataConfig) -> list[str]:
-    """The entries of `train_file` and `dataset_name`: paths, globs and URLs."""
+    """Returns the entries of `train_file` and `dataset_name`: paths, globs and URLs."""
     entries = config.train_file
     if not entries:
         if config.dataset_name:
@@ -180,52 +197,60 @@ def entries_of(config: DataConfig) -> list[str]:
 
 
 def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
-    """The files that one entry of `train_file` names: a file, a folder, or a glob (with `**`).
+    """Lists the files that an entry of `train_file` names.
+
+    Args:
+        entry: The path or URL of a file or a folder, or a glob (with `**`).
 
     Raises:
-        ConfigurationError: If it is a malformed URL.
-        DataError: If there is none, or a server refuses or cannot be reached.
+        ConfigurationError: If the entry is a malformed URL.
+        DataError: If there is no such file, or a server refuses or cannot be reached.
     """
     if entry.startswith(REMOTE) or (config.reader == "tf" and "://" in entry):
-        return [*_remote(entry, config, "data_config.train_file")]
+        return [*_list_remote(entry, config, "data_config.train_file")]
     return [os.path.abspath(path) for path in _expand_local(entry)]
 
 
 def _expand_local(entry: str) -> list[str]:
-    """The local paths that an entry names: files, and non-files with the name of a shard."""
+    """Lists the local paths that an entry names.
+
+    Paths with the name of a shard are listed even if they are no files, for `check_are_files`.
+    """
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
         files = [path for path in paths if path.endswith(SUFFIXES)]
         if not files:
             raise DataError(f"data_config.train_file: no file in {entry} ends in one of {SUFFIXES}")
         return files
+
     if os.path.lexists(entry):
         return [entry]
+
     paths = glob.glob(entry, recursive=True)
     files = [path for path in paths if path.endswith(SUFFIXES) or os.path.isfile(path)]
     if not files:
-        what = "matches no file" if glob.has_magic(entry) else "does not exist"
-        raise DataError(f"data_config.train_file: {entry} {what} (from {os.getcwd()})")
+        problem = "matches no file" if glob.has_magic(entry) else "does not exist"
+        raise DataError(f"data_config.train_file: {entry} {problem} (from {os.getcwd()})")
     return files
 
 
 def check_are_files(paths: Sequence[str | FileRef]) -> None:
-    """Rejects folders, broken links and pipes: skipping them could silently lose data."""
+    """Refuses folders, broken links and pipes, because skipping them could silently lose data."""
     problems = [
         f"{path} is {what_it_is(path)}"
         for path in paths
         if not isinstance(path, FileRef) and not os.path.isfile(path)
     ]
     if problems:
-        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        omitted = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DataError(
-            f"data_config.train_file: {'; '.join(problems[:3])}{more}; expected files; remove what "
-            "is none, or name it in data_config.exclude"
+            f"data_config.train_file: {'; '.join(problems[:3])}{omitted}; expected files; remove "
+            "what is none, or name it in data_config.exclude"
         )
 
 
 def what_it_is(path: str) -> str:
-    """Describes what a path that is not a file refers to."""
+    """Describes the object at a path that is not a file, as a noun phrase."""
     if os.path.isdir(path):
         return "a folder"
     if os.path.islink(path) and not os.path.exists(path):
@@ -234,9 +259,9 @@ def what_it_is(path: str) -> str:
 
 
 def remote_settings(config: DataConfig) -> RemoteSettings:
-    """The configured settings for reading remote files."""
+    """Returns the configured settings for reading remote files."""
     check_data(config)
-    folder = Cache(config.cache_dir).folder / "hub"  # of all servers
+    folder = Cache(config.cache_dir).folder / "hub"  # despite its name, for files of all servers
     return RemoteSettings(
         str(folder.absolute()),
         int(config.hub_cache_gb * 1e9),
@@ -246,39 +271,39 @@ def remote_settings(config: DataConfig) -> RemoteSettings:
 
 
 def validation_path(config: DataConfig) -> str | FileRef | None:
-    """The path of the validation file; None without one.
+    """Returns the path of the validation file; None without one.
 
     A local file may be missing: training refuses that (`held_out.held_out`), unless its data is
     prepared and has been filtered.
 
     Raises:
-        ConfigurationError: If it is a malformed URL.
-        DataError: If it is remote but not a single file, or the server refuses or cannot be
-            reached.
+        ConfigurationError: If the path is a malformed URL.
+        DataError: If a URL names several files, or the server refuses or cannot be reached.
     """
     if not config.validation_file:
         return None
     entry = in_dataset(config.validation_file, config)
     if not entry.startswith(REMOTE):
         return entry
+
     native = replace(config, reader="native")
-    found = _remote(entry, native, "data_config.validation_file")
-    if len(found) > 1:
+    files = _list_remote(entry, native, "data_config.validation_file")
+    if len(files) > 1:
         raise DataError(
             f"data_config.validation_file={config.validation_file}: expected one file, found "
-            f"{len(found)}: {found[0]}, {found[1]}, ..."
+            f"{len(files)}: {files[0]}, {files[1]}, ..."
         )
-    return found[0]
+    return files[0]
 
 
-def _remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
-    from bsmeta.data.io.stores import remote_files
+def _list_remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
+    from bsmeta.data.io.stores import list_remote_files
 
-    return remote_files(entry, config.dataset_revision, SUFFIXES, remote_settings(config), key)
+    return list_remote_files(entry, config.dataset_revision, SUFFIXES, remote_settings(config), key)
 
 
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
-    """Whether a file is excluded by its name, or has that of the validation file."""
+    """Returns whether a file is excluded by its name, or is named like the validation file."""
     name = os.path.basename(str(path))
     held_out = in_dataset(config.validation_file or "", config)
     held_out_name = os.path.basename(held_out)
@@ -287,8 +312,8 @@ def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 
 
-def _held_out_status(config: DataConfig) -> os.stat_result | None:
-    """The status of a local validation file; None without one."""
+def _stat_held_out(config: DataConfig) -> os.stat_result | None:
+    """Returns the status of a local validation file; None without one."""
     held_out = config.validation_file and in_dataset(config.validation_file, config)
     try:
         return os.stat(held_out) if held_out else None
@@ -297,62 +322,73 @@ def _held_out_status(config: DataConfig) -> os.stat_result | None:
 
 
 def some_of(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
-    """Up to `count` of some shards, from the first to the last, the same on every rank."""
-    places = {number * (len(shards) - 1) // (count - 1) for number in range(count)}
-    return [shards[place] for place in sorted(places)] if shards else []
+    """Selects up to `count` shards from the first to the last, the same on every rank."""
+    if not shards:
+        return []
+    indexes = {step * (len(shards) - 1) // (count - 1) for step in range(count)}
+    return [shards[index] for index in sorted(indexes)]
 
 
 def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
-    """File names; if two are equal, paths relative to the common folder of all files."""
+    """Returns the file names; if two are equal, the paths relative to the folder of all files."""
     names = [os.path.basename(str(path)) for path in paths]
     if len(set(names)) == len(names):
         return names
-    places = [path.place if isinstance(path, FileRef) else path for path in paths]
-    common = os.path.commonpath([os.path.dirname(place) for place in places])
-    return [Path(place).relative_to(common).as_posix() for place in places]
+
+    full_paths = [path.place if isinstance(path, FileRef) else path for path in paths]
+    common_folder = os.path.commonpath([os.path.dirname(path) for path in full_paths])
+    return [Path(path).relative_to(common_folder).as_posix() for path in full_paths]
 
 
 def with_samples(shards: Sequence[Shard], cache: Cache | None = None) -> list[Shard]:
-    """The shards, those that are not remote with the hash of their samples.
+    """Returns the shards, the local ones with the hash of their samples.
 
     The hash is equal for a copy of the file, wherever and whenever it was made, and almost surely
     differs for other content of the same size (a gzip file ends with a checksum of its content).
 
     Args:
-        cache: Where the hashes of the same shards may be found, and are kept.
+        cache: Cache of the hashes. A shard is not read again if its size and time are unchanged.
 
     Raises:
         DataError: If a shard cannot be read.
     """
     local = [shard for shard in shards if not isinstance(shard.path, FileRef)]
-    stated = np.array([(shard.size, shard.changed) for shard in local], np.int64).reshape(-1, 2)
-    hashes = np.zeros(len(local), "S16")
-    file = None
+    states = np.array([(shard.size, shard.changed) for shard in local], np.int64).reshape(-1, 2)
+    hashes = np.zeros(len(local), "S16")  # of 16 hexadecimal digits; empty: not known yet
+
+    cache_file = None
     if cache is not None:
         paths = "\n".join(str(shard.path) for shard in local)
         name = xxhash.xxh3_128_hexdigest(os.fsencode(paths))
-        file = cache.folder / "samples" / f"{name}.npz"
-    if file is not None and (kept := read_arrays(file)):
-        is_known = (stated == kept["stated"]).all(axis=1) & (stated[:, 1] > 0)
-        hashes[is_known] = kept["hashes"][is_known]
-    others = np.flatnonzero(hashes == b"").tolist()
-    found = _in_threads(lambda place: _sampled_hash(local[place]), others)
-    hashes[others] = [one.encode() for one in found]
-    if file is not None and others:
+        cache_file = cache.folder / "samples" / f"{name}.npz"
+    if cache_file is not None and (cached := read_arrays(cache_file)):
+        is_unchanged = (states == cached["stated"]).all(axis=1)
+        has_time = states[:, 1] > 0
+        is_cached = is_unchanged & has_time
+        hashes[is_cached] = cached["hashes"][is_cached]
+
+    missing = np.flatnonzero(hashes == b"").tolist()
+    new_hashes = _map_in_threads(lambda index: _hash_shard(local[index]), missing)
+    hashes[missing] = [new_hash.encode() for new_hash in new_hashes]
+    if cache_file is not None and missing:
         with kept_if_possible("the hashes of the shards are"):
-            write_arrays(file, {"stated": stated, "hashes": hashes})
-    by_name = {shard.name: one.decode() for shard, one in zip(local, hashes.tolist(), strict=True)}
+            write_arrays(cache_file, {"stated": states, "hashes": hashes})
+
+    by_name = {
+        shard.name: samples_hash.decode()
+        for shard, samples_hash in zip(local, hashes.tolist(), strict=True)
+    }
     return [replace(shard, samples=by_name.get(shard.name, "")) for shard in shards]
 
 
 def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, Any]:
-    """The facts about shards that must not change before a run is resumed; JSON-serializable.
+    """Returns facts about shards that must not change before a run is resumed; JSON-serializable.
 
     Remote shards are identified by their listing (`FileRef.identity`), others by their size and the
     hash of their samples.
 
     Args:
-        shards: Those that are not remote come from `with_samples`.
+        shards: The local ones must come from `with_samples`.
     """
     facts: dict[str, Any] = {}
     for shard in shards:
@@ -364,29 +400,34 @@ def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, Any]:
 
 
 def check_is_listed(shard: Shard) -> None:
-    """Refuses a file that is not the one that was listed, or no longer.
+    """Refuses a file that is not, or no longer, the listed one.
 
     Raises:
-        DataError: If it is another one, or cannot be read.
+        DataError: If the file is another one, or cannot be read.
     """
-    if shard.samples and _sampled_hash(shard) != shard.samples:
-        raise _other_file(shard)
+    if shard.samples and _hash_shard(shard) != shard.samples:
+        raise _other_file_error(shard)
 
 
-def _sampled_hash(shard: Shard) -> str:
-    """The hash of samples of a shard that is not remote; raises as `check_is_listed`."""
+def _hash_shard(shard: Shard) -> str:
+    """Returns the hash of the samples of a local shard.
+
+    Raises:
+        DataError: If the file has another size than listed, or cannot be read.
+    """
     try:
         with open_file(shard.path) as file:
-            found = hash_of_samples(file, shard.size)
+            samples_hash = hash_samples(file, shard.size)
             size = file.seek(0, os.SEEK_END)
     except OSError as error:
         raise DataError(f"data_config.train_file: {shard.path} cannot be read: {error}") from error
+
     if size != shard.size:
-        raise _other_file(shard)
-    return found
+        raise _other_file_error(shard)
+    return samples_hash
 
 
-def _other_file(shard: Shard) -> DataError:
+def _other_file_error(shard: Shard) -> DataError:
     return DataError(
         f"data_config.train_file: {shard.path} on {socket.gethostname()} is not the file that was "
         f"listed at the start (of {shard.size:,} bytes); expected the same files on all machines, "

@@ -1,6 +1,6 @@
-"""The stores by scheme: the files that a URL names, and ranges of bytes of them.
+"""Chooses the store of a scheme, lists the files that a URL names, and reads byte ranges of them.
 
-A store is imported, with its libraries, when the first of its files is named.
+A store and its libraries are imported when the first of its files is named.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bsmeta.data.io.remote import Retries, Store
 
 @cache
 def store_of(scheme: str) -> Store:
-    """The store of a scheme; `tf` is that of all schemes that TensorFlow reads.
+    """Returns the store of a scheme; `tf` stands for all schemes that TensorFlow reads.
 
     Raises:
-        ConfigurationError: If its library is missing, or its configuration is wrong.
+        ConfigurationError: If the store's library is missing, or its configuration is wrong.
     """
     try:
         if scheme == HUB:
@@ -39,26 +39,30 @@ def store_of(scheme: str) -> Store:
 
         return S3() if scheme == "s3" else CloudStorage()
     except ModuleNotFoundError as error:
-        named = missing_extra(error)
-        if named is None:
+        remedy = missing_extra(error)
+        if remedy is None:
             raise
-        raise ConfigurationError(f"{scheme}://… cannot be read: {named}") from error
+        raise ConfigurationError(f"{scheme}://… cannot be read: {remedy}") from error
 
 
 def store_of_file(ref: FileRef) -> Store:
-    """The store that reads a file; raises as `store_of`."""
+    """Returns the store that reads a file; raises the errors of `store_of`."""
     return store_of("tf" if ref.settings.by_tensorflow else ref.scheme)
 
 
-def remote_files(
-    url: str, revision: str | None, suffixes: tuple[str, ...], settings: RemoteSettings, key: str
+def list_remote_files(
+    url: str,
+    revision: str | None,
+    suffixes: tuple[str, ...],
+    settings: RemoteSettings,
+    key: str,
 ) -> list[FileRef]:
-    """The files that a URL names: a file, those of a folder, or those of a glob.
+    """Lists the files that a URL names: a file, the files in a folder, or the matches of a glob.
 
     Args:
-        revision: The revision of a data set, if the URL has none; None is the main branch.
-        suffixes: File name suffixes of the files to take from a folder.
-        key: The key that contains the URL, for the message.
+        revision: Revision of a data set, if the URL has none; None is the main branch.
+        suffixes: Suffixes of the files to list if the URL names a folder.
+        key: The key that contains the URL, for messages.
 
     Raises:
         ConfigurationError: If the URL is malformed.
@@ -73,28 +77,30 @@ def remote_files(
             f"{key}={shown_url(url)}: expected {store.form}, where PATH is a file, a folder or a "
             f"glob ({error})"
         ) from error
+
+    # As in local paths, brackets in a pattern are literal if there is a file of exactly this name.
     files = store.list_files(pattern, settings)
-    # As a local path: a name with [x] in it is a name, if there is such a file.
-    chosen = [ref for ref in files if ref.path == pattern.pattern]
-    if not chosen and glob.has_magic(pattern.pattern):
-        chosen = [ref for ref in files if pattern.matches(ref.path)]
-    elif not chosen and not pattern.pattern.endswith(suffixes):
+    matches = [ref for ref in files if ref.path == pattern.pattern]
+    if not matches and glob.has_magic(pattern.pattern):
+        matches = [ref for ref in files if pattern.matches(ref.path)]
+    elif not matches and not pattern.pattern.endswith(suffixes):
         folder = f"{pattern.pattern}/*".lstrip("/")
         files = store.list_files(replace(pattern, pattern=folder), settings)
-        chosen = [ref for ref in files if ref.path.endswith(suffixes)]
-    if not chosen:
+        matches = [ref for ref in files if ref.path.endswith(suffixes)]
+
+    if not matches:
         others = [ref.path for ref in files if ref.path.endswith(suffixes)]
-        found = f"; there is, for example, {others[0]}" if others else ""
-        raise DataError(f"{key}: {pattern.root}: nothing matches {pattern}{found}{store.hint}")
-    return chosen
+        example = f"; there is, for example, {others[0]}" if others else ""
+        raise DataError(f"{key}: {pattern.root}: nothing matches {pattern}{example}{store.hint}")
+    return matches
 
 
-def range_parts(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> Iterator[bytes]:
-    """Bytes `start` to `stop` (exclusive) of a remote file, in parts; see `Retries.read`.
+def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> Iterator[bytes]:
+    """Yields bytes `start` to `stop` (exclusive) of a remote file; see `Retries.read`.
 
     Raises:
         DataError: If the server refuses, now has a different file, or cannot be reached.
-        CancelledError: If it was cancelled.
+        CancelledError: If reading was cancelled.
     """
     store = store_of_file(ref)
     attempts = Retries(ref.settings.retries, store.advice(), cancelled)

@@ -1,7 +1,7 @@
-"""Files on any file system that TensorFlow knows (`data_config.reader=tf`).
+"""Files on any file system that TensorFlow supports (`data_config.reader=tf`).
 
-TensorFlow is imported when the first address is listed. Nothing starts its runtime, whose threads
-would not survive the fork of the loader processes.
+TensorFlow is imported when the first URL is listed. Its runtime is never started, because its
+threads would not survive the fork of the loader processes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.file_ref import FileRef, RemoteSettings
 from bsmeta.data.io.remote import Pattern, Store, TransientError
-from bsmeta.data.io.samples import hash_of_samples
+from bsmeta.data.io.samples import hash_samples
 
 BLOCK = 1 << 20
 
 
 @cache
 def tensorflow() -> Any:
-    """Import TensorFlow without log output and without GPUs, which are reserved for training.
+    """Imports TensorFlow without log output and without GPUs, which are reserved for training.
 
     Raises:
-        ConfigurationError: If it is not installed.
+        ConfigurationError: If TensorFlow cannot be imported.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 0 logs everything, 3 only fatal errors
     try:
@@ -44,8 +44,8 @@ def tensorflow() -> Any:
 class TensorFlowFiles(Store):
     """Reads files with `tf.io.gfile`.
 
-    A file is recognized by samples of its content, like a local one: not every file system has
-    hashes, or the time of a change.
+    A file is identified by samples of its content, like a local one: not every file system has
+    hashes or modification times.
     """
 
     form = "SCHEME://PLACE/PATH"
@@ -54,7 +54,7 @@ class TensorFlowFiles(Store):
 
     def __init__(self) -> None:
         self._tf = tensorflow()
-        self._checked: set[FileRef] = set()  # those found to have their listed content
+        self._checked: set[FileRef] = set()  # files that were compared with their listing
 
     def parse(self, url: str, revision: str | None) -> Pattern:
         scheme, _, address = url.partition("://")
@@ -62,32 +62,42 @@ class TensorFlowFiles(Store):
         return Pattern(scheme, container, path.strip("/"))
 
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
-        gfile, found = self._tf.io.gfile, []
-        folder = f"{pattern.root}/{pattern.folder}".rstrip("/")
-        with self._errors(folder):
-            for place, _, names in reporting(gfile.walk(folder)):
-                inside = place.removeprefix(pattern.root).strip("/")
-                paths = [f"{inside}/{name}".lstrip("/") for name in names]
-                for path in filter(pattern.matches, paths):
-                    with gfile.GFile(f"{pattern.root}/{path}", "rb") as file:
-                        size, samples = file.size(), hash_of_samples(file, file.size())
-                    where = pattern.scheme, pattern.container, path
-                    found.append(FileRef(size, samples, settings, *where))
+        root = f"{pattern.root}/{pattern.folder}".rstrip("/")
+        refs: list[FileRef] = []
+        with self._errors(root):
+            for folder, _, names in reporting(self._tf.io.gfile.walk(root)):
+                folder_path = folder.removeprefix(pattern.root).strip("/")
+                paths = [f"{folder_path}/{name}".lstrip("/") for name in names]
+                refs += [
+                    self._describe_file(pattern, path, settings)
+                    for path in paths
+                    if pattern.matches(path)
+                ]
                 if not pattern.is_deep:
                     break
-        return found
+        return refs
+
+    def _describe_file(self, pattern: Pattern, path: str, settings: RemoteSettings) -> FileRef:
+        with self._tf.io.gfile.GFile(f"{pattern.root}/{path}", "rb") as file:
+            size = file.size()
+            samples_hash = hash_samples(file, size)
+        return FileRef(size, samples_hash, settings, pattern.scheme, pattern.container, path)
 
     @contextlib.contextmanager
     def open_range(self, ref: FileRef, start: int, stop: int) -> Iterator[Iterator[bytes]]:
         with self._errors(str(ref)), self._tf.io.gfile.GFile(str(ref), "rb") as file:
             if ref not in self._checked:
-                found = f"{file.size()} bytes, xxh3 {hash_of_samples(file, file.size())}"
-                expected = f"{ref.size} bytes, xxh3 {ref.etag}"
-                if found != expected:
-                    raise self.changed(ref, f"{found} in samples", expected)
+                self._check_content(ref, file)
                 self._checked.add(ref)
             file.seek(start)
             yield reporting(iter(lambda: file.read(BLOCK), b""))
+
+    def _check_content(self, ref: FileRef, file: Any) -> None:
+        """Raises a `DataError` if an open file is not the listed one."""
+        actual = f"{file.size()} bytes, xxh3 {hash_samples(file, file.size())}"
+        expected = f"{ref.size} bytes, xxh3 {ref.etag}"
+        if actual != expected:
+            raise self.changed(ref, f"{actual} in samples", expected)
 
     def verifier(self, ref: FileRef) -> None:
         return None
@@ -96,8 +106,8 @@ class TensorFlowFiles(Store):
         return "start again later, or raise data_config.hub_retries"
 
     @contextlib.contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        """Turns TensorFlow's errors into those of `remote`."""
+    def _errors(self, subject: str) -> Iterator[None]:
+        """Turns TensorFlow's errors into errors of `remote`."""
         errors = self._tf.errors
         try:
             yield
@@ -108,4 +118,4 @@ class TensorFlowFiles(Store):
         ) as error:
             raise TransientError(error.message) from None
         except errors.OpError as error:
-            raise DataError(f"{what} cannot be read: {error.message}") from error
+            raise DataError(f"{subject} cannot be read: {error.message}") from error

@@ -1,4 +1,4 @@
-"""The comparison of the content of a remote file with its hash."""
+"""Verifies the content of a remote file by its hash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Hash(Protocol):
-    """A hash as those of hashlib."""
+    """The interface of the hashes of hashlib."""
 
     def update(self, data: bytes, /) -> None: ...
 
@@ -20,19 +20,22 @@ class Verifier:
     """Compares the content of a file with its hash.
 
     Attributes:
-        is_doubtful: Whether a hash that differs may not be one of the content.
+        computed: The hash of the bytes so far.
+        expected: The hash that the store lists, in hexadecimal.
+        is_doubtful: Called if the hashes differ: whether the listed one may not be a hash of the
+            content at all.
     """
 
-    found: Hash
+    computed: Hash
     expected: str
     is_doubtful: Callable[[], bool] = lambda: False
 
     def update(self, data: bytes) -> None:
         """Adds the next bytes of the file."""
-        self.found.update(data)
+        self.computed.update(data)
 
     def is_right(self) -> bool | None:
-        """Whether all bytes have the hash; None if the hash is not one of the content."""
-        if self.found.hexdigest() == self.expected:
+        """Returns whether the file has the listed hash; None if that is no hash of the content."""
+        if self.computed.hexdigest() == self.expected:
             return True
         return None if self.is_doubtful() else False

@@ -1,15 +1,16 @@
-"""A CSV file as it is found: its encoding, separator, quotes and columns are detected, and its rows
-streamed, each with its number, or why it is bad.
+"""Reads CSV files of unknown origin.
 
-Memory is bounded by the longest row. Python's `csv` reads the file: to the readers of pyarrow and
-polars, the rows after an unclosed quote are part of its cell, and they report no lines.
+The encoding, separator, quotes and columns of a file are detected. Its rows are streamed, each with
+its number, and with the problem if it is bad. Memory is bounded by the longest row.
+
+Python's `csv` parses the rows. The readers of pyarrow and polars are not used: they take the rows
+after an unclosed quote for parts of its cell, and report no line numbers.
 """
 
 from __future__ import annotations
 
 import csv
 import logging
-import operator
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,29 +33,29 @@ from bsmeta.data.table.text_file import (
 log = logging.getLogger(__name__)
 
 LONGEST_RECORD = 2**24
-"""Characters of a row, at most: an unclosed quote must not read the rest of a file into memory."""
+"""Maximum characters of a row, so that an unclosed quote does not read a whole file into memory."""
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 
-_SAMPLE_CHARACTERS = 1 << 18
+_SAMPLE_CHARACTERS = 1 << 18  # at the start of a file, from which its format is detected
 _SAMPLE_RECORDS = 200
-_LISTED_COLUMNS = 20
+_LISTED_COLUMNS = 20  # in an error message
 
-_RULER = re.compile(r"(?=.*[-=]{3})[-=+|: \t]++[\r\n]*")  # a line under the header, drawn
-_SHOWN = 5  # bad rows that an error lists
+_RULER = re.compile(r"(?=.*[-=]{3})[-=+|: \t]++[\r\n]*")  # a line drawn under the header
+_SHOWN = 5  # bad rows that an error message lists
 
 
 @dataclass(frozen=True)
 class CSVFormat:
-    """How a file is read.
+    """The format of a file.
 
     Attributes:
-        encoding: A codec of Python.
+        encoding: Name of a codec of Python.
         separator: The character between columns.
-        escape: The character before a quote within quotes; None: the quote is doubled.
+        escape: The character before a quote within quotes; None if such a quote is doubled.
         columns: The names in the header, without white space around them.
         header_line: The line of the header, from 1.
-        notes: What was found out rather than declared, for the user.
+        notes: Notes for the user on values that were detected rather than declared.
     """
 
     encoding: str
@@ -67,78 +68,110 @@ class CSVFormat:
 
 def find_format(
     path: Path,
-    wanted: Sequence[str],
+    required: Sequence[str],
     *,
     separator: str = AUTO,
     encoding: str = AUTO,
 ) -> CSVFormat:
-    """Detects how to read a file.
+    """Detects the format of a file.
 
     Args:
-        wanted: The columns that must be there.
+        required: The columns that the file must have.
         separator: The declared separator, or `auto`.
-        encoding: The declared encoding, or `auto`: the whole file is read to find it out.
+        encoding: The declared encoding, or `auto`, which reads the whole file to detect it.
 
     Raises:
-        DataError: If the file is empty, or no CSV file.
-        ConfigurationError: If a wanted column is missing, or is there twice.
+        DataError: If the file is empty, or not a CSV file.
+        ConfigurationError: If a required column is missing, or occurs twice.
     """
     refuse_other_formats(path)
     notes = []
     if encoding == AUTO:
         encoding, note = find_encoding(path)
-        notes += [note] if note else []
-    sample = list(_sample(path, encoding))
-    declared = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", sample[0]) if sample else None
-    skipped = 1 if declared else 0
-    if not "".join(sample[skipped:]).strip("\ufeff \r\n"):
+        if note:
+            notes.append(note)
+
+    # The first line may declare the separator to Excel.
+    lines = list(_read_sample(path, encoding))
+    declaration = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", lines[0]) if lines else None
+    skipped_lines = 1 if declaration else 0
+    lines = lines[skipped_lines:]
+    if declaration and separator == AUTO:
+        separator = declaration[1]
+    if not "".join(lines).strip("\ufeff \r\n"):
         raise DataError(f"{path} is empty; expected a CSV file with a header")
-    if declared:  # a first line for Excel
-        separator = declared[1] if separator == AUTO else separator
-    separators = list(SEPARATORS) if separator == AUTO else [_one_character(separator)]
-    _, found = max(
-        (_trial(CSVFormat(encoding, one, escape, (), skipped, ()), sample[skipped:], wanted)
-        for one in separators
-        for escape in (None, "\\")),
-        key=operator.itemgetter(0),
-    )  # fmt: skip
-    if separator == AUTO and found.separator != ",":
-        notes.append(f"columns are separated by a {SEPARATORS[found.separator]}")
-    if found.escape:
+
+    candidates = list(SEPARATORS) if separator == AUTO else [_parse_separator(separator)]
+    trials = []
+    for candidate in candidates:
+        for escape in (None, "\\"):
+            form = CSVFormat(encoding, candidate, escape, (), skipped_lines, ())
+            trials.append(_try_format(form, lines, required))
+    form = max(trials, key=_Trial.score).form
+
+    if separator == AUTO and form.separator != ",":
+        notes.append(f"columns are separated by a {SEPARATORS[form.separator]}")
+    if form.escape:
         notes.append("quotes are escaped by a backslash")
-    header = next(line for line in sample[skipped:] if line.strip("\ufeff \r\n"))
-    _check_columns(path, found, wanted, header)
-    return replace(found, notes=tuple(notes))
+    header = next(line for line in lines if line.strip("\ufeff \r\n"))
+    _check_columns(path, form, required, header)
+    return replace(form, notes=tuple(notes))
 
 
-def _trial(
-    form: CSVFormat, lines: Sequence[str], wanted: Sequence[str]
-) -> tuple[tuple[int, float, int, int], CSVFormat]:
-    """How well a format suits the first lines of a file, and the format with what they show."""
+@dataclass(frozen=True)
+class _Trial:
+    """A format, and how well it fits the first lines of a file.
+
+    Attributes:
+        form: The format, with the columns that it finds in the lines.
+        required_columns: Number of required columns among them.
+        fitting_share: Share of the records that have as many cells as the header.
+    """
+
+    form: CSVFormat
+    required_columns: int
+    fitting_share: float
+
+    def score(self) -> tuple[int, float, int, bool]:
+        """Returns the criteria by which formats are compared, the most important first."""
+        doubles_quotes = self.form.escape is None
+        return (
+            self.required_columns,
+            self.fitting_share,
+            len(self.form.columns),
+            doubles_quotes,
+        )
+
+
+def _try_format(form: CSVFormat, lines: Sequence[str], required: Sequence[str]) -> _Trial:
+    """Reads the first lines of a file with a format."""
     reader = _reader(lines, form.separator, form.escape)
     records: list[list[str]] = []
-    line = failures = 0
+    header_line = failures = 0
     while len(records) < _SAMPLE_RECORDS:
         try:
             cells = next(reader)
         except StopIteration:
             break
-        except csv.Error:  # of the last row, it may only be that the sample ends in it
+        except csv.Error:
+            # The last row may only be bad because the sample ends inside it.
             failures += reader.line_num < len(lines)  # type: ignore[attr-defined]
             continue
         if any(cell.strip() for cell in cells):
-            line = line or reader.line_num  # type: ignore[attr-defined]
+            header_line = header_line or reader.line_num  # type: ignore[attr-defined]
             records.append(cells)
+
     columns = tuple(cell.strip("\ufeff \t") for cell in records[0]) if records else ()
     fitting = sum(len(record) == len(columns) for record in records[1:])
-    share = (fitting + 1) / (len(records) + failures + 1)
-    named = len({*wanted} & {*columns})
-    score = (named, share, len(columns), 0 if form.escape else 1)
-    return score, replace(form, columns=columns, header_line=form.header_line + line)
+    return _Trial(
+        form=replace(form, columns=columns, header_line=form.header_line + header_line),
+        required_columns=len({*required} & {*columns}),
+        fitting_share=(fitting + 1) / (len(records) + failures + 1),
+    )
 
 
 def _reader(lines: Iterable[str], separator: str, escape: str | None) -> Iterator[list[str]]:
-    csv.field_size_limit(LONGEST_RECORD)  # the default is shorter than many a text
+    csv.field_size_limit(LONGEST_RECORD)  # the default is too short for many texts
     return csv.reader(
         lines,
         delimiter=separator,
@@ -148,16 +181,18 @@ def _reader(lines: Iterable[str], separator: str, escape: str | None) -> Iterato
     )
 
 
-def _one_character(separator: str) -> str:
-    named = {"tab": "\t", "\\t": "\t"}.get(separator, separator)
-    if len(named) != 1 or named in '"\r\n ':
+def _parse_separator(separator: str) -> str:
+    """Returns the character of a declared separator."""
+    character = {"tab": "\t", "\\t": "\t"}.get(separator, separator)
+    if len(character) != 1 or character in '"\r\n ':
         raise ConfigurationError(
             f'csv_separator="{separator}": expected auto, one character such as ";", or tab'
         )
-    return named
+    return character
 
 
-def _sample(path: Path, encoding: str) -> Iterator[str]:
+def _read_sample(path: Path, encoding: str) -> Iterator[str]:
+    """Yields the first lines of a file."""
     check_encoding(encoding)
     text, file = open_text(path, encoding)
     with file, text:
@@ -172,32 +207,36 @@ def _sample(path: Path, encoding: str) -> Iterator[str]:
             return  # reported with the number of the row, when the rows are read
 
 
-def _check_columns(path: Path, found: CSVFormat, wanted: Sequence[str], header: str) -> None:
+def _check_columns(path: Path, form: CSVFormat, required: Sequence[str], header: str) -> None:
+    """Refuses a file that lacks required columns, or has them several times."""
     problems = []
-    for name in wanted:
-        count = found.columns.count(name)
+    for name in required:
+        count = form.columns.count(name)
         if count > 1:
             problems.append(f"column {name!r} is there {count} times; rename the others")
         elif count == 0:
-            problems.append(f"there is no column {name!r}{nearest(name, found.columns)}")
+            problems.append(f"there is no column {name!r}{nearest(name, form.columns)}")
+
     if problems:
-        hint = _other_separator(header, wanted) if len(found.columns) < 2 else ""
-        shown = ", ".join(found.columns[:_LISTED_COLUMNS])[:500]
+        hint = _suggest_separator(header, required) if len(form.columns) < 2 else ""
+        columns = ", ".join(form.columns[:_LISTED_COLUMNS])[:500]
         raise ConfigurationError(
-            f"{path}: {'; '.join(problems)}. The header, line {found.header_line}, separated by a "
-            f"{SEPARATORS.get(found.separator, found.separator)}, has: {shown}{hint}"
+            f"{path}: {'; '.join(problems)}. The header, line {form.header_line}, separated by a "
+            f"{SEPARATORS.get(form.separator, form.separator)}, has: {columns}{hint}"
         )
 
 
-def _other_separator(header: str, wanted: Sequence[str]) -> str:
-    """A hint at the character beside a wanted name, in a header that is otherwise one column."""
-    for name in wanted:
-        mark, whole = r"([^\w\s\"'])", re.escape(name)
-        after = re.search(rf"(?<!\w){whole}[\"' ]*{mark}", header)
-        match = after or re.search(rf"{mark}[\"' ]*{whole}(?!\w)", header)
+def _suggest_separator(header: str, required: Sequence[str]) -> str:
+    """Suggests a separator for a header with one column: the character beside a required name."""
+    for name in required:
+        character = r"([^\w\s\"'])"
+        escaped_name = re.escape(name)
+        after_name = re.search(rf"(?<!\w){escaped_name}[\"' ]*{character}", header)
+        before_name = re.search(rf"{character}[\"' ]*{escaped_name}(?!\w)", header)
+        match = after_name or before_name
         if match:
-            found = match[1]
-            return f'. Are its columns separated by {found}? Then csv_separator="{found}"'
+            separator = match[1]
+            return f'. Are its columns separated by {separator}? Then csv_separator="{separator}"'
     return ""
 
 
@@ -206,11 +245,11 @@ class Row:
     """A row of the table.
 
     Attributes:
-        number: Its number among the rows, from 1; the header does not count, and empty lines only
+        number: Number among the rows, from 1. The header does not count; empty lines count only
             between the rows of a table with one column.
-        line: The line of the file where it begins, from 1.
-        cells: Its cells, one per column, unless `problem`.
-        problem: Why it cannot be used.
+        line: The line of the file at which the row begins, from 1.
+        cells: The cells, one per column unless there is a problem.
+        problem: Why the row cannot be used; None if it can.
     """
 
     number: int
@@ -224,7 +263,10 @@ class BadRows:
 
     Args:
         on_bad_row: `refuse` or `skip`.
-        key: The key that says so.
+        key: The configuration key of `on_bad_row`, for messages.
+
+    Attributes:
+        count: Number of bad rows so far.
     """
 
     def __init__(self, path: Path, on_bad_row: str, key: str = "on_bad_row") -> None:
@@ -235,10 +277,10 @@ class BadRows:
         self.count = 0
 
     def add(self, row: Row, problem: str) -> None:
-        """Notes a bad row.
+        """Records a bad row.
 
         Raises:
-            DataError: If bad rows are refused, and this is the last one to be listed.
+            DataError: If bad rows are refused, and a message would list no more of them.
         """
         self.count += 1
         if len(self._first) < _SHOWN:
@@ -247,7 +289,7 @@ class BadRows:
                 self._refuse("and perhaps more")
 
     def close(self) -> None:
-        """Ends a table: raises what has been noted, or logs how many rows were left out.
+        """Ends a table: raises an error with the bad rows, or logs that they were left out.
 
         Raises:
             DataError: If bad rows are refused, and there are any.
@@ -255,25 +297,25 @@ class BadRows:
         if self.count and not self._skip:
             self._refuse("in all")
         if self.count:
-            listed = "\n  ".join(self._first)
+            first_rows = "\n  ".join(self._first)
             rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
-            log.warning("%s: %s left out\n  %s", self._path, rows, listed)
+            log.warning("%s: %s left out\n  %s", self._path, rows, first_rows)
 
     def notes(self) -> list[str]:
-        """A note for a report on how many rows were left out and why; [] if none was."""
+        """Returns a note for a report on the number of omitted rows and the reasons; [] if none."""
         if not self.count:
             return []
         rows = "1 row was" if self.count == 1 else f"{self.count:,} rows were"
-        more = self.count - len(self._first)
-        further = f"; and {more:,} more" if more else ""
-        return [f"{rows} left out: {'; '.join(self._first)}{further}"]
+        unlisted = self.count - len(self._first)
+        suffix = f"; and {unlisted:,} more" if unlisted else ""
+        return [f"{rows} left out: {'; '.join(self._first)}{suffix}"]
 
     def _refuse(self, extent: str) -> None:
         rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows {extent}"
-        listed = "\n  ".join(self._first)
+        first_rows = "\n  ".join(self._first)
         raise DataError(
             f"{self._path}: {rows}; correct the file, or leave such rows out with "
-            f"{self._key}=skip\n  {listed}"
+            f"{self._key}=skip\n  {first_rows}"
         )
 
 
@@ -289,13 +331,14 @@ def read_rows(
         DataError: If the file ends early (gzip), is not in its encoding, or cannot be read.
     """
     text, file = open_text(path, form.encoding)
-    number = 0
+    number = 0  # of rows that were yielded
+
     with file, text:
         lines = _Lines(text, form)
         try:
-            for line, cells, problem in _records(lines, form):
+            for record in _read_records(lines, form):
                 number += 1
-                yield _checked(Row(number, line, cells, problem), form)
+                yield _to_row(number, record, form)
                 if number % 1000 == 0:
                     advance(file.tell())
                     report_progress()
@@ -310,61 +353,92 @@ def read_rows(
         advance(file.tell())
 
 
-def _checked(row: Row, form: CSVFormat) -> Row:
-    if row.problem is not None:
-        return row
-    cells, columns = row.cells, len(form.columns)
+class _Record(NamedTuple):
+    """A record of a file, as the parser reads it.
+
+    Attributes:
+        line: The line of the file at which the record begins, from 1.
+        cells: The cells; none if there is a problem.
+        problem: Why the record cannot be read; None if it can.
+    """
+
+    line: int
+    cells: list[str]
+    problem: str | None = None
+
+
+def _to_row(number: int, record: _Record, form: CSVFormat) -> Row:
+    """Returns the row of a record, with a problem if the record does not fit the header."""
+    if record.problem is not None:
+        return Row(number, record.line, record.cells, record.problem)
+
+    # Spreadsheets write further separators at the end of a line.
+    cells = record.cells
+    columns = len(form.columns)
     if len(cells) > columns and not any(cell.strip() for cell in cells[columns:]):
-        cells = cells[:columns]  # separators at the end of a line, as spreadsheets write them
+        cells = cells[:columns]
+
     problem = None
     if len(cells) != columns:
-        found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        problem = f"{found}, the header has {columns}"
+        extent = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        problem = f"{extent}, the header has {columns}"
     elif any("\0" in cell for cell in cells):
         problem = "a NUL byte"
-    return Row(row.number, row.line, cells, problem)
+    return Row(number, record.line, cells, problem)
 
 
-def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], str | None]]:
-    """The first line, the cells, and the problem of each record after the header."""
+def _read_records(lines: _Lines, form: CSVFormat) -> Iterator[_Record]:
+    """Yields the records after the header."""
     reader = _reader(lines, form.separator, form.escape)
-    empty: list[int] = []  # lines that are rows if others follow: empty texts
+    blank_lines: list[int] = []  # in a table with one column, rows with empty text if others follow
     while True:
         line = lines.begin()
         try:
-            try:
-                cells = next(reader)
-            except csv.Error as error:
-                lines.fail(error)
-                cells = _read_unpadded(reader, lines)
+            cells = _read_cells(reader, lines)
         except StopIteration:
             return
-        except _TooLongError:
-            problem = f"longer than {LONGEST_RECORD:,} characters; is a quote not closed?"
-        except csv.Error as error:
-            problem = _reason(error)
-        else:
-            is_head = line <= form.header_line
-            is_ruler = line == form.header_line + 1 and _RULER.fullmatch("".join(lines.record))
-            if is_head or is_ruler:
-                continue
-            if not "".join(lines.record).strip():
-                empty += [line] if len(form.columns) == 1 else []
-                continue
-            yield from ((blank, [""], None) for blank in empty)
-            empty.clear()
-            yield line, cells, None
+        except (csv.Error, _TooLongError) as error:
+            # The row ends with its first line. Otherwise an unclosed quote would swallow the next
+            # rows.
+            lines.give_back(1)
+            yield _Record(line, [], _describe_problem(error))
             continue
-        # The row ends with its first line, or an unclosed quote would take the next rows along.
-        lines.give_back(1)
-        yield line, [], problem
+
+        if line <= form.header_line:
+            continue
+        record_text = "".join(lines.record)
+        if line == form.header_line + 1 and _RULER.fullmatch(record_text):
+            continue
+        if not record_text.strip():
+            if len(form.columns) == 1:
+                blank_lines.append(line)
+            continue
+
+        for blank_line in blank_lines:
+            yield _Record(blank_line, [""])
+        blank_lines.clear()
+        yield _Record(line, cells)
+
+
+def _read_cells(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
+    """Reads a record, if necessary without the padding after its quoted cells.
+
+    Raises:
+        StopIteration: At the end of the file.
+        csv.Error, _TooLongError: If the record cannot be read.
+    """
+    try:
+        return next(reader)
+    except csv.Error as error:
+        lines.fail(error)
+        return _read_unpadded(reader, lines)
 
 
 def _read_unpadded(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
     """Reads a record again, without the padding after its quoted cells: `"a text"   ,label`.
 
     Raises:
-        csv.Error, _TooLongError: If that does not help.
+        csv.Error, _TooLongError: If the record still cannot be read.
     """
     lines.give_back(0)
     lines.begin()
@@ -378,7 +452,9 @@ def _read_unpadded(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
         lines.is_padded = True
 
 
-def _reason(error: csv.Error) -> str:
+def _describe_problem(error: csv.Error | _TooLongError) -> str:
+    if isinstance(error, _TooLongError):
+        return f"longer than {LONGEST_RECORD:,} characters; is a quote not closed?"
     if "end of data" in str(error):
         return "a quoted cell is not closed at the end of the file"
     if "expected after" in str(error):
@@ -386,8 +462,8 @@ def _reason(error: csv.Error) -> str:
     return str(error)
 
 
-def _lines_of(text: TextIO) -> Iterator[str]:
-    """Yields the lines of a file; of one that exceeds the limit, only the beginning."""
+def _read_lines(text: TextIO) -> Iterator[str]:
+    """Yields the lines of a file; a line that exceeds the limit is cut off there."""
     while line := text.readline(LONGEST_RECORD):
         yield line
         while len(line) == LONGEST_RECORD and line[-1] not in "\r\n":
@@ -395,18 +471,22 @@ def _lines_of(text: TextIO) -> Iterator[str]:
 
 
 class _JoinedLines(str):
-    """Lines of a file, whose ends are escaped except for the last."""
+    """Several lines of a file as one: the ends of all but the last are escaped.
+
+    Attributes:
+        line_count: Number of lines.
+    """
+
+    line_count: int
 
     def __new__(cls, lines: list[str]) -> _JoinedLines:
         joined = super().__new__(cls, "".join(lines))
-        joined.count_of_lines = len(lines)
+        joined.line_count = len(lines)
         return joined
-
-    count_of_lines: int
 
 
 def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
-    """Yields lines, those whose end is escaped together with the next, up to the limit."""
+    """Yields lines; a line whose end is escaped is joined with the next, up to the limit."""
     parts: list[str] = []
     length = 0
     for line in lines:
@@ -426,12 +506,17 @@ def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
 
 
 def _count_lines(line: str) -> int:
-    return line.count_of_lines if isinstance(line, _JoinedLines) else 1
+    return line.line_count if isinstance(line, _JoinedLines) else 1
 
 
 def _is_end_escaped(line: str, escape: str) -> bool:
-    content = line[:-1]  # of `\r\n`, only the first could be
-    return line[-1] in "\r\n" and (len(content) - len(content.rstrip(escape))) % 2 == 1
+    """Returns whether the end of a line is escaped: preceded by an odd number of escapes.
+
+    The `\\n` of `\\r\\n` never is, because the `\\r` is before it.
+    """
+    content = line[:-1]
+    escapes = len(content) - len(content.rstrip(escape))
+    return line[-1] in "\r\n" and escapes % 2 == 1
 
 
 class _TooLongError(Exception):
@@ -439,58 +524,64 @@ class _TooLongError(Exception):
 
 
 class _Failure(NamedTuple):
-    """Why records cannot be read that are not complete before a line, up to the line `end`."""
+    """The reason why records that extend to a line `end` cannot be read."""
 
     end: int
     error: csv.Error | _TooLongError
 
 
 class _Lines:
-    """The lines of a file for the reader of `csv`; those of a bad record are read again.
+    """The lines of a file for the reader of `csv`; the lines of a bad record can be read again.
 
-    A record is continued on the next line only within a quoted cell. So two records that are both
-    not complete before a line have the same end or the same error. Hence, after a record that
-    cannot be read, those that begin within it are read up to the ends of their lines only, and bad
-    if they are not complete there. Otherwise, each would be read to the error again, which takes
-    hours for a megabyte. (One that is only part of a record that is too long counts as too long.)
+    A record continues on the next line only within a quoted cell. So two records that are both
+    incomplete before a line have the same end or the same error. Hence, after a record that cannot
+    be read, records that begin within it are read only to the ends of their lines, and are bad if
+    they are incomplete there. Otherwise, each would be read to the error again, which takes hours
+    for a megabyte. (A record that is only part of a too long record counts as too long.)
+
+    Attributes:
+        record: The lines of the current record, as they are in the file.
+        number: Number of lines that were read.
+        is_padded: Whether spaces between a quote and a separator are kept.
     """
 
     def __init__(self, text: TextIO, form: CSVFormat) -> None:
-        self._lines = _lines_of(text)
+        self.record: list[str] = []
+        self.number = 0
+        self.is_padded = True
+
+        self._lines = _read_lines(text)
         if form.escape is not None:
             self._lines = _join_escaped(self._lines, form.escape)
         self._padding = re.compile(rf'" ++(?={re.escape(form.separator)}|\r?\n?$)')
-        self._waiting: deque[str] = deque()
-        self._characters = 0
+        self._returned: deque[str] = deque()  # lines to read again
+        self._characters = 0  # of the record
         self._is_at_end = False
-        self._failures: dict[bool, _Failure] = {}  # with and without padding
-        # Most lines are those of files without a bad record; they are read without further checks.
+        self._failures: dict[bool, _Failure] = {}  # by `is_padded`
+        # In files without a bad record, lines are read without checks for failures.
         self._is_careful = False
-        self.is_padded = True  # whether spaces between a quote and a separator are kept
-        self.record: list[str] = []  # lines, as they are in the file
-        self.number = 0
 
     def begin(self) -> int:
-        """Begins a record; the number of its first line."""
+        """Begins a record, and returns the number of its first line."""
         self.record = []
         self._characters = 0
-        if self._is_careful and not self._waiting:
+        if self._is_careful and not self._returned:
             self._failures.clear()
             self._is_careful = False
         return self.number + 1
 
     def give_back(self, first: int) -> None:
-        """Makes the lines of the record, from one of them on, the next lines."""
+        """Returns the lines of the record, from index `first` on, to be read again."""
         lines = self.record[first:]
-        self._waiting.extendleft(reversed(lines))
+        self._returned.extendleft(reversed(lines))
         self.number -= sum(map(_count_lines, lines))
         self._is_at_end = False
 
     def fail(self, error: csv.Error | _TooLongError) -> None:
-        """Notes why the record cannot be read."""
-        known = self._failures.get(self.is_padded)
+        """Records the reason why the record cannot be read."""
+        previous = self._failures.get(self.is_padded)
         end = self.number + self._is_at_end
-        if known is None or known.end < end:
+        if previous is None or previous.end < end:
             self._failures[self.is_padded] = _Failure(end, error)
         self._is_careful = True
 
@@ -506,7 +597,7 @@ class _Lines:
         except StopIteration:
             self._is_at_end = True
             raise
-        self.number += line.count_of_lines if isinstance(line, _JoinedLines) else 1
+        self.number += line.line_count if isinstance(line, _JoinedLines) else 1
         self.record.append(line)
         self._characters += len(line)
         if self._characters >= LONGEST_RECORD:
@@ -514,13 +605,17 @@ class _Lines:
         return line
 
     def _next_carefully(self) -> str:
-        """The next line, unless the record is known to fail; it may wait, or stand for several."""
+        """Returns the next line, which may be a returned one, or several joined ones.
+
+        Raises:
+            csv.Error, _TooLongError: If the record is incomplete, and is known to fail.
+        """
         failure = self._failures.get(self.is_padded)
         if failure is not None and self.record and self.number < failure.end:
             raise type(failure.error)(*failure.error.args)
 
         try:
-            line = self._waiting.popleft() if self._waiting else next(self._lines)
+            line = self._returned.popleft() if self._returned else next(self._lines)
         except StopIteration:
             self._is_at_end = True
             raise

@@ -1,8 +1,8 @@
-"""Records in and out for prediction: CSV or JSON lines, streamed, continued after an interruption.
+"""Reads and writes the records of predictions: CSV or JSON lines, streamed and resumable.
 
-Rows of the output are appended to `OUTPUT.part`, which is renamed when it is complete. Its complete
-rows are kept by the next call, if `OUTPUT.part.json` beside it says that they are of the same input
-and the same model.
+Rows of the output are appended to `OUTPUT.part`, which is renamed when it is complete. After an
+interruption, the next call keeps the complete rows, if `OUTPUT.part.json` beside them records the
+same input and the same model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ import msgspec
 from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.core.parsing import decode_json, parse_json
 from bsmeta.data.io.file_start import check_has_document
-from bsmeta.data.table.csv_file import LONGEST_RECORD, BadRows, Row, find_format, read_rows
+from bsmeta.data.table.csv_file import (
+    LONGEST_RECORD,
+    BadRows,
+    CSVFormat,
+    Row,
+    find_format,
+    read_rows,
+)
 from bsmeta.data.table.text_file import (
     AUTO,
     GZIP_ERRORS,
@@ -36,13 +43,13 @@ Record = dict[str, Any]
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_LONGEST_PREFIX = 1000
+_LONGEST_PREFIX = 1000  # characters of the keys in which an object is nested
 
 
 def read_records(
     path: Path,
-    wanted: Sequence[str],
-    bad: BadRows,
+    required: Sequence[str],
+    bad_rows: BadRows,
     *,
     check: Callable[[Record], None] = lambda _: None,
     separator: str = AUTO,
@@ -52,47 +59,59 @@ def read_records(
 
     Args:
         path: A CSV file or JSON lines, compressed with gzip or not.
-        wanted: The columns that each record must have, with a text in them.
-        bad: Takes the records that have none, cannot be read, or do not pass the check.
-        check: Raises DataError for a record that cannot be used.
+        required: The columns in which each record must have a text.
+        bad_rows: Receives the records that lack a text, cannot be read, or fail the check.
+        check: Raises a `DataError` for a record that cannot be used.
 
     Raises:
         DataError: If the file cannot be read.
-        ConfigurationError: If a column is missing from a CSV file, or is there twice.
+        ConfigurationError: If a column is missing from a CSV file, or occurs twice.
     """
     if path.name.endswith(JSON_LINES):
         check_encoding(encoding)
-        rows = _json_rows(path, "utf-8" if encoding == AUTO else encoding)
+        rows = _read_json_rows(path, "utf-8" if encoding == AUTO else encoding)
     else:
-        form = find_format(path, wanted, separator=separator, encoding=encoding)
-        twice = sorted(name for name, count in Counter(form.columns).items() if count > 1)
-        if twice:
-            raise ConfigurationError(
-                f"{path}: {', '.join(map(repr, twice))} more than once in the header; expected "
-                "each column once, because all are written to the output"
-            )
-        rows = (
-            (row, dict(zip(form.columns, row.cells, strict=True)) if not row.problem else {})
-            for row in read_rows(path, form)
-        )
+        form = find_format(path, required, separator=separator, encoding=encoding)
+        rows = _read_csv_rows(path, form)
+
     for row, record in rows:
-        texts = {name: value for name, value in record.items() if isinstance(value, str)}
-        missing = [name for name in wanted if not texts.get(name, "").strip()]
-        problem = row.problem
-        if problem is None and missing:
-            problem = f"no text in {' and '.join(map(repr, missing))}"
-        if problem is None:
-            try:
-                check(record)
-            except DataError as error:
-                problem = str(error)
+        problem = row.problem or _find_problem(record, required, check)
         if problem is None:
             yield record
         else:
-            bad.add(row, problem)
+            bad_rows.add(row, problem)
 
 
-def _json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
+def _find_problem(
+    record: Record, required: Sequence[str], check: Callable[[Record], None]
+) -> str | None:
+    """Returns the reason why a record cannot be used; None if it can."""
+    texts = {name: value for name, value in record.items() if isinstance(value, str)}
+    missing = [name for name in required if not texts.get(name, "").strip()]
+    if missing:
+        return f"no text in {' and '.join(map(repr, missing))}"
+    try:
+        check(record)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _read_csv_rows(path: Path, form: CSVFormat) -> Iterator[tuple[Row, Record]]:
+    """Yields the rows of a CSV file with their records; the record of a bad row is empty."""
+    repeated = sorted(name for name, count in Counter(form.columns).items() if count > 1)
+    if repeated:
+        raise ConfigurationError(
+            f"{path}: {', '.join(map(repr, repeated))} more than once in the header; expected "
+            "each column once, because all are written to the output"
+        )
+    for row in read_rows(path, form):
+        record = {} if row.problem else dict(zip(form.columns, row.cells, strict=True))
+        yield row, record
+
+
+def _read_json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
+    """Yields the rows of JSON lines with their records; the record of a bad row is empty."""
     text, file = open_text(path, encoding)
     number = line = 0
     with file, text:
@@ -102,7 +121,9 @@ def _json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
                 if not content.strip():
                     continue
                 number += 1
-                problem, record = None, {}
+
+                record: Record = {}
+                problem = None
                 try:
                     record = decode_json(content, dict[str, Any])
                 except msgspec.MsgspecError as error:
@@ -119,20 +140,20 @@ def _json_rows(path: Path, encoding: str) -> Iterator[tuple[Row, Record]]:
 
 
 class RecordWriter:
-    """Writes records to a CSV file or JSON lines, after those of an interrupted call.
+    """Writes records to a CSV file or JSON lines, and continues the output of an interrupted call.
 
     Args:
-        path: The output, which appears when it is complete; its name says the format.
-        key: What determines the records; JSON-serializable.
-        spreadsheet_safe: Whether the cells of a CSV file are `spreadsheet_safe_cell`s.
+        path: The output, which appears when it is complete; its suffix determines the format.
+        key: Everything that determines the records; JSON-serializable.
+        spreadsheet_safe: Whether the cells of a CSV file pass `spreadsheet_safe_cell`.
 
     Attributes:
         done: The number of records that an interrupted call has written.
 
     Raises:
-        ConfigurationError: If the output exists, its format is unknown, or the interrupted call was
-            another one.
-        DataError: If it cannot be written.
+        ConfigurationError: If the output exists, its format is unknown, or the interrupted call had
+            another key.
+        DataError: If the output cannot be written.
     """
 
     def __init__(
@@ -141,49 +162,59 @@ class RecordWriter:
         check_output(path)
         self._path = path
         self._part = path.with_name(f"{path.name}.part")
-        self._about = path.with_name(f"{path.name}.part.json")
+        self._key_file = path.with_name(f"{path.name}.part.json")
         self._is_json = path.name.endswith(".jsonl")
-        self._columns: dict[str, None] = {}  # in order
         self._spreadsheet_safe = spreadsheet_safe
+        self._columns: dict[str, None] = {}  # in order; unknown before the first record
+
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._part.open("a+", encoding="utf-8", newline="")
             self._lock()
+
             end, rows = complete_rows(self._part, quoted=not self._is_json)
             os.truncate(self._part, end)
             self._check_key(key, rows)
-            self.done = self._rows_after_header(rows)
+            self.done = rows
+            if not self._is_json and rows > 0:
+                self._read_header()
+                self.done -= 1
         except OSError as error:
-            raise self._not_written(error) from error
+            raise self._write_error(error) from error
 
     def write(self, record: Record) -> None:
         """Appends a record."""
         try:
             if self._is_json:
                 self._file.write(msgspec.json.encode(record).decode() + "\n")
-                return
-            flat = flattened(record)
-            if self._spreadsheet_safe:
-                flat = {
-                    spreadsheet_safe_cell(name): spreadsheet_safe_cell(cell)
-                    for name, cell in flat.items()
-                }
-            if not self._columns:
-                self._columns = dict.fromkeys(flat)
-                self._write_row(list(self._columns))
-            extra = [name for name in flat if name not in self._columns]
-            if extra:
-                raise DataError(
-                    f"a record has {', '.join(map(repr, extra))}, which the first record does not "
-                    f"have; write JSON lines: output={self._path.with_suffix('.jsonl')}"
-                )
-            self._write_row([flat.get(name, "") for name in self._columns])
+            else:
+                self._write_csv(record)
         except OSError as error:
-            raise self._not_written(error) from error
+            raise self._write_error(error) from error
+
+    def _write_csv(self, record: Record) -> None:
+        """Appends a record to a CSV file, after the header if it is the first record."""
+        cells = flattened(record)
+        if self._spreadsheet_safe:
+            cells = {
+                spreadsheet_safe_cell(name): spreadsheet_safe_cell(cell)
+                for name, cell in cells.items()
+            }
+
+        if not self._columns:
+            self._columns = dict.fromkeys(cells)
+            self._write_row(list(self._columns))
+        extra = [name for name in cells if name not in self._columns]
+        if extra:
+            raise DataError(
+                f"a record has {', '.join(map(repr, extra))}, which the first record does not "
+                f"have; write JSON lines: output={self._path.with_suffix('.jsonl')}"
+            )
+        self._write_row([cells.get(name, "") for name in self._columns])
 
     def _write_row(self, cells: list[Any]) -> None:
-        # `csv` does not quote a carriage return, which ends a row for readers, or a space at the
-        # beginning, which they skip.
+        # `csv` quotes neither a carriage return, at which readers end the row, nor a space at the
+        # beginning, which readers skip.
         texts = [cell for cell in cells if isinstance(cell, str)]
         needs_quotes = any("\r" in text or text.startswith(" ") for text in texts)
         quoting: Literal[0, 1] = csv.QUOTE_ALL if needs_quotes else csv.QUOTE_MINIMAL
@@ -196,12 +227,12 @@ class RecordWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             self._part.rename(self._path)
-            self._about.unlink()
+            self._key_file.unlink()
         except OSError as error:
-            raise self._not_written(error) from error
+            raise self._write_error(error) from error
 
     def _lock(self) -> None:
-        """Takes the lock of the unfinished output, which ends with the process."""
+        """Locks the unfinished output until the process ends."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -211,39 +242,42 @@ class RecordWriter:
             ) from error
 
     def _check_key(self, key: Mapping[str, Any], rows: int) -> None:
-        now = json.loads(json.dumps(key))
+        """Saves the key of a new output, and compares it with the key of an interrupted call.
+
+        Args:
+            rows: Number of complete rows of the output.
+        """
+        current = json.loads(json.dumps(key))  # as it reads back: tuples are lists
         if rows == 0:
-            self._about.write_text(json.dumps(now))
+            self._key_file.write_text(json.dumps(current))
             return
+
         try:
-            saved = parse_json(self._about.read_text())
+            saved = parse_json(self._key_file.read_text())
         except (OSError, ValueError):
             saved = {}
-        differences = "\n".join(differing(saved, now, "there"))
+        differences = "\n".join(differing(saved, current, "there"))
         if differences:
             raise ConfigurationError(
                 f"{self._part} was begun by another call; delete it to begin again, or name "
                 f"another output:\n{differences}"
             )
 
-    def _rows_after_header(self, rows: int) -> int:
-        """The number of rows but for the header of a CSV file, which it reads."""
-        if self._is_json or rows == 0:
-            return rows
+    def _read_header(self) -> None:
+        """Reads the columns of an existing CSV file."""
         self._file.seek(0)
         self._columns = dict.fromkeys(next(csv.reader(self._file)))
         self._file.seek(0, os.SEEK_END)
-        return rows - 1
 
-    def _not_written(self, error: OSError) -> DataError:
+    def _write_error(self, error: OSError) -> DataError:
         return DataError(f"output={self._path} cannot be written: {error}")
 
 
 def spreadsheet_safe_cell(cell: Any) -> Any:
-    """A cell that a spreadsheet shows; with ' before a text that it would compute as a formula.
+    """Returns a cell, with ' before a text that a spreadsheet would compute as a formula.
 
-    Formulas can start programs and send cells to a server. Numbers stay as they are. The characters
-    are those of OWASP's page on CSV injection.
+    Formulas can start programs and send cells to a server. Numbers are not changed. The first
+    characters of formulas are from OWASP's page on CSV injection.
     """
     if not isinstance(cell, str) or not cell.startswith(_FORMULA_STARTS) or _NUMBER.fullmatch(cell):
         return cell
@@ -259,10 +293,10 @@ def check_output(path: Path) -> None:
 
 
 def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
-    """The end of the last complete row of a file, and the number of rows up to it.
+    """Returns the offset after the last complete row of a file, and the number of rows up to it.
 
     Args:
-        quoted: Whether line ends between quotes do not end a row.
+        quoted: Whether line ends between quotes belong to the row.
     """
     end = position = rows = quotes = 0
     with path.open("rb") as file:
@@ -270,29 +304,32 @@ def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
             position += len(line)
             quotes += line.count(b'"') if quoted else 0
             if line.endswith(b"\n") and quotes % 2 == 0:
-                end, rows = position, rows + 1
+                end = position
+                rows += 1
     return end, rows
 
 
 def flattened(record: Mapping[str, Any]) -> Record:
-    """A record as cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON.
+    """Returns a record as cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON.
 
-    Objects whose keys together exceed `_LONGEST_PREFIX` characters are cells of JSON, too:
-    otherwise, a long key before many others would be repeated in the name of each.
+    Objects whose keys together exceed `_LONGEST_PREFIX` characters become JSON, too: otherwise, a
+    long key before many others would be repeated in the name of each.
     """
-    flat: Record = {}
-    waiting = [("", iter(record.items()))]
-    while waiting:
-        prefix, items = waiting[-1]
+    cells: Record = {}
+    # The objects that are being flattened, the innermost last: the prefix of the columns, and the
+    # remaining items.
+    stack = [("", iter(record.items()))]
+    while stack:
+        prefix, items = stack[-1]
         for name, value in items:
             column = prefix + name
             if isinstance(value, dict) and value and len(column) <= _LONGEST_PREFIX:
-                waiting.append((f"{column}.", iter(value.items())))
+                stack.append((f"{column}.", iter(value.items())))
                 break
             if isinstance(value, (list, dict)):
-                flat[column] = msgspec.json.encode(value).decode()
+                cells[column] = msgspec.json.encode(value).decode()
             else:
-                flat[column] = "" if value is None else value
+                cells[column] = "" if value is None else value
         else:
-            waiting.pop()
-    return flat
+            stack.pop()
+    return cells

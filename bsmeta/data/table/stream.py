@@ -1,9 +1,9 @@
-"""The steps of one rank over the rows of a table, from the start or from a saved state.
+"""Streams the steps of one rank over the rows of a table, from the start or from a saved state.
 
-Which rows make up a step depends only on (seed, epoch), not on the processes: step t has the same
-rows for every world size, number of loader workers and split into micro-batches, and every row is
-in exactly one step of an epoch. The rows of a step are divided among processes and micro-batches
-within the step. The state is the number of steps done.
+The rows of a step depend only on (seed, epoch), not on the processes: step t has the same rows for
+every world size, number of loader workers and split into micro-batches, and every row is in exactly
+one step of an epoch. The rows of a step are divided among processes and micro-batches within the
+step. The state is the number of completed steps.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from bsmeta.data import derive, permutation
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 
 Collate = Callable[[np.ndarray, int], MicroBatch]
-"""Builds a micro-batch from some rows (at least one) in an epoch."""
+"""Builds a micro-batch from the numbers of some rows (at least one) and the epoch."""
 
 
 @dataclass(frozen=True)
 class EpochOrder(Sequence[np.ndarray]):
     """The rows of each step of an epoch.
 
-    There is no array for each step until it is requested: a large table has millions of steps.
+    The array of a step is created only when it is requested: a large table has millions of steps.
 
     Attributes:
         rows: The rows in the order of the epoch, int64[number of rows].
-        bounds: Where the parts of `rows` begin, and where the last one ends, int64[steps + 1].
-        turn: The part that each step has, int64[steps].
+        bounds: The bounds of the slices of `rows`, int64[steps + 1].
+        slices: The number of the slice that each step has, int64[steps].
     """
 
     rows: np.ndarray
     bounds: np.ndarray
-    turn: Sequence[int] | np.ndarray
+    slices: Sequence[int] | np.ndarray
 
     def __len__(self) -> int:
-        return len(self.turn)
+        return len(self.slices)
 
     def __getitem__(self, step: Any) -> Any:
-        part = self.turn[step]
-        return self.rows[self.bounds[part] : self.bounds[part + 1]]
+        number = self.slices[step]
+        return self.rows[self.bounds[number] : self.bounds[number + 1]]
 
 
 class StepOrder(ABC):
-    """Cuts every epoch into steps.
+    """Divides every epoch into steps.
 
     Attributes:
         steps_per_epoch: Number of steps, the same for every epoch.
-        shares: The number that processes x accumulation must divide; None: no constraint.
+        shares: A multiple of processes x accumulation; None: no constraint.
     """
 
     steps_per_epoch: int
@@ -63,11 +63,11 @@ class StepOrder(ABC):
 
     @abstractmethod
     def epoch(self, epoch: int) -> EpochOrder:
-        """The steps of an epoch (counted from 0)."""
+        """Returns the steps of an epoch (counted from 0)."""
 
 
 class FixedSize(StepOrder):
-    """Steps of `batch_size` rows; the last step of an epoch has the remaining rows.
+    """Makes steps of `batch_size` rows; the last step of an epoch has the remaining rows.
 
     Raises:
         ConfigurationError: If there are no rows, or the batch size is not positive.
@@ -92,10 +92,11 @@ class FixedSize(StepOrder):
 
 
 class SimilarLengths(FixedSize):
-    """Steps of `batch_size` rows of similar length, which need little padding.
+    """Makes steps of `batch_size` rows of similar length, which need little padding.
 
-    An epoch's rows are shuffled; those of every `SORTED_STEPS` steps are sorted by length and cut
-    into steps, which are shuffled. One step of an epoch has the remaining rows.
+    An epoch's rows are shuffled and divided into groups of `SORTED_STEPS` steps. Each group is
+    sorted by length and cut into steps; then the steps are shuffled. One step of an epoch has the
+    remaining rows.
 
     Args:
         lengths: Tokens of each row, int[number of rows].
@@ -109,27 +110,27 @@ class SimilarLengths(FixedSize):
 
     def epoch(self, epoch: int) -> EpochOrder:
         shuffled = self._shuffled(epoch)
-        part = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
-        rows = shuffled[np.lexsort((self._lengths[shuffled], part))]
-        turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
-        return EpochOrder(rows, self._bounds, turn)
+        groups = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
+        rows = shuffled[np.lexsort((self._lengths[shuffled], groups))]
+        slices = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
+        return EpochOrder(rows, self._bounds, slices)
 
 
 class TokenBudget(StepOrder):
-    """Steps of rows of similar length whose padded tokens fill a budget over all processes.
+    """Makes steps of rows of similar length whose padded tokens fill a budget over all processes.
 
     An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut
-    into steps, which are shuffled. A step takes rows until its budget is full, with each row padded
-    to the longest of the bucket in which the step begins. The budget is cut into `shares` equal
-    parts, so that no process exceeds its part, for any number of processes that divides `shares`.
-    Where a bucket ends, the step continues with the next; one step of an epoch has the remaining
-    rows.
+    into steps; then the steps are shuffled. A step takes rows until its budget is full, with each
+    row padded to the longest one of the bucket in which the step begins. The budget consists of
+    `shares` equal parts, so that no process exceeds its part, for any number of processes that
+    divides `shares`. At the end of a bucket, a step continues with the next bucket. One step of an
+    epoch has the remaining rows.
 
     Args:
         lengths: Tokens of each row, int[number of rows].
         budget: Padded tokens of a step over all processes.
         span: Width of a bucket, in tokens.
-        shares: Parts of the budget; processes x accumulation must divide it.
+        shares: Number of parts of the budget; a multiple of processes x accumulation.
 
     Raises:
         ConfigurationError: If a row does not fit into its part of the budget.
@@ -140,10 +141,14 @@ class TokenBudget(StepOrder):
             raise ConfigurationError("a token budget for no rows: the table is empty")
         self.shares = shares
         self._seed = seed
-        buckets = -(np.asarray(lengths) // span)
-        numbers, place, counts = np.unique(buckets, return_inverse=True, return_counts=True)
-        longest = np.zeros(len(numbers), np.int64)
-        np.maximum.at(longest, place, lengths)
+
+        # The buckets are numbered from long to short, and `longest` is their longest row.
+        negative_buckets = -(np.asarray(lengths) // span)
+        distinct, buckets, counts = np.unique(
+            negative_buckets, return_inverse=True, return_counts=True
+        )
+        longest = np.zeros(len(distinct), np.int64)
+        np.maximum.at(longest, buckets, lengths)
         if longest[0] * shares > budget:
             raise ConfigurationError(
                 f"the longest example has {longest[0]:,} tokens and does not fit into its part "
@@ -151,48 +156,54 @@ class TokenBudget(StepOrder):
                 f"{budget // shares:,} tokens; expected batch_max_length of at least "
                 f"{longest[0] * shares:,}, fewer shares, or shorter examples"
             )
-        self._place = place.astype(np.int32)  # the number of each row's bucket, the longest first
-        sizes = shares * (budget // shares // np.maximum(longest, 1))
-        self._bounds = np.minimum(_bounds(counts.tolist(), sizes.tolist()), len(lengths))
+
+        self._buckets = buckets.astype(np.int32)  # of each row
+        step_sizes = shares * (budget // shares // np.maximum(longest, 1))
+        bounds = _find_bounds(counts.tolist(), step_sizes.tolist())
+        self._bounds = np.minimum(bounds, len(lengths))
         self.steps_per_epoch = len(self._bounds) - 1
 
     def epoch(self, epoch: int) -> EpochOrder:
-        shuffled = permutation(len(self._place), derive(self._seed, "rows", epoch))
-        rows = shuffled[np.argsort(self._place[shuffled], kind="stable")]
-        turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
-        return EpochOrder(rows, self._bounds, turn)
+        shuffled = permutation(len(self._buckets), derive(self._seed, "rows", epoch))
+        rows = shuffled[np.argsort(self._buckets[shuffled], kind="stable")]
+        slices = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
+        return EpochOrder(rows, self._bounds, slices)
 
 
-def _bounds(counts: list[int], sizes: list[int]) -> np.ndarray:
-    """Where steps begin in rows that are ordered by bucket: int64[steps + 1].
+def _find_bounds(counts: list[int], step_sizes: list[int]) -> np.ndarray:
+    """Returns the bounds of steps in rows that are ordered by bucket, int64[steps + 1].
+
+    The last step may extend beyond the last row.
 
     Args:
-        sizes: Rows of a step that begins in each bucket.
+        counts: Number of rows in each bucket.
+        step_sizes: Number of rows of the steps that begin in each bucket.
     """
-    steps: list[np.ndarray] = []
-    taken = 0  # rows of this bucket that the last step before it has
-    for count, size in zip(counts, sizes, strict=True):
+    sizes: list[np.ndarray] = []
+    taken = 0  # rows of the bucket that belong to a step of an earlier bucket
+    for count, step_size in zip(counts, step_sizes, strict=True):
         remaining = count - taken
-        own = max(-(-remaining // size), 0)
-        steps.append(np.full(own, size))
-        taken = own * size - remaining
-    return np.concatenate([[0], np.cumsum(np.concatenate(steps))])
+        steps = max(-(-remaining // step_size), 0)
+        sizes.append(np.full(steps, step_size))
+        taken = steps * step_size - remaining
+    return np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
 
 
 class TableStream:
     """This rank's steps in the order of the run; endless, epoch after epoch.
 
     Args:
+        order: The steps of each epoch.
         collate: Builds a micro-batch; called in the loader workers.
         accumulation: Micro-batches per step, the same for each process and step.
         num_workers: Number of loader processes; 0 does all work in this process.
-        fingerprint: What must be equal for a saved state to be usable.
+        fingerprint: Facts about the rows that must be equal for a saved state to be usable.
         state: `{"steps": n, "fingerprint": ...}` as saved with a checkpoint; None starts from the
             beginning.
 
     Raises:
-        ConfigurationError: If processes x accumulation do not divide the order's shares, or the
-            state belongs to other rows.
+        ConfigurationError: If the order's shares are no multiple of processes x accumulation, or
+            the state belongs to other rows.
     """
 
     def __init__(
@@ -207,83 +218,108 @@ class TableStream:
         fingerprint: dict[str, Any],
         state: dict[str, Any] | None = None,
     ) -> None:
-        parts = world_size * accumulation
-        if order.shares is not None and order.shares % parts:
+        micro_batches = world_size * accumulation
+        if order.shares is not None and order.shares % micro_batches:
             raise ConfigurationError(
                 f"batch_shares={order.shares} is not a multiple of processes x "
-                f"gradient_accumulation_steps = {world_size} x {accumulation} = {parts}"
+                f"gradient_accumulation_steps = {world_size} x {accumulation} = {micro_batches}"
             )
+
         saved = fingerprint if state is None else state["fingerprint"]
-        changed = "\n".join(differing(saved, fingerprint, "in the checkpoint"))
-        if changed:
+        differences = "\n".join(differing(saved, fingerprint, "in the checkpoint"))
+        if differences:
             raise ConfigurationError(
                 "the checkpoint is of a run on other rows, which cannot be continued exactly; "
-                f"restore these, or start a new run:\n{changed}"
+                f"restore these, or start a new run:\n{differences}"
             )
+
         self.fingerprint = fingerprint
         self._steps = _Steps(order, collate, rank, world_size, accumulation)
         self._num_workers = num_workers
-        self._done = 0 if state is None else int(state["steps"])
+        self._completed_steps = 0 if state is None else int(state["steps"])
 
     @property
     def state(self) -> dict[str, Any]:
         """The state before the first step."""
-        return {"steps": self._done}
+        return {"steps": self._completed_steps}
 
     def __iter__(self) -> Iterator[StepData]:
-        """The steps from the state on.
+        """Yields the steps from the state on.
 
         Raises:
-            UserError: Raised while building a batch, in any process.
+            UserError: If it is raised while a batch is built, in any process.
         """
         loader = DataLoader(
             self._steps,
-            sampler=itertools.count(self._done),
+            sampler=itertools.count(self._completed_steps),
             batch_size=None,
             num_workers=self._num_workers,
             worker_init_fn=set_up_worker,
-            generator=torch.Generator(),  # the global generator is used by dropout
+            generator=torch.Generator(),  # the loader must not advance the generator of dropout
         )
-        for number, batches in enumerate(loader, start=self._done + 1):
+        for completed_steps, batches in enumerate(loader, start=self._completed_steps + 1):
             if isinstance(batches, UserError):
                 raise batches
-            yield StepData(batches, {"steps": number})
+            yield StepData(batches, {"steps": completed_steps})
 
     @staticmethod
     def merge(states: list[dict[str, Any]]) -> dict[str, Any]:
-        """The state of the run from those of all ranks, which are at the same step."""
+        """Returns the state of the run; `states` are of all ranks, which are at the same step."""
         assert all(state == states[0] for state in states), f"ranks disagree: {states}"
         return states[0]
 
 
 class _Steps(Dataset):
-    """Step t of the run as this rank's micro-batches."""
+    """Item t has this rank's micro-batches of step t of the run."""
 
     def __init__(
-        self, order: StepOrder, collate: Collate, rank: int, world_size: int, accumulation: int
+        self,
+        order: StepOrder,
+        collate: Collate,
+        rank: int,
+        world_size: int,
+        accumulation: int,
     ) -> None:
         self._order = order
         self._collate = collate
-        self._parts = world_size * accumulation
-        self._own = range(rank, self._parts, world_size)
-        self._epoch: tuple[int, EpochOrder] | None = None
+        self._micro_batches = world_size * accumulation  # of all ranks in a step
+        self._rank_micro_batches = range(rank, self._micro_batches, world_size)
+        self._epoch = -1  # none yet
+        self._epoch_order: EpochOrder
 
     def __getitem__(self, step: int) -> list[MicroBatch] | UserError:
-        epoch, index = divmod(step, self._order.steps_per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._order.epoch(epoch))
-        rows = self._epoch[1][index]
-        dealt = np.array_split(rows, self._parts)
+        epoch, step_of_epoch = divmod(step, self._order.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch_order = self._order.epoch(epoch)
+            self._epoch = epoch
+
+        rows = self._epoch_order[step_of_epoch]
+        rows_by_micro_batch = np.array_split(rows, self._micro_batches)
         try:
-            return [self._micro_batch(dealt[part], rows, epoch) for part in self._own]
+            return [
+                self._build_micro_batch(rows_by_micro_batch[number], rows, epoch)
+                for number in self._rank_micro_batches
+            ]
         except UserError as error:
             return error  # raised in the trainer's process, without a worker's stack trace
 
-    def _micro_batch(self, own: np.ndarray, rows: np.ndarray, epoch: int) -> MicroBatch:
-        if len(own):
-            return self._collate(own, epoch)
-        # Fewer rows than micro-batches: every process must still take part in the step.
-        filler = self._collate(rows[:1], epoch)
-        size = filler.tokens + filler.padding
-        counts = dict.fromkeys(filler.counts, 0.0)
-        return replace(filler, weight=0.0, tokens=0, padding=size, documents=[], counts=counts)
+    def _build_micro_batch(self, rows: np.ndarray, step_rows: np.ndarray, epoch: int) -> MicroBatch:
+        """Builds a micro-batch of some rows.
+
+        Args:
+            rows: The rows of the micro-batch; none if the step has fewer rows than micro-batches.
+            step_rows: The rows of the step.
+        """
+        if len(rows):
+            return self._collate(rows, epoch)
+
+        # Every process must take part in the step: a row of the step fills in, without weight.
+        filler = self._collate(step_rows[:1], epoch)
+        return replace(
+            filler,
+            weight=0.0,
+            tokens=0,
+            padding=filler.tokens + filler.padding,
+            documents=[],
+            counts=dict.fromkeys(filler.counts, 0.0),
+        )

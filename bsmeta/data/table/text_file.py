@@ -1,4 +1,4 @@
-"""Text files of unknown origin: whether they are text, compressed with gzip, in which encoding."""
+"""Opens text files of unknown origin: detects compression, encoding and other formats."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 import io
 import os
 import re
+from dataclasses import dataclass, field
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -15,19 +16,20 @@ from isal import igzip, isal_zlib
 from bsmeta.core.errors import ConfigurationError, DataError, nearest
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.compression import GZIP_MARK
-from bsmeta.data.io.file_start import format_name, is_markup, is_sqlite_start
+from bsmeta.data.io.file_start import find_format_name, is_markup, is_sqlite_start
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"
 
-_BLOCK = 1 << 20
-_REPORTED = 1000  # lines, after which progress is reported
-_LISTED = 5  # lines in a message
-_SQLITE_BYTES = 16  # that say whether it is a database
-_MOST_CONTROLS = 20  # control characters of 64 KB, beyond which it is not text
+_BLOCK = 1 << 20  # bytes
+_HEAD = 1 << 16  # first bytes of a file, by which other formats are recognized
+_REPORTED = 1000  # lines between reports of progress
+_LISTED = 5  # lines that a message lists
+_SQLITE_BYTES = 16  # first bytes that identify a database
+_MOST_CONTROLS = 20  # control characters in `_HEAD`; a file with more is not text
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, because it begins with the mark of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -45,7 +47,11 @@ _CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32)})
 
 
 def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
-    """Opens a file, gzip or not: its content, and the file as it is on disk."""
+    """Opens a file that may be compressed with gzip.
+
+    Returns:
+        The uncompressed content, and the file on disk, whose position shows the progress.
+    """
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a CSV file")
     if path.exists() and not path.is_file():
@@ -57,12 +63,14 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
     except OSError as error:
         near = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
         raise DataError(f"{path} cannot be read: {error.strerror}{near}") from error
-    is_gzip = file.peek(2)[:2] == GZIP_MARK
-    return (cast(BinaryIO, igzip.GzipFile(fileobj=file)) if is_gzip else file), file
+
+    if file.peek(2)[:2] == GZIP_MARK:
+        return cast(BinaryIO, igzip.GzipFile(fileobj=file)), file
+    return file, file
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a path names an SQLite database, by its content or, if there is no file, its name."""
+    """Returns whether a path names an SQLite database, by the content or else the name."""
     if path.is_file():
         with open_bytes(path)[1] as file:
             return is_sqlite_start(file.peek(_SQLITE_BYTES))
@@ -70,10 +78,14 @@ def is_sqlite(path: Path) -> bool:
 
 
 def open_text(path: Path, encoding: str) -> tuple[io.TextIOWrapper, io.BufferedReader]:
-    """Opens a file as text, with the line ends that it has, and the file as it is on disk."""
+    """Opens a file as text, without translating line ends.
+
+    Returns:
+        The text, and the file on disk, whose position shows the progress.
+    """
     content, file = open_bytes(path)
     if codecs.lookup(encoding).name == "utf-8":
-        encoding = "utf-8-sig"  # without the mark, if there is one
+        encoding = "utf-8-sig"  # it skips the mark, if there is one
     return io.TextIOWrapper(content, encoding=encoding, errors="strict", newline=""), file
 
 
@@ -93,43 +105,52 @@ def refuse_other_formats(path: Path) -> None:
     content, file = open_bytes(path)
     with file, content:
         try:
-            head = content.read(1 << 16)
+            head = content.read(_HEAD)
         except GZIP_ERRORS as error:
             raise DataError(f"{path}: damaged gzip data: {error}") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}") from error
+
     if head.startswith(tuple(_MARKS)):
         return
-    name = format_name(head)
-    if name is not None:
-        remedy = f" ({_TABLE_REMEDIES[name]})" if name in _TABLE_REMEDIES else ""
+
+    format_name = find_format_name(head)
+    if format_name is not None:
+        remedy = f" ({_TABLE_REMEDIES[format_name]})" if format_name in _TABLE_REMEDIES else ""
         raise DataError(
-            f"{path} is {name}{remedy}; expected a CSV file, or one compressed with gzip"
+            f"{path} is {format_name}{remedy}; expected a CSV file, or one compressed with gzip"
         )
     if is_markup(head):
         raise DataError(f"{path} is an HTML or XML page; expected a CSV file")
     if _JSON.match(head):
         raise DataError(f"{path} begins like JSON; expected a CSV file with a header")
+
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    if controls > _MOST_CONTROLS and _utf16(head) is None:
+    if controls > _MOST_CONTROLS and _detect_utf16(head) is None:
         raise DataError(f"{path} is a binary file; expected a CSV file")
 
 
-def _utf16(head: bytes) -> str | None:
-    """UTF-16 without a mark: every other byte of Western text is 0."""
-    for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
-        zeros, others = head[first::2].count(0), head[1 - first :: 2].count(0)
-        if zeros > len(head) // 4 and others == 0:
-            return name
+def _detect_utf16(head: bytes) -> str | None:
+    """Returns the encoding of UTF-16 without a mark: every other byte of Western text is 0."""
+    even_zeros = head[::2].count(0)
+    odd_zeros = head[1::2].count(0)
+    most_zeros = len(head) // 4
+    if odd_zeros > most_zeros and even_zeros == 0:
+        return "utf-16-le"
+    if even_zeros > most_zeros and odd_zeros == 0:
+        return "utf-16-be"
     return None
 
 
 def find_encoding(path: Path) -> tuple[str, str | None]:
-    """Detects a file's encoding; returns it with a note for the user. The whole file is read.
+    """Detects a file's encoding; the whole file is read.
+
+    Returns:
+        The encoding, and a note for the user if it is not UTF-8.
 
     Raises:
-        DataError: If it is neither UTF-8, UTF-16 nor UTF-32: in which of the many others, the
-            content does not say, and a wrong guess changes the texts.
+        DataError: If the file is neither UTF-8, UTF-16 nor UTF-32. Other encodings cannot be told
+            apart by the content, and a wrong guess would change the texts.
     """
     content, file = open_bytes(path)
     with file, content:
@@ -138,55 +159,85 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
             if head.startswith(mark):
                 note = None if name == "utf-8-sig" else f"encoding: {name}, from its mark"
                 return name, note
-        wide = _utf16(head)
-        if wide is not None:
-            return wide, f"encoding: {wide}, because every other byte is 0"
-        first, count, valid = _lines_not_utf8(content)
-    if not count:
+
+        utf16 = _detect_utf16(head)
+        if utf16 is not None:
+            return utf16, f"encoding: {utf16}, because every other byte is 0"
+
+        survey = _survey_utf8(content)
+
+    if not survey.invalid_lines:
         return "utf-8", None
-    lines = f"line{'s' if count > 1 else ''} {', '.join(f'{line:,}' for line in first)}"
-    more = f" and {count - len(first):,} more" if count > len(first) else ""
-    fix = (
-        "other lines have characters in valid UTF-8, so these are damaged: correct them, or "
-        "declare the encoding of the whole file"
-        if valid > count
-        else "declare the encoding that the file has"
-    )
+
+    plural = "s" if survey.invalid_lines > 1 else ""
+    lines = f"line{plural} {', '.join(f'{line:,}' for line in survey.first_invalid)}"
+    unlisted = survey.invalid_lines - len(survey.first_invalid)
+    suffix = f" and {unlisted:,} more" if unlisted else ""
+    if survey.valid_lines > survey.invalid_lines:
+        fix = (
+            "other lines have characters in valid UTF-8, so these are damaged: correct them, or "
+            "declare the encoding of the whole file"
+        )
+    else:
+        fix = "declare the encoding that the file has"
     raise DataError(
-        f"{path}: not UTF-8 in {lines}{more}; {fix}: csv_encoding=NAME, such as cp1252, shift_jis, "
-        "gb18030, koi8-r"
+        f"{path}: not UTF-8 in {lines}{suffix}; {fix}: csv_encoding=NAME, such as cp1252, "
+        "shift_jis, gb18030, koi8-r"
     )
 
 
-def _lines_not_utf8(content: BinaryIO) -> tuple[list[int], int, int]:
-    """The first lines that are not UTF-8, how many are not, and how many are, beyond ASCII."""
+@dataclass
+class _UTF8Survey:
+    """The lines of a file that are UTF-8, and those that are not.
+
+    Attributes:
+        first_invalid: The numbers of the first lines that are not UTF-8, from 1.
+        invalid_lines: Number of lines that are not UTF-8.
+        valid_lines: Number of lines in UTF-8 with characters beyond ASCII; a line longer than a
+            block may count several times.
+    """
+
+    first_invalid: list[int] = field(default_factory=list)
+    invalid_lines: int = 0
+    valid_lines: int = 0
+
+
+def _survey_utf8(content: BinaryIO) -> _UTF8Survey:
+    """Decodes all lines as UTF-8."""
+    survey = _UTF8Survey()
     decoder = codecs.getincrementaldecoder("utf-8")()
-    first: list[int] = []
-    line, last, count, valid, parts = 1, 0, 0, 0, 0
+    line = 1
+    last_invalid = 0  # a line in several parts counts once
+    parts = 0
     try:
         while True:
-            part = content.readline(_BLOCK)  # a longer line in several parts
+            part = content.readline(_BLOCK)  # a longer line is read in several parts
             parts += 1
             if parts % _REPORTED == 0:
                 report_progress()
-            ends = part.endswith(b"\n") or not part
+
+            is_end = part.endswith(b"\n") or not part
             try:
-                valid += len(decoder.decode(part, final=ends)) < len(part)
+                # Characters beyond ASCII take more than one byte.
+                survey.valid_lines += len(decoder.decode(part, final=is_end)) < len(part)
             except UnicodeDecodeError:
                 decoder.reset()
-                if line != last:  # a line counts once
-                    last, count = line, count + 1
-                    first += [line] if count <= _LISTED else []
+                if line != last_invalid:
+                    last_invalid = line
+                    survey.invalid_lines += 1
+                    if survey.invalid_lines <= _LISTED:
+                        survey.first_invalid.append(line)
+
             if not part:
                 break
-            line += ends
+            line += is_end
     except GZIP_ERRORS:
-        pass  # reported with the number of the row, when the rows are read
-    return first, count, valid
+        pass  # reported with the number of the row when the rows are read
+    return survey
 
 
 def not_text(path: Path, encoding: str, line: int, error: UnicodeError) -> DataError:
-    """The error about a file that is not in an encoding."""
+    """Returns the error for a file that is not in an encoding."""
     return DataError(
         f"{path}: after line {line:,}: not text in csv_encoding={encoding} ({error}); correct the "
         "file, or declare the encoding that it has"
