@@ -93,7 +93,7 @@ _FIRST_TYPE = 2
 
 
 def reasons_of(keys: Sequence[str]) -> list[str]:
-    """Lists the reasons for which documents can be bad, including those of the types of `keys`."""
+    """Lists the reasons of bad documents, including the reasons of the metadata types `keys`."""
     reasons = dict.fromkeys(REASONS)
     for key in keys:
         reasons |= dict.fromkeys(type_of(key).reasons)

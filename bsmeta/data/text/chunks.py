@@ -118,7 +118,7 @@ class Chunk:
         return self.prefix_length + first - self.start + int(text[0]) if len(text) else 0
 
     def _joined(self, prefix: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Joins the prefix's values, if the chunk has the prefix, to those of its tokens."""
+        """Slices an array to the chunk, after the values of its prefix if there is one."""
         chunk_tokens = tokens[self.start : self.stop]
         return np.concatenate((prefix, chunk_tokens)) if self.prefixed else chunk_tokens
 

@@ -152,16 +152,16 @@ class SpecialTokens:
             matches += self._pattern.finditer(text, start, end)
 
         # The text between special tokens is encoded without any.
-        begins = [0, *(match.end() for match in matches)]
+        starts = [0, *(match.end() for match in matches)]
         ends = [*(match.start() for match in matches), len(text)]
-        between = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        between = [text[start:end] for start, end in zip(starts, ends, strict=True)]
         encodings = self._plain.encode_batch(between, add_special_tokens=False)
 
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        for begin, encoding, match in zip(begins, encodings, [*matches, None], strict=True):
+        for shift, encoding, match in zip(starts, encodings, [*matches, None], strict=True):
             ids += encoding.ids
-            offsets += [(begin + start, begin + end) for start, end in encoding.offsets]
+            offsets += [(shift + start, shift + end) for start, end in encoding.offsets]
             if match is not None:
                 ids.append(self._numbers[match.group()])
                 offsets.append(match.span())
@@ -277,7 +277,7 @@ def text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
     inserted_before = np.concatenate(([0], np.cumsum(lengths)))
     rows = np.searchsorted(spans[:, 0], positions, side="right")
 
-    # A position inside an inserted string is that of the text after it.
+    # A position inside an inserted string becomes the position of the text after it.
     overhang = np.maximum(np.append(spans[:, 1], 0)[rows - 1] - positions, 0)
     overhang[rows == 0] = 0
     return (positions - inserted_before[rows] + overhang).astype(np.int32)
