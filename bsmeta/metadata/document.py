@@ -88,15 +88,15 @@ class Document:
             del self._undecoded[key]
         return self._records.get(key, ())
 
-    def keep(self, kept: KeptText) -> None:
+    def keep(self, kept_text: KeptText) -> None:
         """Cuts the text and the local records; undecoded records are cut when they are decoded.
 
         Raises:
             BadDocument: If a local record's span is not one of the text.
         """
-        self.text = kept.text
-        self._kept = kept
-        clipped = {key: kept.clip(key, records) for key, records in self._records.items()}
+        self.text = kept_text.text
+        self._kept = kept_text
+        clipped = {key: kept_text.clip(key, records) for key, records in self._records.items()}
         self._records = {key: records for key, records in clipped.items() if records}
 
     def add(self, key: str, record: Record) -> None:
