@@ -70,7 +70,7 @@ def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[Problem]:
-    """Yields the problem of a phase of the schedule in which no type can be drawn.
+    """Yields a problem if no type can be drawn in a phase of the schedule.
 
     Args:
         phase: The metadata configuration during the phase.

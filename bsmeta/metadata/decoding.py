@@ -1,7 +1,7 @@
 """Decoding: a line of a shard becomes a `Document` with its metadata.
 
 First stage of the flow (line -> document -> sampled types -> rendered text). Decoding is typed:
-only the metadata columns named in the configuration are decoded, and those of lazy types (one
+only the metadata columns named in the configuration are decoded, and columns of lazy types (one
 record per html tag) only when they are rendered. `DocumentDecoder` reads the published forms.
 Under `data_config.columns`, `MappingDecoder` reads any other form, in which each type has the
 dotted path of its value (`metadata.url`): a plain value becomes a global record, a list of records

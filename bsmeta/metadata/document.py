@@ -100,7 +100,7 @@ class Document:
         self._records = {key: records for key, records in clipped.items() if records}
 
     def add(self, key: str, record: Record) -> None:
-        """Adds a record to those of a key."""
+        """Adds a record under a key."""
         self._records.setdefault(key, []).append(record)
 
     def addresses(self, key: str) -> set[str]:

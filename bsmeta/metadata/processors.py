@@ -2,7 +2,7 @@
 
 Each type is one class: the string of a global record in the prefix, the strings of a local record
 at the start and the end of its span, and every property that other modules need. `PROCESSORS` has
-the types that differ from the default type. The strings are those of the BigScience `metadata`
+the types that differ from the default type. The strings equal those in the BigScience `metadata`
 repository, because published models are trained with them.
 """
 

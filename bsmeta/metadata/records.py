@@ -1,4 +1,4 @@
-"""A line of a shard, its metadata records, and the reasons for which a document is refused."""
+"""A line of a shard, its metadata records, and the error for a document that cannot be used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WholeLine = bytes | memoryview
 class PartialLine:
     """A line of JSON without some columns, which are produced when they are needed.
 
-    `bytes` of it is the whole line.
+    `bytes(line)` returns the whole line.
 
     Attributes:
         text: The line without these columns: a JSON object.

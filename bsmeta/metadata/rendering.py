@@ -84,7 +84,7 @@ class TypeSampler:
         proportional to `random_sample_metadata_weights`.
 
         Args:
-            document: Its candidate types are those that it has records of.
+            document: The candidates are the types of its records.
 
         Returns:
             Keys in the order of `metadata_list`; `()` for none.
@@ -159,7 +159,7 @@ class Donors:
     def with_values(self, index: int, document: Document, values: str) -> Document:
         """Returns a document with its own, shuffled, wrong or matched values.
 
-        A type for which no other document can be the donor is left out.
+        A type without a donor among the other documents is left out.
         """
         if values == OWN:
             return document

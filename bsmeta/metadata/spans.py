@@ -157,7 +157,7 @@ def arrange(tags: Sequence[LocalTags]) -> Insertions:
 
 
 def _order_by_position(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | None:
-    """Sorts the strings of one type by position alone; None if there are ties.
+    """Sorts the strings of one type by position and relative position; None if there are ties.
 
     This is the usual case for html, and takes a third of the time of sorting by all keys.
     """

@@ -55,7 +55,7 @@ _OBJECT = JSONDecoder(dict[str, Any])
 
 
 def column_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields the files without documents, and the paths that none of the first documents has.
+    """Yields problems: files without documents, and paths that no first document has.
 
     Shards that are not on a local disk yield nothing; the run itself then checks them.
     """
@@ -131,7 +131,7 @@ def type_problems(config: DataConfig) -> list[Problem]:
 
 
 def missing_types(config: DataConfig) -> list[str]:
-    """Writes messages about the types of `metadata_list` that none of the first documents has.
+    """Describes the types of `metadata_list` that no first document has: a message per source.
 
     Sources whose shards are not on a local disk have no message. Shards that cannot be read are
     ignored here: the run itself reports them.
@@ -235,7 +235,7 @@ def _unknown_problem(
 
 
 def absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """Lists the paths that are in no document of a few shards, nor in any of some more.
+    """Lists problems with paths that no document of a few shards has, nor any of more shards.
 
     Args:
         name: The source; "" without a mixture.
@@ -254,7 +254,7 @@ def absent_paths(config: DataConfig, name: str, shards: Sequence[Shard]) -> list
 def _path_problems(
     key: str, columns: Mapping[str, str], rows: Iterable[dict[str, Any]]
 ) -> Iterator[Problem]:
-    """Yields the paths that are in none of some rows; nothing if there are no rows."""
+    """Yields a problem for each path that no row has; nothing if there are no rows."""
     values: set[str] = set()
     objects: set[str] = set()
     count = 0
@@ -334,7 +334,7 @@ def _collect_paths(row: dict[str, Any], prefix: str, values: set[str], objects: 
 
 
 def _recorded_types(config: MetadataConfig) -> set[str]:
-    """The types that documents may be given, except those that need no records."""
+    """Collects the types that documents may get, except types without records."""
     types: set[str] = set()
     for phase in phase_configs(config):
         if phase.metadata_probability > 0:
@@ -343,7 +343,7 @@ def _recorded_types(config: MetadataConfig) -> set[str]:
 
 
 def _describe_missing_types(config: DataConfig, source: str, types: set[str]) -> str:
-    """Writes a message about the types that none of a source's first documents has, or ""."""
+    """Describes the types that no first document of a source has; "" if there are none."""
     metadata = config.metadata_config
     shards = local_shards(config)
     if not types or not shards:

@@ -122,7 +122,7 @@ def _sample(shard: Shard, config: DataConfig) -> _Sample | None:
 
 
 def _first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
-    """Reads the first rows of a table; also returns the fraction of its rows that they are."""
+    """Reads the first rows of a table; also returns their share of its rows."""
     from bsmeta.data.io.parquet import ParquetReader
 
     with contextlib.closing(ParquetReader(shard.path, decoder.columns)) as reader:

@@ -28,7 +28,7 @@ from bsmeta.data.text.lost_share import LostShare
 from bsmeta.metadata.decoding import make_decoder
 from bsmeta.metadata.records import BadDocument
 
-if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenizer needs none of it
+if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenizer does not need it
     from transformers import PreTrainedTokenizerBase
 
 KEY = "data_config.max_lost_text"

@@ -394,7 +394,7 @@ def deal(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
     """Deals the documents of shards to streams; returns the shares of each stream.
 
     Args:
-        shards: In the order in which they are laid end to end.
+        shards: The shards in order, as if laid end to end.
         portions: The portion of each stream, relative to the others'.
     """
     ends = [*itertools.accumulate(map(weight, shards))]
@@ -429,7 +429,7 @@ def cuts_of(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
     """Finds the end of every stream except the last, inside a shard only if necessary.
 
     Args:
-        ends: Where each shard ends when they are laid end to end.
+        ends: The end of each shard if all are laid end to end, by their weights.
         portions: The portion of each stream, relative to the others'.
     """
     cuts: list[int] = []
@@ -451,6 +451,6 @@ def cuts_of(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
 
 
 def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
-    """Draws the order in which a stream reads its shares in one epoch."""
+    """Draws the order of a stream's shares in one epoch."""
     order = permutation(len(shares), derive(seed, "shares", epoch, stream))
     return [shares[index] for index in order]

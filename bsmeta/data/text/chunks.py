@@ -203,10 +203,12 @@ def within(chunk: Chunk, limit: int) -> Chunk:
     tokens = slice(chunk.start, chunk.stop)
     prefix = chunk.prefix_length - document.bos
     lead = max(document.lead - chunk.start, 0)
+
     kept_prefix = min(prefix, limit - lead)
     if kept_prefix < prefix and kept_prefix <= len(document.separator):
         kept_prefix = lead = 0
 
+    # The prefix and its lead come first, then inserted strings and appended metadata.
     is_kept = document.is_text[tokens].copy()
     is_kept[:lead] = True
     inserted = np.flatnonzero(~is_kept)
@@ -359,7 +361,7 @@ def fair_share(amounts: Sequence[int], total: int) -> int:
 def _within_room(
     chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], room: int
 ) -> list[Chunk]:
-    """Cuts metadata where a sequence has more than `room` tokens of it.
+    """Cuts the metadata of sequences that have more than `room` tokens of it.
 
     No chunk of a sequence is cut to less than another one keeps.
     """
@@ -403,7 +405,7 @@ class PackedSequence:
 
 
 class PackedWindow:
-    """The sequences of a window, in the order in which they are yielded.
+    """The sequences of a window, shuffled.
 
     Args:
         documents: int64[chunks], number of each chunk's document in the shard.
@@ -443,7 +445,7 @@ class PackedWindow:
         self.chunks = chunks
         self.packing = [packed[index] for index in permutation(len(packed), seed).tolist()]
 
-        # From here on, chunks are in the order in which they are yielded.
+        # From here on, chunks are in the order of the shuffled sequences.
         order = np.fromiter(itertools.chain.from_iterable(self.packing), np.int64, len(chunks))
         ordered = [chunks[index] for index in order.tolist()]
         self._shard = shard

@@ -32,7 +32,7 @@ CACHED_PARTS = 200_000
 """Largest number of cached decoded tokens, and of cached comparisons: most words recur."""
 
 LARGEST_COMPARISON = 40_000
-"""Largest product of the lengths of a part and its decoded text for which the two are aligned.
+"""Largest product of the lengths of a part and its decoded text for aligning them.
 
 The time of an alignment grows faster than this product, and a text may be crafted to have very long
 parts; longer parts count as lost.
@@ -283,7 +283,7 @@ def measure_lost_text(
 
 
 def lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
-    """Finds the texts of which a tokenizer loses any character: a bool for each.
+    """Tells for each text whether a tokenizer loses any of its characters.
 
     Raises:
         ConfigurationError: If the tokenizer is not a fast one.

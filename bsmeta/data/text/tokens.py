@@ -308,7 +308,7 @@ def mark_spans(
     first = ends.searchsorted(spans[:, 0], side="right")
     last = starts.searchsorted(spans[:, 1], side="left")
 
-    # A token that the span before it shares belongs to that one, and both to the same run.
+    # A token that two spans share belongs to the first, and both spans to the same run.
     previous_last = np.concatenate((np.zeros(1, np.int64), last[:-1]))
     run_numbers = np.cumsum(first >= previous_last, dtype=np.int32)
     first = np.maximum(first, previous_last)
@@ -401,7 +401,7 @@ class SeparateBodies:
         return bodies
 
     def _learn(self, strings: set[InsertedString]) -> None:
-        """Encodes new strings; only those of the configuration may contain special tokens."""
+        """Encodes new strings; only strings of the configuration may contain special tokens."""
         new = [inserted for inserted in strings if inserted not in self._cached_ids]
         if not new:
             return

@@ -157,7 +157,7 @@ def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
 
 
 def _check_post_processor(part: Part | None) -> None:
-    """Refuses steps that may change the tokens of a text to which no special tokens are added."""
+    """Refuses steps that may change tokens even if no special tokens are added."""
     for step in _steps(part, "processors"):
         match step:
             case {"type": "ByteLevel" | "BertProcessing" | "RobertaProcessing"}:

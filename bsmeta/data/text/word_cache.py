@@ -97,7 +97,7 @@ class WordCache:
         if words is None:
             return [np.array(encoding.ids, np.int32) for encoding in self._encode(texts)]
 
-        tokens, irregular = self._tokens(words)
+        tokens, irregular = self._find_tokens(words)
         results = tokens.by_text(tokens.column(_ID))
         for number, encoding in self._encode_some(texts, irregular):
             results[number] = np.array(encoding.ids, np.int32)
@@ -109,7 +109,7 @@ class WordCache:
         if words is None:
             return [ids_and_characters(encoding) for encoding in self._encode(texts)]
 
-        tokens, irregular = self._tokens(words)
+        tokens, irregular = self._find_tokens(words)
         before = words.characters_before().repeat(tokens.counts)
         ids = tokens.by_text(tokens.column(_ID))
         starts = tokens.by_text(tokens.column(_START) + before)
@@ -129,8 +129,8 @@ class WordCache:
         encodings = self._encode([texts[number] for number in numbers])
         return zip(numbers, encodings, strict=True)
 
-    def _tokens(self, words: Words) -> tuple[WordTokens, list[int]]:
-        """Returns the tokens of the words, and the numbers of texts that must be encoded whole."""
+    def _find_tokens(self, words: Words) -> tuple[WordTokens, list[int]]:
+        """Finds the tokens of words; also returns the numbers of texts to encode as a whole."""
         entries = self._look_up(words.distinct)
         irregular = set(words.irregular)
         unusable = [number for number, entry in enumerate(entries) if entry is None]
@@ -182,6 +182,7 @@ class WordCache:
         can_join = [number for number, word in enumerate(words) if precedes_cut(word)]
         alone = set(range(len(words))) - set(can_join)
 
+        # Words that end at a cut are encoded together.
         groups = [can_join[first : first + JOINED] for first in range(0, len(can_join), JOINED)]
         group_words: list[list[str]] = []
         for group in groups:
@@ -195,6 +196,7 @@ class WordCache:
             for number, entry in zip(group, group_entries, strict=True):
                 entries[number] = entry
 
+        # All others are encoded one by one, after text of the sort that precedes them.
         numbers = sorted(alone)
         contexts = [self._context(words[number]) for number in numbers]
         encodings = self._encode([context.before + context.text for context in contexts])
@@ -231,7 +233,7 @@ class WordCache:
         return [table[first:last].tobytes() for first, last in itertools.pairwise(first_rows)]
 
     def _context(self, word: bytes) -> Context:
-        """Returns the word after text like the text before it."""
+        """Chooses text of the sort that precedes a word, according to the word's mark."""
         match word[:1]:
             case b" ":
                 return Context(CARRIER, word.decode(), [])
@@ -264,7 +266,7 @@ class WordCache:
 
 @dataclass(slots=True)
 class Context:
-    """A word, and text before it that makes it be encoded as in its own text.
+    """A word, and text to put before it so that it is encoded as in its own text.
 
     Attributes:
         special: The spans (in characters of `before + text`) where special tokens must be found.
