@@ -201,14 +201,15 @@ def within(chunk: Chunk, limit: int) -> Chunk:
 
     document = chunk.document
     tokens = slice(chunk.start, chunk.stop)
+
+    # A prefix that would consist of its separator alone is left out, and the lead with it.
     prefix = chunk.prefix_length - document.bos
     lead = max(document.lead - chunk.start, 0)
-
     kept_prefix = min(prefix, limit - lead)
     if kept_prefix < prefix and kept_prefix <= len(document.separator):
         kept_prefix = lead = 0
 
-    # The prefix and its lead come first, then inserted strings and appended metadata.
+    # The remaining room is for inserted strings and appended metadata.
     is_kept = document.is_text[tokens].copy()
     is_kept[:lead] = True
     inserted = np.flatnonzero(~is_kept)

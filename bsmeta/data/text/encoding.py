@@ -107,10 +107,10 @@ class EncodedDocument:
         prefix_targets: bool[p], whether the token's type is trained on.
         ids: int32[n], the body (with the lead that joins it to the prefix), the suffix, EOS.
         token_types: uint8[n], 0 for text and EOS, otherwise as in `prefix_token_types`.
-        targets: bool[n], as in `prefix_targets`; text and EOS always are.
+        targets: bool[n], as in `prefix_targets`; True for text and EOS.
         run: int32[n], equal for tokens between which no chunk may end (they share an inserted
             string); -1 for text.
-        lead: Number of the first of the n tokens that only join the prefix to the body (the space
+        lead: Number of leading tokens among the n that only join the prefix to the body (the space
             between them, if it is a separate token); they are not targets.
         bos: Number of BOS tokens at the beginning of the prefix (0 or 1).
         separator: int32, the ids that close a truncated prefix.
@@ -235,7 +235,8 @@ class DocumentEncoder:
         self._outside_targets, self._body_targets = loss_tables(metadata)
         if by_text:
             self._body_targets = ONLY_TEXT
-        self._bodies = (SeparateBodies if by_text else JointBodies)(self._tokenizer)
+        make_bodies = SeparateBodies if by_text else JointBodies
+        self._bodies = make_bodies(self._tokenizer)
 
         (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
         self._separator = separator.ids
