@@ -1,6 +1,6 @@
-"""What a stream yields: the micro-batches of one step of one rank, and the data state after it.
+"""The contract between all streams and the training loop, which share nothing else.
 
-The contract between all streams and the training loop, which share nothing else.
+A stream yields the micro-batches of one step of one rank, and the data state after it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class MicroBatch:
         tokens: Number of tokens that are not padding.
         padding: Number of tokens that are padding.
         documents: Names of the documents (or source rows) that contribute to it.
-        targets: A hash of what it is trained to predict, where the order of that is known; runs on
-            the same text have the same.
+        targets: A hash of its target tokens, if their order is defined; equal in runs on the same
+            text.
         counts: Additional sums for the log; the same names in every micro-batch of a run.
     """
 
@@ -73,10 +73,10 @@ class Stream(Protocol):
         """This rank's state before its first step."""
 
     def __iter__(self) -> Iterator[StepData]:
-        """The steps that follow the state."""
+        """Yields the steps that follow the state."""
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merge the states of all ranks after a step into a run state usable by any world size."""
+        """Merges the states of all ranks after a step into a run state usable by any world size."""
 
 
 def set_up_worker(_: int) -> None:
@@ -84,12 +84,13 @@ def set_up_worker(_: int) -> None:
 
     Stopping is left to the trainer, which must save first: schedulers signal every process of a
     job, so signals from other processes are ignored (and the handlers inherited from the trainer
-    do not run); a SIGTERM from the trainer ends the process. So does the trainer's exit, which a
+    do not run). A SIGTERM from the trainer ends the process. So does the trainer's exit, which a
     process waiting for data would not notice for minutes.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     gc.enable()  # the trainer may have disabled it for its loop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
+
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     # Blocked, it stays pending for the thread below. Ignored, because a thread of a library that
@@ -100,6 +101,7 @@ def set_up_worker(_: int) -> None:
 
 
 def _end_with_the_trainer() -> None:
+    """Waits for a SIGTERM from the trainer, then ends this process."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

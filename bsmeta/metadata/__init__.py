@@ -1,4 +1,4 @@
-"""Metadata: read records from a line, sample types, render text.
+"""Metadata: reads records from a line, samples types, renders text.
 
 The flow is `decoding` (a line becomes a `Document`) -> `rendering` (which types it gets; prefix,
 body, suffix, and the metadata spans in them). Each type is one class in `processors` that holds

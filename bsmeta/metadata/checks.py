@@ -1,4 +1,4 @@
-"""Values of `data_config.metadata_config` that cannot be sampled or rendered.
+"""Checks `data_config.metadata_config` for values that cannot be sampled or rendered.
 
 Settings of a single type (the html rules, the number of meta tokens) are checked by its class.
 """
@@ -23,8 +23,8 @@ _SPECIAL_TOKENS = (
     "local_metadata_special_token_start",
     "local_metadata_special_token_end",
 )
-# Settings by type -> the attribute of a type that says whether it uses them.
-_TAKEN = {
+# For each setting by type, the attribute of a type that tells whether the setting has an effect.
+_EFFECT_ATTRIBUTES = {
     "metadata_templates": "takes_template",
     "value_bucket_bounds": "takes_buckets",
     "value_bucket_scale": "takes_buckets",
@@ -32,61 +32,85 @@ _TAKEN = {
 
 
 def metadata_problems(config: MetadataConfig) -> list[Problem]:
-    """All problems with the configuration; empty if there are none."""
-    found = [*_list_problems(config), *bound_problems(config, f"{CONFIG_KEY}.")]
-    key, longest, length = "prefix_max_tokens", config.prefix_max_tokens, config.max_seq_len
-    if longest is not None and 2 <= length <= longest:
-        expected = f"1 to {length - 1} (max_seq_len - 1), or null"
-        found.append(config_problem(key, show(longest), expected, setting(key, "null")))
-    found += _template_problems(config)
-    found += _bucket_problems(config)
+    """Lists all problems with the configuration; empty if there are none."""
+    problems = [*_list_problems(config), *bound_problems(config, f"{CONFIG_KEY}.")]
+    problems += _prefix_problems(config)
+    problems += _template_problems(config)
+    problems += _bucket_problems(config)
     for metadata_type in PROCESSORS.values():
-        found += metadata_type.problems(config)
-    found += _schedule_problems(config)
-    found += _undrawn_problems(config)
-    found += _substitute_problems(config)
-    return found
+        problems += metadata_type.problems(config)
+    problems += _schedule_problems(config)
+    problems += _undrawn_problems(config)
+    problems += _substitute_problems(config)
+    return problems
+
+
+def _prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
+    """Yields a limit of the prefix that leaves no room for text."""
+    limit = config.prefix_max_tokens
+    if limit is not None and 2 <= config.max_seq_len <= limit:
+        key = "prefix_max_tokens"
+        expected = f"1 to {config.max_seq_len - 1} (max_seq_len - 1), or null"
+        yield config_problem(key, show(limit), expected, setting(key, "null"))
 
 
 def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Configured types that can never be drawn: the run would train on text alone."""
+    """Yields configured types that can never be drawn: the run would train on text alone."""
     columns = config.metadata_column_list
     with_records = [name for name in config.metadata_list if not type_of(name).always_present]
     if columns == [] and with_records:
         expected = f"columns that hold {', '.join(config.metadata_list)}, or null (all of them)"
         fix = setting("metadata_column_list", "null (for text alone: metadata_probability=0)")
         yield config_problem("metadata_column_list", "[]", expected, fix)
-    phases = {f"schedule.{n}.": during(phase, config) for n, phase in enumerate(config.schedule)}
-    for prefix, phase in (phases or {"": config}).items():
-        types = phase.metadata_list
-        if not types or not phase.metadata_probability > 0:
-            continue
-        dropped = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
-        dropped.update(name for name in types if type_of(name).sample_rate(phase) <= 0)
-        if dropped.issuperset(types):
-            found = f"{', '.join(types)} left out of every document"
-            fix = "a chance below 1 (for text alone: metadata_probability=0)"
-            expected = "a type that can be drawn"
-            yield config_problem(f"{prefix}metadata_dropout", found, expected, fix)
-        elif phase.random_sample_metadata and not any(
-            type_of(name).weight(name, phase) for name in types
-        ):
-            key = f"{prefix}random_sample_metadata_weights"
-            fix = "give one of them a weight (for text alone: metadata_probability=0)"
-            expected = "a type of metadata_list that can be drawn"
-            yield config_problem(key, f"0 for {', '.join(types)}", expected, fix)
+
+    if not config.schedule:
+        yield from _undrawn_in_phase(config, "")
+    for number, phase in enumerate(config.schedule):
+        yield from _undrawn_in_phase(during(phase, config), f"schedule.{number}.")
+
+
+def _undrawn_in_phase(phase: MetadataConfig, key_prefix: str) -> Iterator[Problem]:
+    """Yields a problem if no type can be drawn in a phase of the schedule.
+
+    Args:
+        phase: The metadata configuration during the phase.
+        key_prefix: Comes before the phase's keys.
+    """
+    types = phase.metadata_list
+    if not types or not phase.metadata_probability > 0:
+        return
+
+    dropped = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
+    dropped.update(name for name in types if type_of(name).sample_rate(phase) <= 0)
+    if dropped.issuperset(types):
+        content = f"{', '.join(types)} left out of every document"
+        expected = "a type that can be drawn"
+        fix = "a chance below 1 (for text alone: metadata_probability=0)"
+        yield config_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
+    elif phase.random_sample_metadata and not any(
+        type_of(name).weight(name, phase) for name in types
+    ):
+        key = f"{key_prefix}random_sample_metadata_weights"
+        expected = "a type of metadata_list that can be drawn"
+        fix = "give one of them a weight (for text alone: metadata_probability=0)"
+        yield config_problem(key, f"0 for {', '.join(types)}", expected, fix)
 
 
 def _substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Metadata outside the prefix, which constant and random tokens would leave as it is."""
+    """Yields metadata outside the prefix, which constant and random tokens would not replace."""
     values = config.metadata_values
     if values not in (CONSTANT, RANDOM):
         return
+
     local = [name for name in config.metadata_list if type_of(name).is_local]
     if local:
-        expected = f"no types about places in the text, because metadata_values={values} replaces "
+        expected = (
+            f"no types about places in the text, because metadata_values={values} replaces "
+            "the prefix only"
+        )
         fix = f"leave {', '.join(local)} out"
-        yield config_problem(_LIST, ", ".join(local), f"{expected}the prefix only", fix)
+        yield config_problem(_LIST, ", ".join(local), expected, fix)
+
     if config.metadata_position != "prepend":
         expected = f"prepend, because metadata_values={values} replaces the prefix only"
         fix = setting("metadata_position", "prepend")
@@ -94,7 +118,9 @@ def _substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
-    types, keys = config.metadata_list, column_keys()
+    """Yields problems with `metadata_list`, and with settings of types that it does not have."""
+    types = config.metadata_list
+    keys = column_keys()
     if len(types) > MOST_TYPES:
         expected = f"at most {MOST_TYPES}, because each type needs a bit of a 32-bit integer"
         yield config_problem(_LIST, f"{len(types)} types", expected, "drop some")
@@ -105,51 +131,57 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
             expected = f"the key of its records, {keys[name]}"
             fix = f"{keys[name]} there; a column belongs into metadata_column_list"
             yield config_problem(_LIST, f"the column {name}", expected, fix)
+
     if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
         name = "loss_on_metadata_types"
         expected = "null, because loss_on_metadata is false"
         fix = setting(name.removesuffix("_types"), "true")
         yield config_problem(name, show(config.loss_on_metadata_types), expected, fix)
-    by_type: dict[str, Mapping[str, object]] = {
+
+    settings_by_type: dict[str, Mapping[str, object]] = {
         "metadata_dropout": config.metadata_dropout,
         "metadata_templates": config.metadata_templates,
         "value_bucket_bounds": config.value_bucket_bounds,
         "value_bucket_scale": config.value_bucket_scale,
         "loss_on_metadata_types": dict.fromkeys(config.loss_on_metadata_types or ()),
     }
-    for name, named in by_type.items():
-        for unknown in [key for key in named if key not in types]:
+    for name, values in settings_by_type.items():
+        for unknown in [key for key in values if key not in types]:
             expected = f"types of metadata_list{nearest(unknown, types)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
             yield config_problem(name, f"the type {unknown}", expected, fix)
 
 
 def _template_problems(config: MetadataConfig) -> Iterator[Problem]:
+    """Yields templates that cannot be filled in, or that do not use the value."""
     for name, template in config.metadata_templates.items():
-        key = f"metadata_templates.{name}"
         if not type_of(name).takes_template:
             continue  # without effect: see `metadata_notes`
+
+        key = f"metadata_templates.{name}"
         fields = type_of(name).template_fields
         names = ", ".join(f"{{{field}}}" for field in sorted(fields))
         expected = f"a text with some of {names} in it"
         try:
-            found = list(string.Formatter().parse(template))
+            parts = list(string.Formatter().parse(template))
         except ValueError as error:
             fix = "double a brace to show it"
             yield config_problem(key, show(template), f"{expected} ({error})", fix)
             continue
-        named = {field for _, field, _, _ in found} - {None}
-        if any(form or conversion for _, _, form, conversion in found):
+
+        used_fields = {field for _, field, _, _ in parts} - {None}
+        if any(form or conversion for _, _, form, conversion in parts):
             yield config_problem(
                 key, show(template), f"{expected}, and no format after a name", "drop it"
             )
-        if not named <= fields or named <= {"key"}:
+        if not used_fields <= fields or used_fields <= {"key"}:
             yield config_problem(
                 key, show(template), expected, setting(key, "'{key}: {value}', for example")
             )
 
 
 def _bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
+    """Yields bounds of buckets that do not rise, or that compete with a scale."""
     for name, bounds in config.value_bucket_bounds.items():
         key = f"value_bucket_bounds.{name}"
         are_numbers = all(type(bound) in (int, float) for bound in bounds)
@@ -157,21 +189,25 @@ def _bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
             yield config_problem(
                 key, show(bounds), "rising numbers", setting(key, "[10,100], for example")
             )
+
         if name in config.value_bucket_scale:
             expected = f"no bounds, because value_bucket_scale names {name}, too"
             yield config_problem(key, show(bounds), expected, f"drop {name} from one of the two")
 
 
 def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
-    shares = [phase.share for phase in config.schedule if not phase.at_decay]
+    """Yields problems with the order, the shares and the types of the phases."""
     for number, phase in enumerate(config.schedule):
         if phase.at_decay and (number == 0 or number + 1 < len(config.schedule)):
             expected = "false: only the last of several phases may begin with the decay"
             fix = "drop at_decay there, or put the phase last"
             yield config_problem(f"schedule.{number}.at_decay", "true", expected, fix)
+
+    shares = [phase.share for phase in config.schedule if not phase.at_decay]
     if shares and not math.isclose(sum(shares), 1, abs_tol=1e-6):
         expected = f"shares that make 1 (they make {sum(shares):g})"
         yield config_problem("schedule", f"the shares {shares}", expected, "change the shares")
+
     for number, phase in enumerate(config.schedule):
         for unknown in [name for name in phase.types or () if name not in config.metadata_list]:
             expected = f"types of metadata_list{nearest(unknown, config.metadata_list)}"
@@ -180,52 +216,60 @@ def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def row_budget_problems(config: DataConfig) -> list[Problem]:
-    """Settings under which rows of the same text would differ in their text or in its loss."""
+    """Lists settings under which rows of the same text would differ in their text or its loss."""
     if config.row_budget != BY_TEXT:
         return []
-    metadata, found = config.metadata_config, list[Problem]()
-    local = [name for name in metadata.metadata_list if type_of(name).is_local]
+
+    metadata = config.metadata_config
     reasons = {
         "loss_on_metadata": "the loss is over text only",
         "without_metadata_same_context": "the text is the same in any case (metadata_list=[])",
         "special_tokens_in_text": "runs with other special tokens would have other text tokens",
     }
+    local = [name for name in metadata.metadata_list if type_of(name).is_local]
     if local:
         reason = f"the loss is over text only, and {', '.join(local)} would be in the text"
         reasons["treat_local_metadata_as_regular_text"] = reason
+
+    problems: list[Problem] = []
     for name, reason in reasons.items():
         if getattr(metadata, name):
             expected = f"false under data_config.row_budget={BY_TEXT}: {reason}"
-            found.append(config_problem(name, "true", expected, setting(name, "false")))
-    return found
+            problems.append(config_problem(name, "true", expected, setting(name, "false")))
+    return problems
 
 
 def metadata_notes(config: MetadataConfig) -> list[str]:
-    """Settings without effect: of types that `metadata_list` does not have, or that ignore them.
+    """Lists settings without effect: of types not in `metadata_list`, or of types that ignore them.
 
-    They are no problems, so that models that were trained with them can be used. Weights are by key
-    or column. Special tokens may be of any known type: a configuration has them
-    for several choices of `metadata_list`.
+    They are not problems, so that models that were trained with them can be used. Weights are by
+    key or column. Special tokens may be of any known type: a configuration has them for several
+    choices of `metadata_list`.
     """
     if not config.metadata_list or not config.metadata_probability > 0:
         return []
-    keys, known = column_keys(), {*PROCESSORS, *config.metadata_list}
-    named = config.random_sample_metadata_weights
-    absent = {
-        "random_sample_metadata_weights": [
-            name for name in named if keys.get(name, name) not in config.metadata_list
-        ]
-    }
+
+    keys = column_keys()
+    known_types = {*PROCESSORS, *config.metadata_list}
+    absent: dict[str, list[str]] = {}
+    absent["random_sample_metadata_weights"] = [
+        name
+        for name in config.random_sample_metadata_weights
+        if keys.get(name, name) not in config.metadata_list
+    ]
     for name in _SPECIAL_TOKENS:
-        absent[name] = [key for key in getattr(config, name) or () if key not in known]
+        absent[name] = [key for key in getattr(config, name) or () if key not in known_types]
     notes = [
         f"{CONFIG_KEY}.{name} names {', '.join(types)}, which metadata_list does not have"
         for name, types in absent.items()
         if types
     ]
-    for name, flag in _TAKEN.items():
+
+    for name, attribute in _EFFECT_ATTRIBUTES.items():
         ignoring = [
-            key for key in getattr(config, name) if key in known and not getattr(type_of(key), flag)
+            key
+            for key in getattr(config, name)
+            if key in known_types and not getattr(type_of(key), attribute)
         ]
         if ignoring:
             notes.append(f"{CONFIG_KEY}.{name} has no effect on {', '.join(ignoring)}")

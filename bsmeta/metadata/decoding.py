@@ -1,19 +1,19 @@
 """Decoding: a line of a shard becomes a `Document` with its metadata.
 
 First stage of the flow (line -> document -> sampled types -> rendered text). Decoding is typed:
-only the metadata columns named in the configuration are decoded, and those of lazy types (one
-record per html tag) only when they are rendered. `DocumentDecoder` reads the published forms;
-under `data_config.columns`, `MappingDecoder` reads any other, in which each type has the dotted
-path of its value (`metadata.url`): a plain value becomes a global record, a list of records stays
-what it is, and the parser skips everything that is not mapped.
+only the metadata columns named in the configuration are decoded, and columns of lazy types (one
+record per html tag) only when they are rendered. `DocumentDecoder` reads the published forms.
+Under `data_config.columns`, `MappingDecoder` reads any other form, in which each type has the
+dotted path of its value (`metadata.url`): a plain value becomes a global record, a list of records
+is used unchanged, and the parser skips everything that is not mapped.
 
 Nine tenths of a published line are html tags, which most documents do not use, and a parser takes
-as long to skip them as for everything else. So a long column is cut out of its line before the line
-is parsed. Its start and end are found by searching for keys: no JSON string can contain a key with
-its quotation marks, because quotation marks in a string are escaped. The result depends on the line
+the same time per byte to skip them. So a long column is cut out of its line before the line is
+parsed. Its start and end are found by searching for keys: no JSON string can contain a key with its
+quotation marks, because quotation marks in a string are escaped. The result depends on the line
 alone, never on earlier lines: a resumed run starts in the middle of a shard and must treat each
-line as the uninterrupted run did. A reader that need not search, because it has columns, gives a
-`PartialLine` without those of lazy types.
+line as the uninterrupted run did. A reader that need not search, because it reads columns, returns
+a `PartialLine` without the columns of lazy types.
 """
 
 from __future__ import annotations
@@ -38,10 +38,15 @@ from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, 
 MARK = b"-1"
 """Placeholder for a column that was cut out; not a list of records."""
 
-_LIST_BEGINS = re.compile(rb"\s*:\s*(?=\[)")
-_OTHERS = b'"metadata'  # prefix of the keys that must not be cut out with a column
-_LIST_ENDS = b"}]"  # of records; if there is a space in it, the whole line is parsed
-_NEXT = re.compile(rb'\s*(?:,\s*"|\}\s*\Z)')  # what follows a column: the next key, or the end
+_LIST_START = re.compile(rb"\s*:\s*(?=\[)")
+
+_LIST_END = b"}]"
+"""The end of a list of records; if there is a space in it, the whole line is parsed."""
+
+_OTHER_COLUMNS = b'"metadata'
+"""The beginning of the keys that must not be cut out with a column."""
+
+_AFTER_COLUMN = re.compile(rb'\s*(?:,\s*"|\}\s*\Z)')  # the next key, or the end of the line
 
 ADDRESS_FIELD = "address_column"
 """The address column if it is not among the requested columns; see `Document.addresses`."""
@@ -53,7 +58,7 @@ TEXT = "text"
 """The name under which `columns` maps the text."""
 
 SOURCE_KEY = "source"
-"""The metadata type whose value is the name of the source that a document comes from."""
+"""The metadata type whose value is the name of a document's source in a mixture."""
 
 _Plain = str | int | float | bool | None
 _TEXT_TYPE = str | msgspec.UnsetType
@@ -61,29 +66,34 @@ _VALUE_TYPE = _Plain | list[Record | str | int | float | bool | None]
 _OTHER = str | int | float | bool | list[msgspec.Raw] | None
 """Values that may occur where a path continues into an object: the record lacks the path."""
 
-_Tree = dict[str, Any]  # the fields of an object: a type (a leaf), or the `_Tree` of an object
+_Tree = dict[str, Any]
+"""The fields of an object: each has a type (a leaf), or the `_Tree` of an inner object."""
 
 
 class Decoder(ABC):
     """Turns the lines of a shard into documents.
 
     Args:
-        config: `metadata_list` and `metadata_column_list` select what is decoded.
-        source: The name of the source, in a mixture: documents get it that do not state one.
+        config: `metadata_list` and `metadata_column_list` select the columns to decode.
+        source: The name of the source in a mixture: added to documents that do not name one.
         content: The part of the text to keep (`data_config.content`).
 
     Attributes:
-        columns: Names or dotted paths of what it reads; a reader may leave out everything else.
-        late: Those of them that a `PartialLine` may lack.
+        columns: Names or dotted paths of the columns that are read; a reader may skip all others.
+        late: The columns among them that a `PartialLine` may lack.
     """
 
     def __init__(self, config: MetadataConfig, source: str, content: str) -> None:
-        named = source and SOURCE_KEY in config.metadata_list
-        self._source = Record(source, SOURCE_KEY, "global") if named else None
+        is_named = source and SOURCE_KEY in config.metadata_list
+        self._source = Record(source, SOURCE_KEY, "global") if is_named else None
         self._content = content
 
     def _set_columns(self, columns: Set[str], late_keys: dict[str, str]) -> None:
-        """Sets what is read, and the types' keys of what may come late, by column."""
+        """Sets the columns that are read.
+
+        Args:
+            late_keys: For each column that a `PartialLine` may lack, the key of its type.
+        """
         self.columns = frozenset(columns if self._content == ALL else {*columns, COLUMN})
         self.late = frozenset(late_keys)
         self._late_keys = late_keys
@@ -93,11 +103,11 @@ class Decoder(ABC):
 
         Raises:
             BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
-                `wrong_type`, or what `KeptText` and `content_spans` raise. Columns of lazy types
-                are not decoded here (only their syntax is checked, except that of the longest
+                `wrong_type`, or the reasons of `KeptText` and `content_spans`. Columns of lazy
+                types are not decoded here (only their syntax is checked, except in the longest
                 column); rendering may still reject their records.
         """
-        document = self._document(line)
+        document = self._decode_line(line)
         if self._content != ALL:
             document.keep(KeptText(document.text, content_spans(line, self._content)))
         if self._source is not None and not document.has(SOURCE_KEY):
@@ -105,11 +115,11 @@ class Decoder(ABC):
         return document
 
     @abstractmethod
-    def _document(self, line: Line) -> Document:
-        """The whole document of a line."""
+    def _decode_line(self, line: Line) -> Document:
+        """Decodes a line into a document with its whole text."""
 
-    def _late(self, line: Line) -> dict[str, Undecoded]:
-        """The columns that a partial line produces when they are needed, by their types' keys."""
+    def _late_columns(self, line: Line) -> dict[str, Undecoded]:
+        """Returns the columns that a partial line produces on demand, by their types' keys."""
         late = line.late if isinstance(line, PartialLine) else {}
         return {key: late[name] for name, key in self._late_keys.items() if name in late}
 
@@ -117,10 +127,10 @@ class Decoder(ABC):
 def make_decoder(
     config: MetadataConfig, columns: Mapping[str, str], source: str = "", content: str = ALL
 ) -> Decoder:
-    """The decoder of a corpus; see `Decoder`.
+    """Creates the decoder of a corpus; see `Decoder`.
 
     Args:
-        columns: The path of the text and of each type; empty for the record form.
+        columns: The path of the text and of each type; empty for the published forms.
     """
     if columns:
         return MappingDecoder(config, columns, source, content)
@@ -128,11 +138,11 @@ def make_decoder(
 
 
 def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
-    """Replace a column of the line with `MARK`; return the new line and the column.
+    """Replaces a column of the line with `MARK`; returns the new line and the column.
 
     The search runs from the end of the line, where the other columns are short. It may match in the
     wrong place: the rest of the line is then not JSON, or does not have `MARK` in this column.
-    Columns after its list whose keys do not begin with `_OTHERS` may be cut out with it.
+    Columns after its list whose keys do not begin with `_OTHER_COLUMNS` may be cut out with it.
 
     Args:
         key: The column's key, in quotation marks.
@@ -140,28 +150,33 @@ def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
     Returns:
         None if the column cannot be found.
     """
-    place = line.find(key)
-    colon = _LIST_BEGINS.match(line, place + len(key)) if place >= 0 else None
+    key_start = line.find(key)
+    if key_start < 0:
+        return None
+    colon = _LIST_START.match(line, key_start + len(key))
     if colon is None:
         return None
-    begin, stop = colon.end(), len(line)
+
+    begin = colon.end()
+    stop = len(line)
     while (end := _last_list_end(line, begin, stop)) is not None:
-        stop = line.rfind(_OTHERS, begin, end)
+        # If another column begins in the range, the list that ended belongs to it.
+        stop = line.rfind(_OTHER_COLUMNS, begin, end)
         if stop < 0:
             return line[:begin] + MARK + line[end:], memoryview(line)[begin:end]
     return None
 
 
 def _last_list_end(line: bytes, begin: int, stop: int) -> int | None:
-    """End of the last list of records in a range that is followed by a key or the end of the line.
+    """Finds the end of the last list of records in a range that ends its column.
 
-    The key may begin at `stop`.
+    A key or the end of the line follows such a list. The key may begin at `stop`.
     """
-    while (place := line.rfind(_LIST_ENDS, begin, stop)) >= 0:
-        end = place + len(_LIST_ENDS)
-        if _NEXT.match(line, end):
+    while (bracket := line.rfind(_LIST_END, begin, stop)) >= 0:
+        end = bracket + len(_LIST_END)
+        if _AFTER_COLUMN.match(line, end):
             return end
-        stop = place + 1
+        stop = bracket + 1
     return None
 
 
@@ -169,30 +184,32 @@ class DocumentDecoder(Decoder):
     """Decodes the published forms.
 
     Both data formats are read: one column per type (`metadata_html`, ...), or `text` with one list
-    `metadata`, which takes precedence if a line has both. A record without a `key` gets that of its
-    column.
+    `metadata`, which takes precedence if a line has both. A record without a `key` gets the key of
+    its column.
     """
 
     def __init__(self, config: MetadataConfig, source: str = "", content: str = ALL) -> None:
         super().__init__(config, source, content)
-        columns = _columns(config)
+        columns = _list_columns(config)
         keys = column_keys()
         eager = [name for name in columns if not type_of(name).is_lazy]
         self._eager = [(_field(name), keys.get(name, name)) for name in eager]
         self._lazy = [(_field(name), name) for name in columns if type_of(name).is_lazy]
+
         line = _line_type(columns)
         self._decoder = JSONDecoder(line)
         names = {field.encode_name for field in msgspec.structs.fields(line)}
         self._set_columns(names, {f"metadata_{name}": name for _, name in self._lazy})
         self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
 
-    def _document(self, line: Line) -> Document:
+    def _decode_line(self, line: Line) -> Document:
         try:
-            row = self._row(line)
+            row = self._decode_row(line)
         except UNREADABLE as error:
             raise bad_document(error) from error
         if isinstance(row.text, msgspec.UnsetType):
             raise BadDocument("missing_text", "the object has no `text`")
+
         records: dict[str, list[Record]] = {}
         address_column = getattr(row, ADDRESS_FIELD, NO_COLUMN)
         if row.metadata is not None:
@@ -200,6 +217,7 @@ class DocumentDecoder(Decoder):
                 raise BadDocument("wrong_type", "a record of the list `metadata` has no `key`")
             group(records, "", row.metadata)
             return Document(row.text, row.url, records, address_column=address_column)
+
         for field, key in self._eager:
             group(records, key, getattr(row, field))
         undecoded: dict[str, Undecoded] = {}
@@ -207,18 +225,20 @@ class DocumentDecoder(Decoder):
             raw = getattr(row, field)
             if not is_empty(raw):
                 undecoded[key] = raw
-        return Document(row.text, row.url, records, undecoded | self._late(line), address_column)
+        undecoded |= self._late_columns(line)
+        return Document(row.text, row.url, records, undecoded, address_column)
 
-    def _row(self, line: Line) -> _Line:
-        """The columns of a line; the longest column is parsed only if necessary."""
+    def _decode_row(self, line: Line) -> _Line:
+        """Decodes the columns of a line; the longest column is parsed only if necessary."""
         if isinstance(line, PartialLine):
             return self._decoder.decode(line.text)
+
         line = bytes(line)
-        parts = cut_column(line, _LONGEST_KEY)
-        if parts is not None:
-            short, column = parts
+        cut_line = cut_column(line, _LONGEST_KEY)
+        if cut_line is not None:
+            short_line, column = cut_line
             with contextlib.suppress(*UNREADABLE):  # decoding the whole line reports the error
-                row = self._decoder.decode(short)
+                row = self._decoder.decode(short_line)
                 if self._is_whole(row, column):
                     if self._long_field is not None:
                         setattr(row, self._long_field, column)
@@ -226,7 +246,7 @@ class DocumentDecoder(Decoder):
         return self._decoder.decode(line)
 
     def _is_whole(self, row: _Line, column: memoryview) -> bool:
-        """Whether a row decoded without the longest column has everything else in its line."""
+        """Whether a row decoded without the longest column has all other columns of its line."""
         if self._long_field is not None and getattr(row, self._long_field) != _MARKED:
             return False
         if row.text is msgspec.UNSET:
@@ -234,19 +254,19 @@ class DocumentDecoder(Decoder):
         return row.url is not None or b'"url"' not in bytes(column)
 
 
-def _columns(config: MetadataConfig) -> list[str]:
-    """Names (without `metadata_`) of the columns to decode, in the order of `metadata_list`."""
-    columns = []
+def _list_columns(config: MetadataConfig) -> list[str]:
+    """Lists the columns to decode (without `metadata_`), in the order of `metadata_list`."""
+    columns: list[str] = []
     for key in config.metadata_list:
         columns += [*type_of(key).columns, key]
-    wanted = config.metadata_column_list
-    if wanted is not None:
-        columns = [name for name in columns if name in wanted] + wanted
+    selected = config.metadata_column_list
+    if selected is not None:
+        columns = [name for name in columns if name in selected] + selected
     return list(dict.fromkeys(columns))
 
 
 def _field(name: str) -> str:
-    """A valid field name for any name of a column or in a path (which need be no identifier)."""
+    """Returns a valid field name for any name of a column or in a path (any string)."""
     return "field_" + name.encode().hex()
 
 
@@ -259,7 +279,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 def _line_type(columns: list[str]) -> type[_Line]:
-    """The struct type of a line with these columns."""
+    """Builds the struct type of a line with these columns."""
     fields: list[tuple[str, Any, Any]] = []
     for name in columns:
         if type_of(name).is_lazy:
@@ -291,8 +311,6 @@ class MappingDecoder(Decoder):
     ) -> None:
         super().__init__(config, source, content)
         self._text_path = columns.get(TEXT, TEXT)
-        self._address: Callable[[Any], Any] = lambda _: None
-        tree: _Tree = {}
         paths = {key: columns[key] for key in columns if key in config.metadata_list}
         lazy = {key: path for key, path in paths.items() if type_of(key).is_lazy}
         for key, path in lazy.items():
@@ -302,56 +320,74 @@ class MappingDecoder(Decoder):
                     f"data_config.columns: {path} is mapped to {key} and to {shared[0]}; the "
                     f"records of {key} need a column of their own; drop one of the two"
                 )
+
+        tree: _Tree = {}
         _add_leaf(tree, self._text_path, _TEXT_TYPE)
         for key, path in paths.items():
             _add_leaf(tree, path, msgspec.Raw if key in lazy else _VALUE_TYPE)
-        address = columns.get(ADDRESS_KEY, ADDRESS_KEY)
+
+        address_path = columns.get(ADDRESS_KEY, ADDRESS_KEY)
+        self._address: Callable[[Any], Any] = lambda _: None
         if ADDRESS_KEY not in paths:  # compared with the held-out ones, but not trained on
-            _add_leaf(tree, address, msgspec.Raw)
-            self._address = _getter(address)
-        # A field of a struct is not a column of its own.
-        late = {path: key for key, path in lazy.items() if path in tree}
-        self._set_columns({self._text_path, address, *paths.values()}, late)
-        self._decoder = JSONDecoder(_struct(tree))
+            _add_leaf(tree, address_path, msgspec.Raw)
+            self._address = _getter(address_path)
+
+        # Only whole columns come late, not the fields of a struct.
+        late_keys = {path: key for key, path in lazy.items() if path in tree}
+        self._set_columns({self._text_path, address_path, *paths.values()}, late_keys)
+
+        self._decoder = JSONDecoder(_build_struct(tree))
         self._text = _getter(self._text_path)
         self._lazy = [(key, _getter(path)) for key, path in lazy.items()]
         self._values = [(key, _getter(path)) for key, path in paths.items() if key not in lazy]
 
-    def _document(self, line: Line) -> Document:
-        try:
-            row = self._decoder.decode(line.text if isinstance(line, PartialLine) else line)
-        except UNREADABLE as error:
-            bad = bad_document(error)
-            if bad.reason == "wrong_type" and bad.detail.endswith(f"`$.{self._text_path}`"):
-                bad = BadDocument("text_not_string", bad.detail)
-            raise bad from error
+    def _decode_line(self, line: Line) -> Document:
+        row = self._decode_row(line)
         text = self._text(row)
         if type(text) is not str:
             raise BadDocument("missing_text", f"the object has no `{self._text_path}`")
+
         records: dict[str, list[Record]] = {}
         for key, value_of in self._values:
             value = value_of(row)
             if value is None or value == "":
                 continue
             if type(value) is list:
-                items = [_record(item, key) for item in value if item is not None and item != ""]
+                items = [_as_record(item, key) for item in value if item is not None and item != ""]
                 group(records, key, items)
             else:
-                records[key] = [_record(value, key)]
+                records[key] = [_as_record(value, key)]
+
         undecoded: dict[str, Undecoded] = {}
         for key, raw_of in self._lazy:
             raw = raw_of(row)
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
-        undecoded |= self._late(line)
+        undecoded |= self._late_columns(line)
+
         address = self._address(row)
         if type(address) is str:
             return Document(text, address, records, undecoded)
-        column = address if type(address) is msgspec.Raw else NO_COLUMN
-        return Document(text, None, records, undecoded, column)
+        address_column = address if type(address) is msgspec.Raw else NO_COLUMN
+        return Document(text, None, records, undecoded, address_column)
+
+    def _decode_row(self, line: Line) -> Any:
+        """Decodes the mapped fields of a line.
+
+        Raises:
+            BadDocument: If it is not JSON of the expected types.
+        """
+        try:
+            return self._decoder.decode(line.text if isinstance(line, PartialLine) else line)
+        except UNREADABLE as error:
+            bad = bad_document(error)
+            if bad.reason == "wrong_type" and bad.detail.endswith(f"`$.{self._text_path}`"):
+                bad = BadDocument("text_not_string", bad.detail)
+            raise bad from error
 
 
-def _record(value: Record | str | int | float, key: str) -> Record:
+def _as_record(value: Record | str | int | float, key: str) -> Record:
+    """Returns a record itself, or a plain value as a global record."""
     if type(value) is Record:
         return value
     if type(value) is bool:
@@ -360,7 +396,7 @@ def _record(value: Record | str | int | float, key: str) -> Record:
 
 
 def _getter(path: str) -> Callable[[Any], Any]:
-    """Returns the value at a path of a decoded row; None if the row lacks it."""
+    """Returns a function that reads the value at a path of a decoded row; None if it is missing."""
     fields = [_field(name) for name in path.split(".")]
     if len(fields) == 1:
         return attrgetter(fields[0])
@@ -373,25 +409,27 @@ def _getter(path: str) -> Callable[[Any], Any]:
     return value_of
 
 
-def _add_leaf(tree: _Tree, path: str, kind: Any) -> None:
+def _add_leaf(tree: _Tree, path: str, leaf: Any) -> None:
     """Adds the type of the value at a path, unless something is mapped to it or below it."""
     *outer, last = path.split(".")
     for name in outer:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
             return
-    tree.setdefault(last, kind)
+    tree.setdefault(last, leaf)
 
 
-def _struct(tree: _Tree) -> type[msgspec.Struct]:
-    """The type of an object with these fields; all others are skipped."""
+def _build_struct(tree: _Tree) -> type[msgspec.Struct]:
+    """Builds the type of an object with these fields; all others are skipped."""
     fields: list[tuple[str, Any, Any]] = []
-    for name, kind in tree.items():
-        if isinstance(kind, dict):
-            fields.append((_field(name), _struct(kind) | _OTHER, None))
-        elif kind is msgspec.Raw:
+    for name, node in tree.items():
+        if isinstance(node, dict):
+            fields.append((_field(name), _build_struct(node) | _OTHER, None))
+        elif node is msgspec.Raw:
             fields.append((_field(name), msgspec.Raw, NO_COLUMN))
         else:
-            fields.append((_field(name), kind, msgspec.UNSET if kind is _TEXT_TYPE else None))
+            default = msgspec.UNSET if node is _TEXT_TYPE else None
+            fields.append((_field(name), node, default))
+
     names = {_field(name): name for name in tree}
     return msgspec.defstruct("Mapped", fields, rename=names, gc=False)

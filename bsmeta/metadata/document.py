@@ -1,7 +1,7 @@
 """A document: its text, its address, and its metadata records by key; every later stage reads it.
 
-`decoding` makes it of a line. A column of many records stays undecoded until a document is rendered
-with it: bytes of its line, or what its line can produce.
+`decoding` builds it from a line. A column of many records stays undecoded until a document is
+rendered with it: bytes of its line, or a function of its line that returns them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from bsmeta.metadata.records import UNREADABLE, Record, bad_document
 
 NO_COLUMN = msgspec.Raw()
 
-_EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
+_EMPTY_LIST_BYTES = 16
+"""Largest size of a raw column that may be `[]` or `null`, with spaces."""
 
 
 class _Value(msgspec.Struct, gc=False):
-    """Only the value of a record, which takes half as long to decode."""
+    """The value of a record alone, which decodes in half the time."""
 
     value: str | int | float
 
@@ -44,8 +45,14 @@ class Document:
     """
 
     __slots__ = (
-        "_address_column", "_kept", "_records", "_undecoded", "text", "url", "whole_text",
-    )  # fmt: skip
+        "_address_column",
+        "_kept",
+        "_records",
+        "_undecoded",
+        "text",
+        "url",
+        "whole_text",
+    )
 
     def __init__(
         self,
@@ -67,52 +74,54 @@ class Document:
         return key in self._records or key in self._undecoded
 
     def records(self, key: str) -> Sequence[Record]:
-        """The records of a key, in the order of the data.
+        """Returns the records of a key, in the order of the data.
 
         Raises:
             BadDocument: If a column that was left undecoded does not hold valid records.
         """
         column = self._undecoded.get(key)
         if column is not None:
-            records = _decode_column(key, column() if callable(column) else column)
-            group(
-                self._records, key, self._kept.clip(key, records or ()) if self._kept else records
-            )
+            records = _decode_column(key, column() if callable(column) else column) or []
+            if self._kept is not None:
+                records = self._kept.clip(key, records)
+            group(self._records, key, records)
             del self._undecoded[key]
         return self._records.get(key, ())
 
-    def keep(self, kept: KeptText) -> None:
-        """Cuts the text and the local records; those not yet decoded are cut when they are.
+    def keep(self, kept_text: KeptText) -> None:
+        """Cuts the text and the local records; undecoded records are cut when they are decoded.
 
         Raises:
             BadDocument: If a local record's span is not one of the text.
         """
-        self.text, self._kept = kept.text, kept
-        clipped = {key: kept.clip(key, records) for key, records in self._records.items()}
+        self.text = kept_text.text
+        self._kept = kept_text
+        clipped = {key: kept_text.clip(key, records) for key, records in self._records.items()}
         self._records = {key: records for key, records in clipped.items() if records}
 
     def add(self, key: str, record: Record) -> None:
-        """Adds a record to those of a key."""
+        """Adds a record under a key."""
         self._records.setdefault(key, []).append(record)
 
     def addresses(self, key: str) -> set[str]:
-        """The addresses in the `url` column and in the metadata records of the address key.
+        """Returns the addresses in the `url` column and in the records of the address key.
 
         The records are read whether or not `metadata_list` has that key; if the column was not
         requested and cannot be decoded, the document is still accepted.
         """
-        found = {str(record.value) for record in self._records.get(key, ())}
+        addresses = {str(record.value) for record in self._records.get(key, ())}
         if self.url is not None:
-            found.add(self.url)
+            addresses.add(self.url)
         if self._address_column is not NO_COLUMN:
             with contextlib.suppress(*UNREADABLE):
-                addresses = _ADDRESSES.decode(self._address_column) or ()
-                for address in [addresses] if isinstance(addresses, str) else addresses:
-                    found.add(address if isinstance(address, str) else str(address.value))
-        return found
+                values = _ADDRESSES.decode(self._address_column) or ()
+                for value in [values] if isinstance(values, str) else values:
+                    addresses.add(value if isinstance(value, str) else str(value.value))
+        return addresses
 
 
 def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None:
+    """Decodes the records of a column; None if it is null."""
     try:
         return _RECORD_LIST.decode(raw)
     except UNREADABLE as error:
@@ -127,19 +136,20 @@ def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None
 def group(
     groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
 ) -> None:
-    """Add records to the groups by their key; a record without a key gets that of its column."""
+    """Adds records to the groups by their key; without a key, by the key of their column."""
     if not records:
         return
     if len(records) == 1 or len({record.key for record in records}) == 1:  # as in most columns
         groups.setdefault(records[0].key or column_key, []).extend(records)
         return
+
     for record in records:
         groups.setdefault(record.key or column_key, []).append(record)
 
 
 def is_empty(raw: msgspec.Raw) -> bool:
     """Whether an undecoded column holds no records (it is absent, `null` or `[]`)."""
-    found = memoryview(raw)
-    if len(found) > _EMPTY_LIST_BYTES:
+    content = memoryview(raw)
+    if len(content) > _EMPTY_LIST_BYTES:
         return False
-    return bytes(found).translate(None, b" \t\r\n") in (b"", b"[]", b"null")
+    return bytes(content).translate(None, b" \t\r\n") in (b"", b"[]", b"null")

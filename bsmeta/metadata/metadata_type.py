@@ -35,15 +35,20 @@ MONTHS = [names[-1] for names in date_parser.parserinfo.MONTHS]
 
 _UNIX_TIME = re.compile(r"\d{9,14}(\.\d+)?")  # seconds or milliseconds, from 1973 on
 
-_LONGEST_TIME = 200  # characters; longer is prose, for which a parser of dates takes long
+_LONGEST_TIME = 200
+"""Largest number of characters of a date; longer text is prose, and slow to parse as a date."""
 
 _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
 
 CONFIG_KEY = "data_config.metadata_config"
 
-OWN, SHUFFLED, WRONG, MATCHED = "own", "shuffled", "wrong", "matched"
-CONSTANT, RANDOM = "constant", "random"
-"""Whose values a document is rendered with, or what replaces them; see `rendering`."""
+# The source of the values that a document is rendered with; see `rendering`.
+OWN = "own"
+SHUFFLED = "shuffled"
+WRONG = "wrong"
+MATCHED = "matched"
+CONSTANT = "constant"
+RANDOM = "random"
 
 EXAMPLE_TEXT = "Ada Lovelace wrote a program."
 """The text of the model card's example."""
@@ -51,7 +56,7 @@ EXAMPLE_TEXT = "Ada Lovelace wrote a program."
 
 @cache
 def _extract() -> Callable[[str], ExtractResult]:
-    """The function that splits a host into subdomain, domain and public suffix."""
+    """Returns the function that splits a host into subdomain, domain and public suffix."""
     from tldextract import TLDExtract  # slow to load, and most configurations do not need it
 
     return TLDExtract(suffix_list_urls=(), cache_dir=None)
@@ -59,7 +64,7 @@ def _extract() -> Callable[[str], ExtractResult]:
 
 @lru_cache(maxsize=4096)
 def year_and_month(value: str) -> tuple[int, str | None]:
-    """The year of a point in time, and the name of its month if it has one.
+    """Returns the year of a point in time, and the name of its month if it has one.
 
     Args:
         value: A date in any usual notation, or Unix time in seconds or milliseconds.
@@ -69,17 +74,19 @@ def year_and_month(value: str) -> tuple[int, str | None]:
     """
     if len(value) > _LONGEST_TIME:
         raise BadDocument("not_a_timestamp", f"{value[:_LONGEST_TIME]!r}…: too long")
+
     try:
         if _UNIX_TIME.fullmatch(value):
-            seconds = float(value) / (1 if len(value.partition(".")[0]) < 11 else 1000)
+            is_in_seconds = len(value.partition(".")[0]) < 11
+            seconds = float(value) / (1 if is_in_seconds else 1000)
             moment = datetime.fromtimestamp(seconds, UTC)
             return moment.year, MONTHS[moment.month - 1]
-        return _parsed(value)
+        return _parse_date(value)
     except (ValueError, OverflowError) as error:
         raise BadDocument("not_a_timestamp", f"{value!r}: {error}") from error
 
 
-def _parsed(value: str) -> tuple[int, str | None]:
+def _parse_date(value: str) -> tuple[int, str | None]:
     try:
         moment = datetime.fromisoformat(value)
         return moment.year, MONTHS[moment.month - 1]
@@ -87,13 +94,14 @@ def _parsed(value: str) -> tuple[int, str | None]:
         # Parsed twice: fields missing in the text come from the default, so they differ.
         moment = date_parser.parse(value, default=datetime(1, 1, 1))
         other = date_parser.parse(value, default=datetime(2, 2, 1))
+
     if moment.year != other.year:
         raise ValueError("it has no year")
     return moment.year, MONTHS[moment.month - 1] if moment.month == other.month else None
 
 
 def readable_url(url: str, granularity: str) -> str | None:
-    """The part of an address that is rendered, without %-escapes.
+    """Returns the part of an address that is rendered, without %-escapes.
 
     Args:
         url: The address, with or without its scheme.
@@ -106,12 +114,14 @@ def readable_url(url: str, granularity: str) -> str | None:
     """
     if granularity == "full":
         return unquote_plus(url)
+
     url = url.strip()
     try:
         parts = urlsplit(url if _SCHEME.match(url) else f"//{url}")
         host = parts.hostname
     except ValueError:  # for example an unclosed bracket: cannot be split into parts
         return None
+
     if granularity == "path":
         return unquote_plus(parts.path) or None
     if not host:
@@ -143,25 +153,25 @@ class Bucketing:
         self._bounds = config.value_bucket_bounds.get(key)
         if self._bounds:
             # `:g` would write a million as 1e+06.
-            shown = [f"{Decimal(str(bound)).normalize():f}" for bound in self._bounds]
-            between = [f"{low}-{high}" for low, high in itertools.pairwise(shown)]
-            self._labels = [f"<{shown[0]}", *between, f">={shown[-1]}"]
+            bounds = [f"{Decimal(str(bound)).normalize():f}" for bound in self._bounds]
+            between = [f"{low}-{high}" for low, high in itertools.pairwise(bounds)]
+            self._labels = [f"<{bounds[0]}", *between, f">={bounds[-1]}"]
 
     def __call__(self, value: str | int | float) -> str:
-        """The rendered value.
+        """Renders a value.
 
         Raises:
             BadDocument: `not_a_number`, if buckets are configured.
         """
         if self._scale is not None:
             # In decimal, where 100 * 0.29 is 29.
-            return str(math.floor(self._scale * _number(value)))
+            return str(math.floor(self._scale * _parse_number(value)))
         if self._bounds:
-            return self._labels[bisect.bisect_right(self._bounds, _number(value))]
+            return self._labels[bisect.bisect_right(self._bounds, _parse_number(value))]
         return str(value)
 
 
-def _number(value: str | int | float) -> Decimal:
+def _parse_number(value: str | int | float) -> Decimal:
     try:
         number = Decimal(str(value).strip())
     except InvalidOperation as error:
@@ -228,24 +238,28 @@ class MetadataType:
         self.literals = self._literals()
 
     def own_ends(self, text: str) -> tuple[int, int]:
-        """Number of leading and trailing characters of a global string from the configuration.
+        """Counts the leading and trailing characters of a global string from the configuration.
 
         Only there may a literal special token be encoded as one: the rest comes from the record.
         """
         first, last = self.literals
-        begins, ends = text.startswith(first), text.endswith(last)
-        return len(first) if begins else 0, len(last) if ends else 0
+        leading = len(first) if text.startswith(first) else 0
+        trailing = len(last) if text.endswith(last) else 0
+        return leading, trailing
 
     def _literals(self) -> tuple[str, str]:
-        """The strings before and after the value of a global record."""
+        """Returns the strings before and after the value of a global record."""
         if self._template is None:
             return f"{self.label or self.key}{self._separator}", ""
+
         parts = list(string.Formatter().parse(self._template))
-        last, field, _, _ = parts[-1]
-        return parts[0][0], last if field is None and len(parts) > 1 else ""
+        first, *_ = parts[0]
+        last, field, *_ = parts[-1]
+        ends_in_literal = field is None and len(parts) > 1
+        return first, last if ends_in_literal else ""
 
     def global_text(self, record: Record) -> str | None:
-        """The rendered global record; None leaves it out."""
+        """Renders a global record; None leaves it out."""
         value = self._value(record)
         if value is None:
             return None
@@ -254,7 +268,7 @@ class MetadataType:
         return f"{self.label or self.key}{self._separator}{value}"
 
     def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        """The text that a local record inserts at the start and end of its span; None drops it.
+        """Renders a local record as strings at the start and end of its span; None drops it.
 
         Args:
             length: Characters in its span.
@@ -265,59 +279,61 @@ class MetadataType:
     def local_texts(
         self, records: Sequence[Record], lengths: Sequence[int]
     ) -> list[tuple[str, str] | None]:
-        """`local_text` for each of several records."""
+        """Renders several local records; see `local_text`."""
         return list(map(self.local_text, records, lengths))
 
     def _value(self, record: Record) -> str | None:
+        """Renders the value of a global record; None leaves the record out."""
         return self._bucketing(record.value)
 
     @property
     def special_tokens(self) -> Sequence[str]:
-        """The special tokens that the type adds to a tokenizer."""
+        """Special tokens that the type adds to a tokenizer."""
         return ()
 
     @classmethod
     def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
-        """Problems with the settings that only this type has."""
+        """Yields problems with the settings that only this type has."""
         yield from ()
 
     @classmethod
     def sample_rate(cls, config: MetadataConfig) -> float:
-        """The probability that the type is a sampling candidate."""
+        """Returns the probability that the type is a sampling candidate."""
         return 1.0 if cls.sample_rate_key is None else getattr(config, cls.sample_rate_key)
 
     @classmethod
     def dropout(cls, key: str, config: MetadataConfig) -> float:
-        """The probability that the type is dropped before sampling."""
+        """Returns the probability that the type is dropped before sampling."""
         return 1.0 - (1.0 - config.metadata_dropout.get(key, 0.0)) * cls.sample_rate(config)
 
     @classmethod
     def weight(cls, key: str, config: MetadataConfig) -> float:
-        """The sampling weight of the type, configured by its key or by the name of its column."""
+        """Returns the sampling weight, configured by the type's key or the name of its column."""
         weights = config.random_sample_metadata_weights
         return next((weights[name] for name in (key, *cls.columns) if name in weights), 1.0)
 
     @classmethod
     def prompt_value(cls, value: str) -> str:
-        """A value as shown in an English prompt."""
+        """Returns a value as shown in an English prompt."""
         return value.replace("_", " ") if cls.is_listed else value
 
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
-        """The group of a text with this value (a host, a year); None: no group."""
+        """Returns the group of a text with this value (a host, a year); None: no group."""
         return value
 
     @classmethod
     def value_of_group(cls, group: str, config: MetadataConfig) -> str:
-        """A value that conditions a model on a group."""
+        """Returns a value that conditions a model on a group."""
         return group
 
     @classmethod
     def example_record(cls, key: str) -> Record:
-        """The record of the model card's example, about `EXAMPLE_TEXT`."""
+        """Returns the record of the model card's example, about `EXAMPLE_TEXT`."""
         value = 1 if cls.example is None else cls.example
         if not cls.is_local:
             return Record(value=value, key=key, type="global")
+
         start, end = cls.example_span
         return Record(
             value=value,
@@ -330,11 +346,11 @@ class MetadataType:
         )
 
 
-def config_problem(name: str, found: str, expected: str, fix: str) -> Problem:
-    """A problem with a key of the metadata configuration."""
-    return Problem(f"{CONFIG_KEY}.{name}", HYDRA, found, expected, fix)
+def config_problem(name: str, value: str, expected: str, fix: str) -> Problem:
+    """Returns a problem with a key of the metadata configuration."""
+    return Problem(f"{CONFIG_KEY}.{name}", HYDRA, value, expected, fix)
 
 
 def setting(name: str, value: str) -> str:
-    """A command-line override of a key of the metadata configuration."""
+    """Returns a command-line override of a key of the metadata configuration."""
     return f"{CONFIG_KEY}.{name}={value}"

@@ -1,14 +1,15 @@
 """Types: the properties of each metadata key, and how its records are rendered.
 
-Each type is one class: what a global record adds to the prefix, what a local record inserts at the
-start and the end of its span, and every property that other modules need. `PROCESSORS` has the
-types that differ from the default type. The strings are those of the BigScience `metadata`
-repository, which trained models expect.
+Each type is one class: the string of a global record in the prefix, the strings of a local record
+at the start and the end of its span, and every property that other modules need. `PROCESSORS` has
+the types that differ from the default type. The strings equal those in the BigScience `metadata`
+repository, because published models are trained with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -25,7 +26,8 @@ from bsmeta.metadata.metadata_type import (
 )
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, bad_document
 
-_REMEMBERED_TAGS = 1 << 14  # a few MB; four out of five tags recur on the same page
+_CACHED_TAGS = 1 << 14
+"""Largest number of cached html tags: a few MB; four out of five tags recur on the same page."""
 
 
 class Timestamp(MetadataType):
@@ -46,6 +48,7 @@ class Timestamp(MetadataType):
         if self._template is not None:
             fields = {"key": self.key, "value": record.value, "year": year, "month": month or ""}
             return self._template.format_map(fields)
+
         parts = [f"Year: {year}"]
         if month is not None:
             parts.append(f"Month: {month}")
@@ -53,7 +56,7 @@ class Timestamp(MetadataType):
 
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
-        """The year."""
+        """Returns the year."""
         return str(year_and_month(value)[0])
 
 
@@ -79,9 +82,10 @@ class Url(MetadataType):
 
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
-        """The host, or the part that the model was trained with if that is less specific."""
+        """Returns the host, or the part that the model was trained with if it is less specific."""
         part = config.url_granularity
-        part = part if part in ("registered_domain", "suffix", "path") else "host"
+        if part not in ("registered_domain", "suffix", "path"):
+            part = "host"
         return readable_url(value, part)
 
     @classmethod
@@ -169,7 +173,7 @@ class EntityParagraph(MetadataType):
 class HtmlAttributes(msgspec.Struct, gc=False):
     """The attributes of an html tag: names, and values at the same indices.
 
-    A value may be a number, like that of a record; an attribute without a value has null.
+    A value may be a number, like the value of a record; an attribute without a value has null.
     """
 
     attrs: list[str]
@@ -177,6 +181,13 @@ class HtmlAttributes(msgspec.Struct, gc=False):
 
 
 _ATTRIBUTES = JSONDecoder(HtmlAttributes | None)
+
+
+class LengthRange(NamedTuple):
+    """A range of lengths of a tag's text in characters, both ends included."""
+
+    shortest: float
+    longest: float
 
 
 class Html(MetadataType):
@@ -193,15 +204,18 @@ class Html(MetadataType):
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
         rules = config.html_parser_config
-        every = rules.all_tags_rules
-        kept = every.attributes_to_keep
-        self._attributes = None if kept is None else frozenset(kept)
-        self._remembered: dict[str, dict[bytes, tuple[str, str]]] = {}
-        self._remembered_count = 0
-        self._dropped_lengths = (every.txt_min_chr_len, every.txt_max_chr_len)
-        self._exceptions = frozenset(every.tags_exceptions_to_txt_max_min_chr_len)
+        tag_rules = rules.all_tags_rules
+        attributes = tag_rules.attributes_to_keep
+        self._attributes = None if attributes is None else frozenset(attributes)
+
+        # The strings of tags, by tag and the JSON of the attributes.
+        self._cached: dict[str, dict[bytes, tuple[str, str]]] = {}
+        self._cached_count = 0
+
+        self._dropped_lengths = LengthRange(tag_rules.txt_min_chr_len, tag_rules.txt_max_chr_len)
+        self._exceptions = frozenset(tag_rules.tags_exceptions_to_txt_max_min_chr_len)
         self._dropped_tags = {
-            tag: (shortest, longest)
+            tag: LengthRange(shortest, longest)
             for tag, shortest, longest in zip(
                 rules.tags_to_remove_alone_tag_name,
                 rules.tags_to_remove_alone_txt_min_chr_len,
@@ -218,50 +232,60 @@ class Html(MetadataType):
     ) -> list[tuple[str, str] | None]:
         # One loop without function calls, for speed: a page has hundreds of tags.
         shortest, longest = self._dropped_lengths
-        exceptions, dropped, remembered = self._exceptions, self._dropped_tags, self._remembered
+        exceptions = self._exceptions
+        dropped_tags = self._dropped_tags
+        cached = self._cached
         texts: list[tuple[str, str] | None] = []
         for record, length in zip(records, lengths, strict=True):
             tag = record.value
             if type(tag) is not str:
                 tag = str(tag)
+
             if shortest <= length <= longest and tag not in exceptions:
                 texts.append(None)
                 continue
-            if tag in dropped:
-                least, most = dropped[tag]
-                if least <= length <= most:
+            if tag in dropped_tags:
+                shortest_of_tag, longest_of_tag = dropped_tags[tag]
+                if shortest_of_tag <= length <= longest_of_tag:
                     texts.append(None)
                     continue
+
             attributes = bytes(record.html_attrs)
             try:
-                texts.append(remembered[tag][attributes])
+                texts.append(cached[tag][attributes])
             except KeyError:
-                texts.append(self._remember(tag, attributes))
+                texts.append(self._render_and_cache(tag, attributes))
         return texts
 
-    def _remember(self, tag: str, attributes: bytes) -> tuple[str, str]:
-        if self._remembered_count >= _REMEMBERED_TAGS:
-            self._remembered.clear()
-            self._remembered_count = 0
+    def _render_and_cache(self, tag: str, attributes: bytes) -> tuple[str, str]:
+        """Renders a tag that is not in the cache."""
+        if self._cached_count >= _CACHED_TAGS:
+            self._cached.clear()
+            self._cached_count = 0
         strings = self._opening_and_closing(tag, attributes)
-        self._remembered.setdefault(tag, {})[attributes] = strings
-        self._remembered_count += 1
+        self._cached.setdefault(tag, {})[attributes] = strings
+        self._cached_count += 1
         return strings
 
     def _opening_and_closing(self, tag: str, attributes: bytes) -> tuple[str, str]:
-        """The strings of a tag; `attributes` is the JSON of an `HtmlAttributes`, or null."""
+        """Renders a tag; `attributes` is the JSON of an `HtmlAttributes`, or null.
+
+        Raises:
+            BadDocument: If the attributes are invalid, or names and values differ in number.
+        """
         try:
-            found = _ATTRIBUTES.decode(attributes)
+            decoded = _ATTRIBUTES.decode(attributes)
         except UNREADABLE as error:
             raise bad_document(error, f"html_attrs of <{tag}>: ") from error
-        if found is None:
+        if decoded is None:
             return f"<{tag}>", f"</{tag}>"
-        if len(found.attrs) != len(found.values):
-            problem = f"<{tag}> has {len(found.attrs)} attributes, {len(found.values)} values"
+        if len(decoded.attrs) != len(decoded.values):
+            problem = f"<{tag}> has {len(decoded.attrs)} attributes, {len(decoded.values)} values"
             raise BadDocument("html_attributes_mismatch", problem)
+
         text = "".join(
             f" {name}:{'' if value is None else value}"
-            for name, value in zip(found.attrs, found.values, strict=True)
+            for name, value in zip(decoded.attrs, decoded.values, strict=True)
             if self._attributes is None or name in self._attributes
         )
         return f"<{tag}{text}>", f"</{tag}>"
@@ -269,15 +293,17 @@ class Html(MetadataType):
     @classmethod
     def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
         rules = config.html_parser_config
-        section, name_list = "html_parser_config", "tags_to_remove_alone_tag_name"
+        section = "html_parser_config"
+        name_list = "tags_to_remove_alone_tag_name"
         names = rules.tags_to_remove_alone_tag_name
-        for end in ("min", "max"):
-            field = f"tags_to_remove_alone_txt_{end}_chr_len"
+        for bound in ("min", "max"):
+            field = f"tags_to_remove_alone_txt_{bound}_chr_len"
             lengths = getattr(rules, field)
             if len(lengths) != len(names):
                 expected = f"a length for each of the {len(names)} names of {name_list}"
                 fix = "give one length for each name"
                 yield config_problem(f"{section}.{field}", f"{len(lengths)} lengths", expected, fix)
+
         for name in sorted({name for name in names if names.count(name) > 1}):
             fix = f"drop one {name}, and its lengths"
             yield config_problem(
@@ -337,20 +363,26 @@ PROCESSORS: dict[str, type[MetadataType]] = {
 }
 """The types that differ from the default type, by key."""
 
-ADDRESS_KEY = next(key for key, kind in PROCESSORS.items() if kind.is_address)
-LONGEST_COLUMN = next(key for key, kind in PROCESSORS.items() if kind.is_longest)
+ADDRESS_KEY = next(key for key, cls in PROCESSORS.items() if cls.is_address)
+"""The type whose values are document addresses."""
+
+LONGEST_COLUMN = next(key for key, cls in PROCESSORS.items() if cls.is_longest)
+"""The type whose column is cut out of a line before the rest is parsed."""
 
 
 def type_of(key: str) -> type[MetadataType]:
-    """The class of a metadata key."""
+    """Returns the class of a metadata key."""
     return PROCESSORS.get(key, MetadataType)
 
 
 def column_keys() -> dict[str, str]:
-    """The record key of each column (without `metadata_`) that is not named after its key."""
-    return {column: key for key, kind in PROCESSORS.items() for column in kind.columns}
+    """Maps each column (without `metadata_`) not named after its key to the key of its records."""
+    keys: dict[str, str] = {}
+    for key, cls in PROCESSORS.items():
+        keys |= dict.fromkeys(cls.columns, key)
+    return keys
 
 
 def make_types(config: MetadataConfig) -> dict[str, MetadataType]:
-    """The types of `metadata_list`, in its order."""
+    """Creates the types of `metadata_list`, in its order."""
     return {key: type_of(key)(key, config) for key in config.metadata_list}

@@ -1,4 +1,4 @@
-"""A line of a shard, the metadata records in it, and why a document is refused."""
+"""A line of a shard, its metadata records, and the error for a document that cannot be used."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WholeLine = bytes | memoryview
 class PartialLine:
     """A line of JSON without some columns, which are produced when they are needed.
 
-    `bytes` of it is the whole line.
+    `bytes(line)` returns the whole line.
 
     Attributes:
-        text: The line without these columns: an object.
+        text: The line without these columns: a JSON object.
         late: The columns that have records, each with a function that returns its JSON.
     """
 
@@ -31,8 +31,10 @@ class PartialLine:
 
     def __bytes__(self) -> bytes:
         text = bytes(self.text)
-        columns = [b"%b:%b" % (msgspec.json.encode(name), of()) for name, of in self.late.items()]
-        return b"{" + b",".join([text[1:-1]] * (text != b"{}") + columns) + b"}"
+        members = [] if text == b"{}" else [text[1:-1]]
+        for name, produce in self.late.items():
+            members.append(b"%b:%b" % (msgspec.json.encode(name), produce()))
+        return b"{" + b",".join(members) + b"}"
 
 
 Line = WholeLine | PartialLine
@@ -44,7 +46,7 @@ class BadDocument(ValueError):
 
     Attributes:
         reason: A short slug used as a counter key, such as `not_json` or `position_beyond_text`.
-        detail: What was found, and where.
+        detail: The invalid value, and its location.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -77,7 +79,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 def local_records(records: Sequence[Record]) -> list[Record]:
-    """The local ones of some records: `Record.is_local`, without a call for each of hundreds."""
+    """Selects local records: `Record.is_local`, without a call for each of hundreds."""
     return [
         record
         for record in records
@@ -85,13 +87,17 @@ def local_records(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def bad_document(error: Exception, where: str = "") -> BadDocument:
-    """Classify a decoder's error, and include the part of the line that it refers to."""
-    detail = f"{where}{error}"
+def bad_document(error: Exception, location: str = "") -> BadDocument:
+    """Classifies a decoder's error, and includes the part of the line that it refers to.
+
+    Args:
+        location: Comes before the error, if it is not about the whole line.
+    """
+    detail = f"{location}{error}"
     if not isinstance(error, msgspec.ValidationError):
         return BadDocument("not_json", detail)
     if "`$.text`" in detail:
         return BadDocument("text_not_string", detail)
-    if not where and " - at `$" not in detail:
+    if not location and " - at `$" not in detail:
         return BadDocument("not_an_object", detail)
     return BadDocument("wrong_type", detail)

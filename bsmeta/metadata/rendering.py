@@ -1,16 +1,16 @@
-"""What a document is rendered with, and how: types, values, and the strings that a model reads.
+"""Samples a document's metadata types, chooses their values, and renders the text of the model.
 
 Second and third stage of the flow (line -> document -> sampled types -> rendered text). Every
 choice of types is drawn from the generator passed in (one per document); none depends on the
 content of the records. Global records form the prefix (or, if appended, the suffix); local records
 are inserted into the text. The model reads `prefix + lead + body + suffix`.
 
-Values of other documents show what the content of metadata is worth. A shuffled value is another
+Values of other documents show the benefit of the content of metadata. A shuffled value is another
 document's (and may happen to be the same); a wrong value is another document's and differs from
 this document's; a matched value is a wrong value of similar length, so that it takes up a similar
 share of the context. A model can be trained on shuffled values (`metadata_values`), but not on the
-others: where a type has few values, a wrong one gives away the right one. Constant and random
-tokens replace the tokens of a prefix one by one.
+others: if a type has few values, a wrong one reveals the right one. Constant and random tokens
+replace the tokens of a prefix one by one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,21 @@ NO_SPANS: Spans = np.zeros((0, 2), np.int32)
 NO_TOKEN_TYPES: TokenTypes = np.zeros(0, np.uint8)
 
 
+class TypeChance(NamedTuple):
+    """How a metadata type is sampled.
+
+    Attributes:
+        always_present: Whether documents have the type without having a record of it.
+        dropout: The probability that the type is dropped.
+        weight: Its sampling weight.
+    """
+
+    key: str
+    always_present: bool
+    dropout: float
+    weight: float
+
+
 class TypeSampler:
     """Draws the metadata types of documents."""
 
@@ -56,12 +71,12 @@ class TypeSampler:
         self._probability = config.metadata_probability
         self._draws_some = config.random_sample_metadata
         self._chances = [  # computed once: sampling runs for every document
-            (key, type_of(key).always_present, chance["left_out"], chance["weight"])
+            TypeChance(key, type_of(key).always_present, chance["left_out"], chance["weight"])
             for key, chance in chances(config).items()
         ]
 
     def draw(self, document: Document, rng: random.Random) -> tuple[str, ...]:
-        """The types that a document is rendered with.
+        """Draws the types that a document is rendered with.
 
         The document gets any metadata with probability `metadata_probability`. Then
         `metadata_dropout` and the type's own sample rate each drop types at random; of the n
@@ -69,33 +84,36 @@ class TypeSampler:
         proportional to `random_sample_metadata_weights`.
 
         Args:
-            document: Its candidate types are those that it has records of.
+            document: The candidates are the types of its records.
 
         Returns:
             Keys in the order of `metadata_list`; `()` for none.
         """
         if rng.random() >= self._probability:
             return ()
-        present = [
+
+        candidates = [
             (key, weight)
-            for key, always, dropout, weight in self._chances
-            if (always or document.has(key)) and rng.random() >= dropout
+            for key, always_present, dropout, weight in self._chances
+            if (always_present or document.has(key)) and rng.random() >= dropout
         ]
         if not self._draws_some:
-            return tuple(key for key, _ in present)
-        drawable = [(key, weight) for key, weight in present if weight > 0]
+            return tuple(key for key, _ in candidates)
+
+        drawable = [(key, weight) for key, weight in candidates if weight > 0]
         if not drawable:
             return ()
         count = rng.randint(1, len(drawable))
+
         # Sequential weighted draws without replacement are equivalent to taking the smallest of
         # exponential variables with those rates (Efraimidis and Spirakis 2006).
         arrival = {key: -math.log(1.0 - rng.random()) / weight for key, weight in drawable}
-        drawn = frozenset(sorted(arrival, key=arrival.__getitem__)[:count])
-        return tuple(key for key, _ in present if key in drawn)
+        earliest = frozenset(sorted(arrival, key=arrival.__getitem__)[:count])
+        return tuple(key for key, _ in candidates if key in earliest)
 
 
 def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
-    """The sampling weight of each type and its probability of being left out, as configured."""
+    """Returns the sampling weight of each type and its probability of being left out."""
     return {
         key: {
             "weight": type_of(key).weight(key, config),
@@ -114,7 +132,7 @@ class Documents(Protocol):
 
 
 class Donors:
-    """Chooses the document (the donor) that each metadata type of a document is taken from.
+    """Chooses the document (the donor) from which each metadata type of a document is taken.
 
     The documents form a random cycle; each document takes each type from the next document in the
     cycle that has it (so if all documents have all types, all values come from one document).
@@ -127,70 +145,79 @@ class Donors:
         self._documents = documents
         self._types = tuple(types)
         self._order = np.random.default_rng(seed).permutation(len(documents))
-        self._place = np.argsort(self._order)
+        self._rank = np.argsort(self._order)  # of each document in the order
+
         self._digests = np.zeros((len(self._types), len(documents)), dtype=np.uint64)
         self._lengths = np.zeros((len(self._types), len(documents)), dtype=np.int64)
         for index in range(len(documents)):
             document = documents[index]
             for row, key in enumerate(self._types):
                 records = document.records(key)
-                self._digests[row, index] = _digest(records)
+                self._digests[row, index] = _hash_values(records)
                 self._lengths[row, index] = sum(len(str(record.value)) for record in records)
 
     def with_values(self, index: int, document: Document, values: str) -> Document:
-        """The document with its own, shuffled, wrong or matched values.
+        """Returns a document with its own, shuffled, wrong or matched values.
 
-        A type for which no other document can be the donor is left out.
+        A type without a donor among the other documents is left out.
         """
         if values == OWN:
             return document
-        records = {}
+
+        records: dict[str, list[Record]] = {}
         for row, key in enumerate(self._types):
             if not document.has(key):
                 continue
-            donor = self._donor(row, index, values)
-            if donor is not None:
-                lent = self._documents[donor].records(key)
-                records[key] = _lend(document.records(key), lent)
-        return Document(document.text, document.url, {k: v for k, v in records.items() if v})
+            donor = self._find_donor(row, index, values)
+            if donor is None:
+                continue
+            donated = _replace_values(document.records(key), self._documents[donor].records(key))
+            if donated:
+                records[key] = donated
+        return Document(document.text, document.url, records)
 
-    def _donor(self, row: int, index: int, values: str) -> int | None:
-        place = int(self._place[index])
-        circle = np.roll(self._order, -place)[1:]  # starts at the next document
+    def _find_donor(self, row: int, index: int, values: str) -> int | None:
+        """Finds the donor of a type (a row) for a document; None if there is none."""
+        rank = int(self._rank[index])
+        cycle = np.roll(self._order, -rank)[1:]  # starts at the next document
         digests = self._digests[row]
-        usable = digests[circle] != 0
+        is_usable = digests[cycle] != 0
         if values != SHUFFLED:
-            usable &= digests[circle] != digests[index]
-        donors = circle[usable]
+            is_usable &= digests[cycle] != digests[index]
+        donors = cycle[is_usable]
         if not len(donors):
             return None
+
         if values == MATCHED:
             distances = np.abs(self._lengths[row, donors] - self._lengths[row, index])
             return int(donors[np.argmin(distances)])
         return int(donors[0])
 
 
-def _digest(records: Sequence[Record]) -> int:
-    """A hash of the values of a type; 0 if there are none."""
+def _hash_values(records: Sequence[Record]) -> int:
+    """Hashes the values of a type; 0 if there are none."""
     if not records:
         return 0
     values: list[Any] = [(record.value, record.html_attrs) for record in records]
     return xxhash.xxh3_64_intdigest(msgspec.json.encode(values)) or 1
 
 
-def _lend(own: Sequence[Record], lent: Sequence[Record]) -> list[Record]:
-    """The donor's global records, and its local values, in turn, at the document's own spans."""
-    local = local_records(lent)
-    records = [record for record in lent if not record.is_local()]
-    for number, record in enumerate(local_records(own) if local else ()):
-        source = local[number % len(local)]
-        records.append(
+def _replace_values(records: Sequence[Record], donated: Sequence[Record]) -> list[Record]:
+    """Returns the donor's global records, and its local values, in turn, at a document's spans."""
+    replaced = [record for record in donated if not record.is_local()]
+    donated_local = local_records(donated)
+    if not donated_local:
+        return replaced
+
+    for number, record in enumerate(local_records(records)):
+        source = donated_local[number % len(donated_local)]
+        replaced.append(
             msgspec.structs.replace(record, value=source.value, html_attrs=source.html_attrs)
         )
-    return records
+    return replaced
 
 
-@dataclass(slots=True, eq=False)  # frozen, it would take four times as long to create
+@dataclass(slots=True, eq=False)  # not frozen: that would take four times as long to create
 class Rendered:
     """A document as a model reads it: `prefix + lead + body + suffix`.
 
@@ -234,11 +261,11 @@ class Rendered:
 
     @property
     def whole(self) -> str:
-        """All that the model reads."""
+        """The complete text that the model reads."""
         return self.prefix + self.lead + self.body + self.suffix
 
     def without_metadata(self) -> Rendered:
-        """The same text without any metadata.
+        """Returns the same text without any metadata.
 
         The lead is kept, so that the first token is the same as with metadata.
         """
@@ -251,7 +278,7 @@ class RecordText(NamedTuple):
     Attributes:
         token_type: 1 + the type's index in `metadata_list`.
         start: Number of leading characters that come from the configuration, not from the record.
-        end: Number of trailing characters that do.
+        end: Number of trailing characters that come from the configuration.
     """
 
     token_type: int
@@ -260,11 +287,26 @@ class RecordText(NamedTuple):
     end: int
 
 
+class JoinedTexts(NamedTuple):
+    """The strings of a prefix or suffix, joined.
+
+    Attributes:
+        spans: The span of each record, including the separators around it.
+        token_types: The token type of each record.
+        configured: The spans that come from the configuration.
+    """
+
+    text: str
+    spans: Spans
+    token_types: TokenTypes
+    configured: Spans
+
+
 class Renderer:
     """Renders documents.
 
     Raises:
-        ConfigurationError: Lists everything that is wrong with the configuration.
+        ConfigurationError: Listing everything that is wrong with the configuration.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
@@ -274,13 +316,15 @@ class Renderer:
         self._token_types = {
             key: token_type for token_type, key in enumerate(config.metadata_list, start=1)
         }
+
         self._prepends = config.metadata_position != "append"
         self._appends = config.metadata_position != "prepend"
         self._announcements = config.local_metadata_special_tokens or {}
-        self._before = self._by_token_type(config.local_metadata_special_token_start)
-        self._after = self._by_token_type(config.local_metadata_special_token_end)
+        self._wrappers_before = self._by_token_type(config.local_metadata_special_token_start)
+        self._wrappers_after = self._by_token_type(config.local_metadata_special_token_end)
 
     def _by_token_type(self, strings: Mapping[str, str] | None) -> dict[int, str]:
+        """Maps the token types of listed metadata types to their strings, except empty ones."""
         return {
             self._token_types[key]: string
             for key, string in (strings or {}).items()
@@ -288,7 +332,7 @@ class Renderer:
         }
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """Render a document with the given types.
+        """Renders a document with the given types.
 
         Args:
             types: Keys to use; `()` renders the text alone. Keys that the document lacks, or that
@@ -296,20 +340,25 @@ class Renderer:
         """
         if not types:
             return Rendered(document.text, body=document.text)
+
         before: list[RecordText] = []
         after: list[RecordText] = []
         tags: list[LocalTags] = []
         for key, token_type in self._token_types.items():
             if key not in types:
                 continue
+
+            metadata_type = self._types[key]
             records = document.records(key)
             local = local_records(records)
-            for text in self._global_texts(key, records if len(local) < len(records) else ()):
-                record_text = RecordText(token_type, text, *self._types[key].own_ends(text))
-                if self._prepends or self._types[key].prefix_only:
+            global_records = records if len(local) < len(records) else ()
+            for text in self._global_texts(key, global_records):
+                record_text = RecordText(token_type, text, *metadata_type.own_ends(text))
+                if self._prepends or metadata_type.prefix_only:
                     before.append(record_text)
-                if self._appends and not self._types[key].prefix_only:
+                if self._appends and not metadata_type.prefix_only:
                     after.append(record_text)
+
             if local:
                 tags.append(self._local_tags(key, local, document.text))
                 announcement = self._announcements.get(key, key)
@@ -318,7 +367,7 @@ class Renderer:
         return self._assemble(document.text, before, after, tags)
 
     def special_tokens(self) -> list[str]:
-        """Strings to add to a tokenizer as special tokens, without duplicates.
+        """Lists the strings to add to a tokenizer as special tokens, without duplicates.
 
         These are the wrappers of local types and the delimiters of the prefix, if enabled by
         `local_metadata_special_token_state` and `metadata_prefix_special_token_state`, and the
@@ -337,6 +386,7 @@ class Renderer:
         return [token for token in dict.fromkeys(tokens) if token]
 
     def _global_texts(self, key: str, records: Sequence[Record]) -> list[str]:
+        """Renders the global ones of a type's records."""
         metadata_type = self._types[key]
         if metadata_type.always_present:
             records = [Record(value="")]
@@ -344,18 +394,19 @@ class Renderer:
         return [text for text in texts if text]
 
     def _local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
-        """The insertions of a type's local records, without the records that the type drops."""
+        """Renders the insertions of a type's local records, except records that the type drops."""
         spans = record_spans(key, records, len(text))
         relative = record_relatives(key, records)
         lengths = (spans[:, 1] - spans[:, 0]).tolist()
-        inserted = self._types[key].local_texts(records, lengths)
-        strings = [pair for pair in inserted if pair is not None]
-        if len(strings) < len(inserted):
-            kept = np.array([pair is not None for pair in inserted])
-            spans = spans[kept]
-            relative = None if relative is None else relative[kept]
-        openings = [opening for opening, _ in strings]
-        closings = [closing for _, closing in strings]
+        pairs = self._types[key].local_texts(records, lengths)
+        kept_pairs = [pair for pair in pairs if pair is not None]
+        if len(kept_pairs) < len(pairs):
+            is_kept = np.array([pair is not None for pair in pairs])
+            spans = spans[is_kept]
+            relative = None if relative is None else relative[is_kept]
+
+        openings = [opening for opening, _ in kept_pairs]
+        closings = [closing for _, closing in kept_pairs]
         return LocalTags(self._token_types[key], spans, relative, openings, closings)
 
     def _assemble(
@@ -365,67 +416,68 @@ class Renderer:
         after: list[RecordText],
         tags: list[LocalTags],
     ) -> Rendered:
+        """Joins prefix and suffix, and inserts the tags into the text."""
         config = self._config
         rendered = Rendered(text, body=text)
         if before:
-            (
-                rendered.prefix,
-                rendered.prefix_spans,
-                rendered.prefix_token_types,
-                rendered.prefix_own,
-            ) = _joined(
+            prefix = _join(
                 [config.metadata_prefix_start_seq] + [""] * (len(before) - 1),
                 before,
                 [config.metadata_sep] * (len(before) - 1) + [config.metadata_prefix_sep],
             )
-            rendered.lead = config.metadata_text_sep if rendered.prefix else ""
+            rendered.prefix = prefix.text
+            rendered.prefix_spans = prefix.spans
+            rendered.prefix_token_types = prefix.token_types
+            rendered.prefix_own = prefix.configured
+            rendered.lead = config.metadata_text_sep if prefix.text else ""
+
         if after:
-            (
-                rendered.suffix,
-                rendered.suffix_spans,
-                rendered.suffix_token_types,
-                rendered.suffix_own,
-            ) = _joined(
+            suffix = _join(
                 [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(after) - 1),
                 after,
                 [""] * len(after),
             )
+            rendered.suffix = suffix.text
+            rendered.suffix_spans = suffix.spans
+            rendered.suffix_token_types = suffix.token_types
+            rendered.suffix_own = suffix.configured
+
         if tags:
-            insertions = wrap_runs(arrange(tags), self._before, self._after)
+            insertions = wrap_runs(arrange(tags), self._wrappers_before, self._wrappers_after)
             rendered.body, rendered.spans = insert(text, insertions)
             rendered.span_token_types = insertions.token_types
             if insertions.is_wrapper is not None:
                 rendered.own = rendered.spans[insertions.is_wrapper]
-        used = set(rendered.span_token_types.tobytes())
-        used.update(record.token_type for record in (*before, *after))
-        rendered.types = tuple(key for key, kind in self._token_types.items() if kind in used)
+
+        token_types = set(rendered.span_token_types.tobytes())
+        token_types.update(record.token_type for record in (*before, *after))
+        rendered.types = tuple(
+            key for key, token_type in self._token_types.items() if token_type in token_types
+        )
         return rendered
 
 
-def _joined(
-    before: list[str], records: list[RecordText], after: list[str]
-) -> tuple[str, Spans, TokenTypes, Spans]:
-    """Join the records into one string, each with its `before` and `after` strings.
-
-    Returns:
-        The string; the span of each record, including the strings around it; the token type of
-        each record; and the parts that come from the configuration.
-    """
+def _join(before: list[str], records: list[RecordText], after: list[str]) -> JoinedTexts:
+    """Joins records into one string, each with its `before` and `after` strings."""
     strings: list[str] = []
     spans: list[int] = []
-    own = [0]  # alternating starts and ends of parts from the configuration
-    begin = 0
-    for sep, record, after_it in zip(before, records, after, strict=True):
-        string = sep + record.text + after_it
-        end = begin + len(string)
+    configured = [0]  # alternating starts and ends
+    start = 0
+    for separator_before, record, separator_after in zip(before, records, after, strict=True):
+        string = separator_before + record.text + separator_after
+        end = start + len(string)
         strings.append(string)
-        spans += begin, end
-        own += begin + len(sep) + record.start, end - len(after_it) - record.end
-        begin = end
-    own.append(begin)
-    return (
+        spans += start, end
+
+        value_start = start + len(separator_before) + record.start
+        value_end = end - len(separator_after) - record.end
+        configured += value_start, value_end
+        start = end
+    configured.append(start)
+
+    return JoinedTexts(
         "".join(strings),
         np.array(spans, np.int32).reshape(-1, 2),
         np.array([record.token_type for record in records], np.uint8),
-        np.array(own, np.int32).reshape(-1, 2),
+        np.array(configured, np.int32).reshape(-1, 2),
     )

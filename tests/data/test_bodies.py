@@ -12,7 +12,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk, cut, fair_share, fitting, within
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.data.text.tokens import TextTokenizer, Tokens, places_between
+from bsmeta.data.text.tokens import TextTokenizer, Tokens, count_tokens_before
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
@@ -81,10 +81,10 @@ def test_the_separator_after_a_prefix_has_tokens_of_its_own() -> None:
 def test_a_tag_does_not_divide_a_character() -> None:
     (tokens,) = TextTokenizer(small_tokenizer()).encode(["x😁y"])
     assert len(tokens.ids) == 5  # three of the emoji
-    assert places_between(tokens, np.array([0, 1, 2, 3])).tolist() == [0, 1, 4, 5]
+    assert count_tokens_before(tokens, np.array([0, 1, 2, 3])).tolist() == [0, 1, 4, 5]
     shared = np.array([[0, 2], [1, 3], [3, 4]], np.int32)  # the first two share a character
     tokens = Tokens(np.arange(3, dtype=np.int32), "abcd", characters=(shared[:, 0], shared[:, 1]))
-    assert places_between(tokens, np.array([0, 1, 2, 3, 4])).tolist() == [0, 0, 0, 2, 3]
+    assert count_tokens_before(tokens, np.array([0, 1, 2, 3, 4])).tolist() == [0, 0, 0, 2, 3]
 
 
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6)

@@ -11,7 +11,12 @@ from torch.utils.data import DataLoader
 
 from bsmeta.data.batch import set_up_worker
 from bsmeta.data.stream.plan import Position
-from bsmeta.data.stream.train_stream import CONTAINERS, SequenceBlocks, merged, stacked
+from bsmeta.data.stream.train_stream import (
+    CONTAINERS,
+    SequenceBlocks,
+    merge_blocks,
+    stack_sequences,
+)
 from bsmeta.data.text.chunks import PackedSequence
 from bsmeta.training.distributed import GarbageCollection
 
@@ -33,7 +38,9 @@ def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:
 
 
 def test_positions_begin_anew_in_each_chunk_and_in_the_padding() -> None:
-    block = stacked([sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])], 5, pad=7)
+    block = stack_sequences(
+        [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])], 5, pad=7
+    )
     found = {name: tensor.tolist() for name, tensor in block.tensors.items()}
     assert found["input_ids"] == [[10, 11, 12, 7, 7], [20, 21, 22, 7, 7]]
     assert found["position_ids"] == [[0, 1, 0, 0, 1], [0, 1, 2, 0, 1]]
@@ -44,18 +51,20 @@ def test_positions_begin_anew_in_each_chunk_and_in_the_padding() -> None:
 
 def test_positions_run_through_a_sequence_whose_documents_see_each_other() -> None:
     sequences = [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])]
-    block = stacked(sequences, 5, pad=7, joined=True)
+    block = stack_sequences(sequences, 5, pad=7, joined=True)
     assert block.tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
     assert block.tensors["document_types"].tolist() == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
 
 
 def test_blocks_of_several_processes_are_merged_in_turn() -> None:
     blocks = [
-        stacked([sequence(first, 1, types=[0]), sequence(first + 1, 1, types=[0])], 1, pad=0)
+        stack_sequences(
+            [sequence(first, 1, types=[0]), sequence(first + 1, 1, types=[0])], 1, pad=0
+        )
         for first in (10, 20)
     ]
     for some, expected in ((blocks, [[10, 20], [11, 21]]), (blocks[:1], [[10, 11]])):
-        batches = [batch for batch, _ in merged(some, 2, ["documents"])]
+        batches = [batch for batch, _ in merge_blocks(some, 2, ["documents"])]
         assert [batch.tensors["input_ids"][:, 0].tolist() for batch in batches] == expected
         assert all(batch.tensors["input_ids"].dtype == torch.int64 for batch in batches)
         assert [batch.documents for batch in batches] == [[f"a:{n}" for n in e] for e in expected]

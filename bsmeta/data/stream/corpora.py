@@ -1,7 +1,7 @@
 """The corpora of a run: the shards of each source, dealt to the logical streams, read in windows.
 
-A run without a mixture has one corpus. `survey` opens them to check the data before the start,
-`live` to train on them.
+A run without a mixture has one corpus. `survey` opens the corpora to check the data before the
+start, `live` to train on them.
 """
 
 from __future__ import annotations
@@ -26,44 +26,46 @@ class Corpus:
 
     Attributes:
         name: Name of the source; "" without a mixture.
-        shards: The shards, sorted; in a mixture, their names begin with that of the source.
+        shards: The shards, sorted; in a mixture, their names begin with the source's name.
     """
 
     def __init__(self, name: str, config: DataConfig, shards: Sequence[Shard]) -> None:
         self.name = name
         self.config = config
-        self.shards = [replace(one, name=f"{name}/{one.name}") if name else one for one in shards]
+        if name:
+            shards = [replace(shard, name=f"{name}/{shard.name}") for shard in shards]
+        self.shards = list(shards)
         self.indexes = IndexCache(Cache(config.cache_dir))
         self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
 
     def windows(
-        self, epoch: int, order: Sequence[Share], place: int, number: int
+        self, epoch: int, order: Sequence[Share], first_share: int, first_window: int
     ) -> Iterator[PlacedWindow]:
-        """The windows of an epoch from a place on.
+        """Yields the windows of an epoch, starting from any of them.
 
         A window's lines are dropped when the next window is requested.
 
         Args:
             order: The shares in the order of the epoch.
-            place: The share to start with.
-            number: The window of that share to start with.
+            first_share: Index of the share to start with.
+            first_window: Index of the window in that share to start with.
         """
-        for at in range(place, len(order)):
-            share = order[at]
-            reader = self._reader(share.shard)
-            window = number if at == place else 0
+        for index in range(first_share, len(order)):
+            share = order[index]
+            reader = self._open(share.shard)
+            number = first_window if index == first_share else 0
             while not reader.ended:
-                documents = share.documents(window, self.config.window_documents)
+                documents = share.documents(number, self.config.window_documents)
                 # Nothing here may keep the lines while the window is processed.
-                yield (
-                    at,
-                    window,
+                yield PlacedWindow(
+                    index,
+                    number,
                     Window(epoch, share.shard, documents, reader.take(documents), reader.damage),
                 )
-                window += 1
+                number += 1
             reader.close()
 
-    def _reader(self, shard: Shard) -> ShardReader:
+    def _open(self, shard: Shard) -> ShardReader:
         try:
             check_is_listed(shard)
             self.indexes.request(shard.path)
@@ -76,7 +78,7 @@ class Corpus:
 def open_corpora(
     config: DataConfig, shards: Mapping[str, Sequence[Shard]] | None = None
 ) -> list[Corpus]:
-    """The corpora of a run, in the order of `data_config.sources`.
+    """Opens the corpora of a run, in the order of `data_config.sources`.
 
     Args:
         shards: The shards of each source, by its name; None lists them.
@@ -88,6 +90,6 @@ def open_corpora(
 
 
 def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
-    """The shares of each stream of each corpus."""
+    """Deals the documents of each corpus; returns the shares of each stream of each corpus."""
     order = sequence_order(config)
     return [deal(corpus.shards, order.portions(number)) for number, corpus in enumerate(corpora)]

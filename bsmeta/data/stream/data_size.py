@@ -1,6 +1,6 @@
-"""About how many documents and bytes of text the shards of a run have, from samples of a few.
+"""Estimates the documents and bytes of text in the shards of a run, from samples of a few shards.
 
-Read before a run starts, for its summary, so this imports neither torch nor transformers.
+The summary before a run uses this, so it imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument
 
 SHARDS = 3
-"""Shards of a source that are sampled."""
+"""Number of sampled shards of a source."""
 
 BYTES_PER_TOKEN = 4.0
-"""Of English text under tokenizers of 30,000 to 130,000 entries; used where none is at hand."""
+"""English text under tokenizers of 30,000 to 130,000 entries; used if no tokenizer is available."""
 
-_SAMPLE_BYTES = 2 << 20  # of the content of a shard
-_SAMPLE_ROWS = 512  # of a Parquet file
-_SAMPLE_TEXT = 200_000  # characters that are tokenized
+_SAMPLE_BYTES = 2 << 20
+"""Bytes that are read of the content of a shard."""
+
+_SAMPLE_ROWS = 512
+"""Rows that are read of a Parquet file."""
+
+_SAMPLE_TEXT = 200_000
+"""Approximate characters that are tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class DataSize:
         documents: Number of documents.
         text_bytes: Bytes of their text in UTF-8.
         tokens: Tokens of their text, without metadata.
-        is_exact: Whether all shards have been read, and not only samples.
+        is_exact: Whether all shards have been read completely instead of sampled.
         is_tokenized: Whether samples were tokenized; otherwise tokens are `BYTES_PER_TOKEN` long.
     """
 
@@ -52,7 +57,14 @@ class DataSize:
 
 @dataclass(slots=True)
 class _Sample:
-    """The beginning of a shard: its documents, and what share of the shard they are."""
+    """The beginning of a shard.
+
+    Attributes:
+        documents: Number of documents.
+        text_bytes: Bytes of their text in UTF-8.
+        share: The fraction of the shard that was read.
+        texts: Some of the texts.
+    """
 
     documents: int
     text_bytes: int
@@ -66,46 +78,51 @@ def data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSi
     Args:
         tokenizer_folder: A folder with the tokenizer of the run, if it is on this machine.
     """
-    documents = text_bytes = 0.0
-    is_exact, texts = True, list[str]()
+    documents = 0.0
+    text_bytes = 0.0
+    is_exact = True
+    texts: list[str] = []
     for data in source_configs(config).values():
         shards = local_shards(data)
-        sampled = some_of(shards, SHARDS)
         samples: list[_Sample] = []
-        covered = 0.0  # bytes of the shards
-        for shard in sampled:
+        sampled_bytes = 0.0  # of the shards, not of their text
+        for shard in some_of(shards, SHARDS):
             sample = _sample(shard, data)
             if sample is not None:
                 samples.append(sample)
-                covered += sample.share * shard.size
+                sampled_bytes += sample.share * shard.size
         if not samples:
             return None
-        scale = sum(shard.size for shard in shards) / max(covered, 1.0)
+
+        scale = sum(shard.size for shard in shards) / max(sampled_bytes, 1.0)
         documents += scale * sum(sample.documents for sample in samples)
         text_bytes += scale * sum(sample.text_bytes for sample in samples)
         is_exact &= len(samples) == len(shards) and all(sample.share == 1 for sample in samples)
-        texts += [text for sample in samples for text in sample.texts]
+        for sample in samples:
+            texts += sample.texts
+
     if text_bytes == 0:
         return None
+
     length = _bytes_per_token(tokenizer_folder, texts)
     tokens = text_bytes / (length or BYTES_PER_TOKEN)
     return DataSize(documents, text_bytes, tokens, is_exact, is_tokenized=length is not None)
 
 
 def _sample(shard: Shard, config: DataConfig) -> _Sample | None:
-    """The first documents of a shard; None if it cannot be read, which the run itself reports."""
+    """Samples the first documents of a shard; None if unreadable, which the run itself reports."""
     decoder = make_decoder(MetadataConfig(metadata_list=[]), config.columns, content=config.content)
     with contextlib.suppress(UserError, DamagedFileError, OSError, EOFError):
         if is_parquet(shard.path):
             lines, share = _first_rows(shard, decoder)
         else:
             lines, share = _first_content(shard)
-        return _measured(lines, share, decoder)
+        return _measure(lines, share, decoder)
     return None
 
 
 def _first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
-    """The first rows of a table, and what share of its rows they are."""
+    """Reads the first rows of a table; also returns their share of its rows."""
     from bsmeta.data.io.parquet import ParquetReader
 
     with contextlib.closing(ParquetReader(shard.path, decoder.columns)) as reader:
@@ -116,23 +133,27 @@ def _first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]
 
 
 def _first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
-    """The first whole lines of a shard, and what share of its bytes they take."""
-    content, before = bytearray(), 0
+    """Reads the first whole lines of a shard; also returns their share of its bytes."""
+    content = bytearray()
+    position = 0  # in the file, before the last block
     with open_file(shard.path) as file:
         for block in shard_content(shard.path, file):
-            read = file.tell()
-            # Everything that was read before is decompressed when more is read.
-            if read > before and before and len(content) >= _SAMPLE_BYTES:
+            new_position = file.tell()
+            # Once the file is read further, the content holds everything before `position`.
+            if new_position > position and position and len(content) >= _SAMPLE_BYTES:
                 end = content.rfind(b"\n") + 1
-                return bytes(content[:end]).splitlines(), before / shard.size * end / len(content)
-            before = read
+                share = position / shard.size * end / len(content)
+                return bytes(content[:end]).splitlines(), share
+
+            position = new_position
             content += block
     return bytes(content).splitlines(), 1.0
 
 
-def _measured(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
+def _measure(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
     """Counts the documents of some lines, and keeps some of their text."""
-    documents = text_bytes = 0
+    documents = 0
+    text_bytes = 0
     texts: list[str] = []
     characters = 0
     for line in lines:
@@ -147,17 +168,19 @@ def _measured(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample
 
 
 def _bytes_per_token(folder: str | None, texts: Sequence[str]) -> float | None:
-    """The length of tokens in some texts; None without a tokenizer that loads in a moment."""
+    """Measures the mean length of tokens in texts; None without a tokenizer that loads quickly."""
     file = Path(folder or "") / "tokenizer.json"
     if folder is None or not file.is_file():
         return None
+
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
         encoded = tokenizer.encode_batch(texts)
-    except Exception:  # the library has no error of its own; the run itself reports the file
+    except Exception:  # the library has no error class of its own; the run itself reports the file
         return None
+
     tokens = sum(len(encoding.ids) for encoding in encoded)
     total = sum(len(text.encode("utf-8", "replace")) for text in texts)
     return total / tokens if tokens else None

@@ -25,15 +25,16 @@ def fingerprint(
     shards: Mapping[str, Any],
     held_out: str,
 ) -> dict[str, Any]:
-    """Everything that determines the sequences of a run; JSON-serializable.
+    """Collects everything that determines the sequences of a run; JSON-serializable.
 
-    It is saved with checkpoints and prepared data, which are rejected for other data.
+    Settings that are off by default are only included when used, so that older checkpoints and
+    prepared data stay valid.
 
     Args:
         shards: See `shards.shards_fingerprint`.
         held_out: See `held_out_fingerprint`.
     """
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "seed": seed,
         "num_streams": config.num_streams,
         "window_documents": config.window_documents,
@@ -44,18 +45,20 @@ def fingerprint(
         "held_out": held_out,
         "phase_starts": list(phases.starts),
     }
-    if config.row_budget == BY_TEXT:  # what decides the length of rows
-        found["row_budget"] = {"of": config.row_budget, "metadata": config.row_metadata_budget}
+
+    if config.row_budget == BY_TEXT:  # settings that determine the length of rows
+        facts["row_budget"] = {"of": config.row_budget, "metadata": config.row_metadata_budget}
     if config.columns:
-        found["columns"] = config.columns
+        facts["columns"] = config.columns
     if config.content != "all":
-        found["content"] = config.content
+        facts["content"] = config.content
     if config.sources:
-        found["sources"] = [
+        facts["sources"] = [
             {"name": source.name, "weight": source.weight, "columns": source.columns}
             for source in config.sources
         ]
-    return found | {
+
+    return facts | {
         "metadata_config": dataclasses.asdict(config.metadata_config),
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "shards": dict(shards),
@@ -63,6 +66,6 @@ def fingerprint(
 
 
 def saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
-    """A saved fingerprint; a metadata setting that is newer has its default, hence no effect."""
+    """Completes a saved fingerprint: newer metadata settings get their defaults, so no effect."""
     settings = dataclasses.asdict(MetadataConfig()) | saved["metadata_config"]
     return saved | {"metadata_config": settings}

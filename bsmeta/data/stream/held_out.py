@@ -1,8 +1,8 @@
 """Keeps held-out documents out of training by their content, whatever the file is called.
 
 `shards` excludes the validation file by its name. Here the texts and URLs of its documents are
-stored as 64-bit fingerprints (xxh3) in the cache folder, and every training document is looked up.
-URLs are compared in the form of `normalized_url`.
+stored as 64-bit fingerprints (xxh3) in the cache folder, and every training document is compared
+with them. URLs are compared in the form of `normalized_url`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -43,7 +43,7 @@ _PORT = re.compile(r":(?:80|443)?$")
 
 
 def held_out_fingerprint(config: DataConfig) -> str:
-    """Identifies the data held out: a hash of the validation file, or why there is none.
+    """Identifies the held-out data: a hash of the validation file, or why there is none.
 
     Raises:
         DataError: If the file is on the Hub, which cannot be reached.
@@ -57,14 +57,15 @@ def held_out_fingerprint(config: DataConfig) -> str:
 
 
 def held_out(config: DataConfig) -> HeldOutFingerprints | None:
-    """The documents that must not be trained on; None without a validation file.
+    """Reads the documents that must not be trained on; None without a validation file.
 
     Raises:
-        DataError: If the file is missing or cannot be read: what is in it would be trained on.
+        DataError: If the file is missing or cannot be read: its content would be trained on.
     """
     path = validation_path(config)
     if path is None:
         return None
+
     if not isinstance(path, FileRef) and not os.path.exists(path):
         raise DataError(
             f"data_config.validation_file: {path} is not there (from {os.getcwd()}), so its "
@@ -76,6 +77,7 @@ def held_out(config: DataConfig) -> HeldOutFingerprints | None:
             f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "
             "documents"
         )
+
     try:
         return HeldOutFingerprints.of(path, Cache(config.cache_dir), config.columns)
     except OSError as error:
@@ -92,45 +94,47 @@ class HeldOutFingerprints:
     def of(
         cls, path: str | FileRef, cache: Cache, columns: Mapping[str, str] | None = None
     ) -> HeldOutFingerprints:
-        """Builds them from a file.
+        """Builds them from a file, or loads them from the cache.
 
         Raises:
             OSError: If the file cannot be read.
             DataError: If the file is damaged or holds no document.
         """
         kind = KIND
-        if columns:  # they depend on where texts and URLs are
-            places = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
-            kind = f"{KIND}-{xxhash.xxh3_64_hexdigest(repr(places).encode())}"
-        kept = cache.load(path, kind)
-        if kept is None:
-            found = kept = {"fingerprints": _fingerprints(path, columns)}
+        if columns:  # the fingerprints depend on the columns of texts and URLs
+            paths = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
+            kind = f"{KIND}-{xxhash.xxh3_64_hexdigest(repr(paths).encode())}"
+
+        arrays = cache.load(path, kind)
+        if arrays is None:
+            computed = {"fingerprints": _compute_fingerprints(path, columns)}
             with kept_if_possible("the hashes of held-out documents are"):
-                cache.make(path, kind, lambda: found)
-        return cls(kept["fingerprints"])
+                cache.make(path, kind, lambda: computed)
+            arrays = computed
+        return cls(arrays["fingerprints"])
 
     def overlap(self, document: Document) -> str:
-        """What a document shares with the held-out ones: `text`, `url`, or nothing."""
-        if _of_text(document.whole_text) in self._fingerprints:
+        """Names the part that a document shares with a held-out one: `text`, `url` or nothing."""
+        if _hash_text(document.whole_text) in self._fingerprints:
             return "text"
         for url in document.addresses(ADDRESS_KEY):
-            if _of_url(url) in self._fingerprints:
+            if _hash_url(url) in self._fingerprints:
                 return "url"
         return ""
 
 
-def _of_text(text: str) -> int:
+def _hash_text(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def _of_url(url: str) -> int | None:
-    """The fingerprint of a URL, distinct from that of the same text; None if it is blank."""
+def _hash_url(url: str) -> int | None:
+    """Hashes a URL, differently from an equal text; None if it is blank."""
     normalized = normalized_url(url)
     return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
 
 
 def normalized_url(url: str) -> str:
-    """A URL without the parts that rarely distinguish pages.
+    """Returns a URL without the parts that rarely distinguish pages.
 
     Removed or normalized are the scheme (http or https), the default port of either, upper case in
     the host, trailing slashes of the path, an empty query, the fragment, %-escapes, and surrounding
@@ -140,8 +144,11 @@ def normalized_url(url: str) -> str:
     host = host.lower()
     if ":" in host:
         host = _PORT.sub("", host)
-    kept = host + path.rstrip("/ ") + query
-    return (unquote(kept) if "%" in kept else kept).strip()
+
+    normalized = host + path.rstrip("/ ") + query
+    if "%" in normalized:
+        normalized = unquote(normalized)
+    return normalized.strip()
 
 
 class _Lenient(msgspec.Struct):
@@ -152,45 +159,57 @@ class _Lenient(msgspec.Struct):
     metadata_url: msgspec.Raw = NO_COLUMN
 
 
-def _fingerprints(path: str | FileRef, columns: Mapping[str, str] | None) -> np.ndarray:
-    """Fingerprints of the texts and URLs of a file (uint64); blank lines are left out."""
+def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None) -> np.ndarray:
+    """Hashes the texts and URLs of a file (uint64); blank lines are skipped.
+
+    Raises:
+        DataError: If a line cannot be read, or no document has text.
+    """
     decoder = make_decoder(MetadataConfig(metadata_list=[]), columns or {})
-    texts, urls = set[int](), set[int]()
+    texts: set[int] = set()
+    urls: set[int] = set()
     unreadable: list[str] = []
     with contextlib.closing(open_shard(path, columns=decoder.columns)) as reader:
         while lines := reader.read(reader.line, BATCH):
             for number, line in enumerate(lines, reader.line - len(lines)):
                 try:
-                    document = _read(decoder, line, is_mapped=bool(columns))
+                    document = _read_document(decoder, line, is_mapped=bool(columns))
                 except BadDocument as error:
                     if bytes(line).strip():
                         unreadable.append(f"{numbered(path, number)}: {error}")
                     continue
+
                 if document.text:
-                    texts.add(_of_text(document.text))
-                numbers = map(_of_url, document.addresses(ADDRESS_KEY))
-                urls |= {found for found in numbers if found is not None}
+                    texts.add(_hash_text(document.text))
+                hashes = map(_hash_url, document.addresses(ADDRESS_KEY))
+                urls |= {url_hash for url_hash in hashes if url_hash is not None}
+
     if reader.damage:
         unreadable.append(f"{numbered(path, reader.line)}: {reader.damage}")
     if unreadable or not texts:
-        more = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
-        problems = f"{', '.join(unreadable[:SHOWN])}{more}" or "no text in it"
-        start = explain_no_document(path)
-        reason = f"; it {start}" if start is not None else ""
-        raise DataError(
-            f"data_config.validation_file: {path} cannot be kept out of training: "
-            f"{problems}{reason}; expected a whole file of documents; replace it, or set "
-            "validation_file=null to train without a held-out file"
-        )
+        raise _unusable_file(path, unreadable)
     return np.array(sorted(texts | urls), np.uint64)
 
 
-def _read(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
-    """The document of a line; of one with invalid records, its text and URL."""
+def _unusable_file(path: str | FileRef, unreadable: Sequence[str]) -> DataError:
+    """Describes a held-out file with unreadable lines, or without text."""
+    omitted = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
+    problems = f"{', '.join(unreadable[:SHOWN])}{omitted}" or "no text in it"
+    start = explain_no_document(path)
+    reason = f"; it {start}" if start is not None else ""
+    return DataError(
+        f"data_config.validation_file: {path} cannot be kept out of training: "
+        f"{problems}{reason}; expected a whole file of documents; replace it, or set "
+        "validation_file=null to train without a held-out file"
+    )
+
+
+def _read_document(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
+    """Decodes a line; if its records are invalid, only its text and URL."""
     try:
         return decoder.decode(line)
     except BadDocument:
-        if is_mapped:  # the values of metadata are not read, so it is the text
+        if is_mapped:  # values of metadata are not read, so the text is invalid
             raise
         with contextlib.suppress(*UNREADABLE):
             row = decode_json(bytes(line), _Lenient)

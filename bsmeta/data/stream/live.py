@@ -3,7 +3,7 @@
 A logical stream yields the packed sequences of its windows, epoch after epoch, each with the
 position after it. The position after the last trained sequence is all that a resumed run needs: it
 rebuilds that window and continues in it. `train_stream` divides the sequences among ranks;
-`prepare` has the role of this module for sequences prepared in advance.
+`prepare` takes the place of this module when sequences are prepared in advance.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +21,7 @@ from bsmeta.config.metadata import phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.lines import LONG_FRAME, begins_with_long_frame
-from bsmeta.data.io.shards import shards_fingerprint, some_of
+from bsmeta.data.io.shards import Shard, shards_fingerprint, some_of
 from bsmeta.data.stream.corpora import Corpus, deal_corpora
 from bsmeta.data.stream.fingerprint import fingerprint
 from bsmeta.data.stream.plan import Phases, Position, Share, order_of, sequence_order
@@ -32,6 +33,22 @@ log = logging.getLogger(__name__)
 
 Sequences = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as a packed window and its index in it."""
+
+
+class EpochWindow(NamedTuple):
+    """The sequences of one window, and its position in the epoch.
+
+    Attributes:
+        share: Index of the share in the order of its epoch.
+        window: Index of the window in its share.
+        sequences: The sequences of the window.
+        skipped: Number of documents of the window that were left out, by reason.
+    """
+
+    share: int
+    window: int
+    sequences: Sequences
+    skipped: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +64,7 @@ class LogicalStream:
     phases: Phases
 
     def sequences(self, position: Position, epochs: int | None = None) -> Iterator[PackedSequence]:
-        """The sequences from a position on.
+        """Yields the sequences from a position on.
 
         Args:
             epochs: Number of the epoch to stop before; None never stops.
@@ -58,30 +75,33 @@ class LogicalStream:
         """
         if not self.shares:  # a stream of a mixture that has no sequences
             return
+
         keys = self.config.metadata_config.metadata_list
-        skipped: Counter[str] = Counter()  # not yet reported by a sequence
+        unreported: Counter[str] = Counter()  # skipped documents that no sequence has counted yet
         while epochs is None or position.epoch < epochs:
             begin = position
-            for share, number, packed, bad in self._epoch(begin):
-                here = position._replace(share=share, window=number)
+            for share, window, packed, skipped in self._pack_epoch(begin):
+                current = position._replace(share=share, window=window)
                 position = Position(
-                    epoch=here.epoch,
+                    epoch=current.epoch,
                     share=share,
-                    window=number + 1,
-                    emitted=here.emitted + len(packed) - here.sequence,
-                    bad=self._checked(here.bad + number_bad(bad)),
+                    window=window + 1,
+                    emitted=current.emitted + len(packed) - current.sequence,
+                    bad=self._check_limit(current.bad + number_bad(skipped)),
                 )
-                if here.sequence == 0:  # otherwise reported before the run was resumed
-                    skipped.update(bad)
-                for index in range(here.sequence, len(packed)):
-                    here = here._replace(sequence=index + 1, emitted=here.emitted + 1)
-                    position_after = here if index + 1 < len(packed) else position
-                    part, place = packed[index]
-                    sequence = part.sequence(place, self.stream, position_after)
-                    if skipped:
-                        sequence.counts += skipped_counts(skipped, keys)
-                        skipped.clear()
+                if current.sequence == 0:  # otherwise reported before the run was resumed
+                    unreported.update(skipped)
+
+                for index in range(current.sequence, len(packed)):
+                    current = current._replace(sequence=index + 1, emitted=current.emitted + 1)
+                    position_after = current if index + 1 < len(packed) else position
+                    packed_window, row = packed[index]
+                    sequence = packed_window.sequence(row, self.stream, position_after)
+                    if unreported:
+                        sequence.counts += skipped_counts(unreported, keys)
+                        unreported.clear()
                     yield sequence
+
             if begin.is_epoch_start() and position.emitted == begin.emitted:
                 names = ", ".join(share.shard.name for share in self.shares)
                 raise DataError(
@@ -89,58 +109,61 @@ class LogicalStream:
                 )
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
 
-    def _epoch(self, begin: Position) -> Iterator[tuple[int, int, Sequences, Counter[str]]]:
-        """The rest of an epoch: share index, window index in the share, sequences, and skips.
+    def _pack_epoch(self, begin: Position) -> Iterator[EpochWindow]:
+        """Yields the packed windows of an epoch from a position on.
 
-        The skips count the documents of the window that were left out. The lines of a window are
-        released before its sequences are yielded: they may be ten times as large.
+        The lines of a window are released before its sequences are yielded: they may be ten times
+        as large.
         """
         emitted = begin.emitted - begin.sequence
         order = order_of(self.shares, self.seed, begin.epoch, self.stream)
         windows = self.corpus.windows(begin.epoch, order, begin.share, begin.window)
-        for place, number, window in windows:
-            packed, bad = self._made(window, emitted)
+        for share, number, window in windows:
+            sequences, skipped = self._pack_window(window, emitted)
             del window
             report_progress()
-            yield place, number, packed, bad
-            emitted += len(packed)
+            yield EpochWindow(share, number, sequences, skipped)
+            emitted += len(sequences)
 
-    def _made(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
-        """The sequences of a window, and how many documents were left out, by reason.
+    def _pack_window(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
+        """Packs a window; also counts the documents that were left out, by reason.
 
         If the schedule switches phases inside it, unused documents are rebuilt for the new phase,
-        and the rest of partly used documents is dropped. Under `row_budget=text`, all phases have
-        the same sequences, but for their metadata, and nothing is dropped.
+        and the unused parts of other documents are dropped. Under `row_budget=text`, the sequences
+        of all phases differ only in their metadata, and nothing is dropped.
 
         Args:
             emitted: Number of sequences that the stream yielded before the window.
         """
         by_text = self.config.row_budget == BY_TEXT
-        made: Sequences = []
+        sequences: Sequences = []
+        used_documents: set[int] = set()
         documents, skipped = self.maker.documents(window, self.phases.of(self.stream, emitted))
-        used: set[int] = set()
         while True:
             packed = self.maker.pack(window, documents)
-            first = len(made) if by_text else 0
-            left = self.phases.left(self.stream, emitted)
-            last = len(packed) if left is None else min(first + left, len(packed))
-            made += [(packed, place) for place in range(first, last)]
+            first = len(sequences) if by_text else 0
+            remaining = self.phases.left(self.stream, emitted)
+            last = len(packed) if remaining is None else min(first + remaining, len(packed))
+            sequences += [(packed, index) for index in range(first, last)]
             if last == len(packed):
-                return made, skipped
+                return sequences, skipped
+
+            # The next phase begins inside the window.
             if not by_text:
                 opened = packed.documents(0, last)
                 skipped[HALF_USED] += len(opened & packed.documents(last, len(packed)))
-                used |= opened
+                used_documents |= opened
             emitted += last - first
             phase = self.phases.of(self.stream, emitted)
-            documents, _ = self.maker.documents(window, phase, leave_out=used)
+            documents, _ = self.maker.documents(window, phase, leave_out=used_documents)
 
-    def _checked(self, bad: int) -> int:
-        most = self.config.max_bad_documents
-        if bad > most:
+    def _check_limit(self, bad: int) -> int:
+        """Returns the number of bad documents of an epoch, unless it exceeds the limit."""
+        limit = self.config.max_bad_documents
+        if bad > limit:
             raise DataError(
                 f"stream {self.stream} skipped {bad} bad documents in this epoch: more than "
-                f"data_config.max_bad_documents={most}"
+                f"data_config.max_bad_documents={limit}"
             )
         return bad
 
@@ -150,7 +173,7 @@ class LiveStreams:
 
     Args:
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
-        survey: The data, as one process of the run found it.
+        survey: The survey of the data by one process of the run.
 
     Raises:
         ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
@@ -167,8 +190,12 @@ class LiveStreams:
     ) -> None:
         if survey.failure is not None:
             raise survey.failure
+
         corpora = survey.corpora(config)
-        self.shards = [shard for corpus in corpora for shard in corpus.shards]
+        self.shards: list[Shard] = []
+        for corpus in corpora:
+            self.shards += corpus.shards
+
         self._streams: list[LogicalStream] = []
         for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
             maker = WindowMaker(
@@ -184,21 +211,22 @@ class LiveStreams:
                 self._streams.append(
                     LogicalStream(number, shares, corpus, maker, config, seed, phases)
                 )
+
         facts = shards_fingerprint(self.shards)
         self.fingerprint = fingerprint(config, tokenizer, seed, phases, facts, survey.held_out)
 
     def __len__(self) -> int:
-        """Number of streams, of all sources."""
+        """Number of streams of all sources."""
         return len(self._streams)
 
     def sequences(
         self, stream: int, position: Position, epochs: int | None = None
     ) -> Iterator[PackedSequence]:
-        """The sequences of a stream; see `LogicalStream.sequences`."""
+        """Yields the sequences of a stream; see `LogicalStream.sequences`."""
         return self._streams[stream].sequences(position, epochs)
 
     def warn_of_slow_resumes(self) -> None:
-        """Logs a warning if Zstandard shards, of which a few are sampled, have very long frames."""
+        """Logs a warning if any of a few sampled Zstandard shards begins with a very long frame."""
         zst = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
         slow = [shard.name for shard in some_of(zst) if begins_with_long_frame(shard.path)]
         if slow:
@@ -214,14 +242,14 @@ class LiveStreams:
 def phases_of(
     config: DataConfig, max_train_steps: int, global_batch_size: int, decay_start: int | None = None
 ) -> Phases:
-    """When the metadata schedule switches phases.
+    """Finds the sequences at which the metadata schedule switches phases.
 
     Args:
         max_train_steps: Steps of the run, which the schedule's shares divide.
-        decay_start: Steps before the decay of the learning rate; None without one.
+        decay_start: Steps before the decay of the learning rate; None without a decay.
 
     Raises:
-        ConfigurationError: If the decay begins before a phase that comes before it.
+        ConfigurationError: If the decay begins before a phase that precedes it in the schedule.
     """
     starts = phase_starts(config.metadata_config, max_train_steps, decay_start)
     if starts != sorted(starts):

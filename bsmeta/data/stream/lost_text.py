@@ -1,4 +1,4 @@
-"""Whether the tokenizer of a run gives its training text back, measured on the first documents.
+"""Checks on the first documents how much training text the tokenizer of a run loses.
 
 Unknown tokens, lower-casing and other changes are not an error by themselves: a run may lose up to
 `data_config.max_lost_text` of its bytes. The checks before a run measure files on this machine; the
@@ -28,23 +28,23 @@ from bsmeta.data.text.lost_share import LostShare
 from bsmeta.metadata.decoding import make_decoder
 from bsmeta.metadata.records import BadDocument
 
-if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenizer needs none of it
+if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenizer does not need it
     from transformers import PreTrainedTokenizerBase
 
 KEY = "data_config.max_lost_text"
 
 SAMPLE_LINES = 8
-"""First lines that are read of each sampled shard."""
+"""Number of first lines that are read of each sampled shard."""
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model")
 """Endings of the names of files that hold a vocabulary."""
 
 SAMPLE_CHARACTERS = 100_000
-"""Largest number of characters of a text that are looked at."""
+"""Largest number of characters of a text that are measured."""
 
 
 def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> list[str]:
-    """The beginnings of the texts of some lines of each source; bad documents are skipped."""
+    """Decodes the beginnings of the texts of some lines of each source; skips bad documents."""
     texts = []
     for name, data in source_configs(config).items():
         decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
@@ -59,13 +59,13 @@ def measure_sample(
     tokenizer: PreTrainedTokenizerBase,
     lines: Mapping[str, Sequence[bytes]],
 ) -> LostShare:
-    """Measures the text that the tokenizer of a run loses of some of its lines.
+    """Measures the share of text that the tokenizer of a run loses.
 
     Args:
         lines: Some lines of each source, by its name.
 
     Raises:
-        ConfigurationError: If it loses more than `max_lost_text`.
+        ConfigurationError: If the share exceeds `max_lost_text`.
     """
     from bsmeta.data.text.lost_text import measure_lost_text
 
@@ -82,22 +82,23 @@ def _problems(config: CausalLMConfig, lost: LostShare) -> Iterator[Problem]:
     limit = config.data_config.max_lost_text
     if lost.share <= limit:
         return
+
     name = config.tokenizer_name or config.model_name
-    found = f"{show(limit)}, but the tokenizer {name} loses {lost}"
+    measured = f"{show(limit)}, but the tokenizer {name} loses {lost}"
     expected = (
         f"a tokenizer that gives back at least {100 * (1 - limit):g}% of the bytes: the model "
         "cannot learn what is lost, and evaluations leave it out"
     )
-    raised = min(math.ceil(lost.share * 100) / 100, 1.0)
+    raised_limit = min(math.ceil(lost.share * 100) / 100, 1.0)
     fix = (
         "tokenizer_name of a byte-level tokenizer, such as gpt2, which loses nothing; or "
-        f"{KEY}={raised:g} to train all the same"
+        f"{KEY}={raised_limit:g} to train all the same"
     )
-    yield Problem(KEY, HYDRA, found, expected, fix)
+    yield Problem(KEY, HYDRA, measured, expected, fix)
 
 
 def lost_text_rows(config: CausalLMConfig) -> list[Row]:
-    """The row of the start-up table about lost text.
+    """Returns the row of the start-up table about lost text.
 
     Only files on this machine are read; for others, the run itself measures when it starts.
 
@@ -105,28 +106,29 @@ def lost_text_rows(config: CausalLMConfig) -> list[Row]:
         ConfigurationError: If the tokenizer loses more than `max_lost_text`, or cannot be loaded.
     """
     data = config.data_config
-    lines, value = local_lines(data), "not measured before the run reads its data"
+    lines = local_lines(data)
     file = _tokenizer_file(config.tokenizer_name or config.model_name)
-    if file is not None and any(lines.values()):
-        if _is_lossless(file):
-            lost = LostShare.none_of(sample_texts(data, lines))
-        else:
-            lost = measure_sample(config, _tokenizer_of(config, file), lines)
-        value = f"{lost}; at most {100 * data.max_lost_text:g}% ({KEY})"
-    return [("lost text", value)]
+    if file is None or not any(lines.values()):
+        return [("lost text", "not measured before the run reads its data")]
+
+    if _is_lossless(file):
+        lost = LostShare.none_of(sample_texts(data, lines))
+    else:
+        lost = measure_sample(config, _load_local_tokenizer(config, file), lines)
+    return [("lost text", f"{lost}; at most {100 * data.max_lost_text:g}% ({KEY})")]
 
 
 def _is_lossless(file: str) -> bool:
     try:
         return is_lossless(Tokenizer.from_file(file))
-    except Exception:  # of any kind, if it is damaged: reported when it is loaded
+    except Exception:  # a damaged file may raise anything; it is reported when it is loaded
         return False
 
 
 def local_lines(config: DataConfig) -> dict[str, list[bytes]]:
-    """Some of the first lines of each source, if its shards are on a local disk.
+    """Reads some of the first lines of each source, if its shards are on a local disk.
 
-    Shards that cannot be read are skipped: the run itself reports these.
+    Shards that cannot be read are skipped: the run itself reports them.
     """
     lines: dict[str, list[bytes]] = {}
     for name, data in source_configs(config).items():
@@ -138,22 +140,23 @@ def local_lines(config: DataConfig) -> dict[str, list[bytes]]:
 
 
 def _tokenizer_file(name: str) -> str | None:
-    """The file of a tokenizer in a folder or in the cache of the Hub; None if it is not there.
+    """Finds the file of a tokenizer in a folder or in the Hub's cache; None if it is not there.
 
-    That is `tokenizer.json`; a folder may have a vocabulary instead, which transformers converts.
+    This is `tokenizer.json`; a folder may have a vocabulary instead, which transformers converts.
     """
     if os.path.isdir(name):
         files = sorted(file for file in os.listdir(name) if file.endswith(TOKENIZER_FILES))
         return os.path.join(name, files[0]) if files else None
+
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
-    except ValueError:  # no name that the Hub allows
+    except ValueError:  # not a valid name on the Hub
         return None
     return cached if isinstance(cached, str) else None
 
 
-def _tokenizer_of(config: CausalLMConfig, file: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run, without asking the Hub."""
+def _load_local_tokenizer(config: CausalLMConfig, file: str) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a run without asking the Hub."""
     from transformers import PreTrainedTokenizerFast
 
     from bsmeta.data.text.tokenizer import load_tokenizer

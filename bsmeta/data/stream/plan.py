@@ -2,26 +2,27 @@
 
 Integer arithmetic on the sizes of the shards only: no file is opened.
 
-The data is cut into S logical streams, independent of the number of processes. A stream owns the
-same documents in every epoch and reads its shares in an order drawn for that epoch. Its
-state is a `Position`: a few integers, from which the stream can be restored anywhere.
+The data is divided among S logical streams, independent of the number of processes. A stream owns
+the same documents in every epoch and reads its shares in an order drawn for that epoch. Its state
+is a `Position`: a few integers, from which the stream can be restored anywhere.
 
-Sequence g of a run comes from stream g mod S of its source, so that a stream always has the same
-reader (`Division`). A mixture has shares p_i / D of its sources in lowest terms: a period of D
-sequences has p_i of source i. After any n sequences there have been between floor(n p_i / D) and
-ceil(n p_i / D) of them, so every prefix of a run is within one sequence of its shares: the j-th
-sequence of a source has a window of places, and serving the source whose window ends first meets
-all windows (Baruah et al. 1996, "Proportionate progress: a notion of fairness in resource
-allocation"). Where S and D have a common divisor, the streams of a source do not yield equally many
-sequences, some even none: its documents are dealt to them in proportion (`portions`).
+Sequence g of a run comes from stream g mod S of its source, so a stream always has the same reader
+(`Division`). A mixture gives source i the share p_i / D, in lowest terms: each period of D
+sequences has p_i of source i. Any first n sequences of the run contain between floor(n p_i / D) and
+ceil(n p_i / D) of them, so every prefix of a run is within one sequence of the configured shares.
+The j-th sequence of a source has a window of positions in the period; always serving the source
+whose window ends first meets all windows (Baruah et al. 1996, "Proportionate progress: a notion of
+fairness in resource allocation"). If S and D have a common divisor, the streams of a source yield
+different numbers of sequences, some even none: its documents are dealt to them in proportion
+(`portions`).
 
 Documents are dealt evenly for any number of streams and shards (`deal`). Whole shards cannot be
 divided evenly among any number of streams, and the number of documents in a shard is unknown until
 it has been read. So the bytes of all shards, laid end to end, are cut into parts of equal length,
-one per stream; where a cut falls inside a shard, its documents are dealt to the streams on both
-sides in proportion to their bytes, one run of documents at a time. So the lines of any window
-follow directly from a stream's share. The cost, for each shard that is cut, is that each stream
-skips the documents of the others, using access points where a shard has them.
+one per stream. If a cut falls inside a shard, its documents are dealt to the streams on both sides
+in proportion to their bytes, one run of documents at a time. The lines of any window then follow
+directly from a stream's share. The cost is that each stream of a divided shard skips the documents
+of the others, using access points where the shard has them.
 """
 
 from __future__ import annotations
@@ -53,24 +54,24 @@ RUNS = 64
 access points skip; shorter runs are divided more evenly."""
 
 DOCUMENT = 8192
-"""Approximate bytes of a compressed document; those of c4-en-html-with-metadata have 13,000."""
+"""Approximate bytes of a compressed document (13,000 in c4-en-html-with-metadata)."""
 
 COMPRESSION = 5
-"""Assumed compression ratio: how many times as large uncompressed shards are."""
+"""Assumed compression ratio: uncompressed size divided by compressed size."""
 
 TOLERANCE = 32
-"""A stream may own one part in this many more or less than its due if that keeps a shard whole."""
+"""A stream's size may deviate from its portion by 1/TOLERANCE if that keeps a shard whole."""
 
 
 class Position(NamedTuple):
-    """The position of a stream: all that it needs to resume.
+    """The position of a stream: everything needed to resume it.
 
     Attributes:
         epoch: Number of complete passes of this stream over its shares.
         share: Index in this epoch's order of shares.
         window: Index of the current window in that share.
-        sequence: Number of sequences of that window that were yielded.
-        emitted: Number of sequences that the stream yielded since the beginning of the run.
+        sequence: Number of sequences of that window already yielded.
+        emitted: Number of sequences that the stream has yielded since the beginning of the run.
         bad: Number of documents of this epoch skipped in the windows before the current one.
     """
 
@@ -82,11 +83,11 @@ class Position(NamedTuple):
     bad: int = 0
 
     def is_epoch_start(self) -> bool:
-        """Whether nothing of the epoch was yielded yet."""
+        """Whether nothing of the epoch has been yielded yet."""
         return self.share == self.window == self.sequence == 0
 
     def state(self) -> dict[str, int]:
-        """The position in its saved form."""
+        """Returns the position in its saved form."""
         return {"version": VERSION, **self._asdict()}
 
     @classmethod
@@ -107,21 +108,22 @@ class Position(NamedTuple):
                 "begin a new one from its weights (model_name=CHECKPOINT/model)"
             )
         expected = set(cls._fields)
-        whole = all(type(value) is int and value >= 0 for value in state.values())
-        if set(state) != expected or not whole:
+        are_counts = all(type(value) is int and value >= 0 for value in state.values())
+        if set(state) != expected or not are_counts:
             raise ConfigurationError(
                 f"the saved position of a stream is {state}; expected the keys {sorted(expected)} "
                 "with whole numbers; the checkpoint is of another version, or damaged"
             )
+
         return cls(**state)
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Which phase of the metadata's schedule the sequences of a stream belong to.
+    """Which phase of the metadata schedule each sequence of a stream belongs to.
 
-    The number in the run of a stream's n-th sequence, and thus its step and its phase, are known
-    before it is produced.
+    A stream's n-th sequence has a known number in the run, and thus a known step and phase, before
+    it is produced.
 
     Attributes:
         starts: Number of the first sequence of the run in each phase; the first is 0.
@@ -132,14 +134,15 @@ class Phases:
     order: SequenceOrder
 
     def of(self, stream: int, emitted: int) -> int:
-        """The phase of a stream's next sequence after it has yielded `emitted`."""
+        """Returns the phase of a stream's next sequence after it has yielded `emitted`."""
         return bisect.bisect_right(self.starts, self.order.number(stream, emitted)) - 1
 
     def left(self, stream: int, emitted: int) -> int | None:
-        """Number of sequences until the stream's next phase; None in the last phase."""
+        """Counts the sequences until the stream's next phase; None in the last phase."""
         phase = self.of(stream, emitted)
         if phase + 1 == len(self.starts):
             return None
+
         return self.order.before(stream, self.starts[phase + 1]) - emitted
 
 
@@ -148,9 +151,9 @@ class Division:
     """How the sequences of a run are divided among streams, ranks and loader processes.
 
     Sequence g of the run (step t's j-th, g = t * global batch + j) is the next one of stream
-    g mod S, in a mixture of that of its source (`SequenceOrder`). Rank r takes the g = r (mod world
-    size), in order, and its loader processes take turns at these. So every stream always has
-    exactly one reader.
+    g mod S, in a mixture of stream g mod S of its source (`SequenceOrder`). Rank r takes every
+    g = r (mod world size), in order, and its loader processes take turns at these. So every stream
+    always has exactly one reader.
     """
 
     rank: int
@@ -159,13 +162,15 @@ class Division:
 
     @classmethod
     def of(cls, config: DataConfig, rank: int, world_size: int, global_batch_size: int) -> Division:
-        """The division of a run.
+        """Divides the sequences of a run.
 
         Raises:
             ConfigurationError: Listing every setting that violates a divisibility constraint.
         """
         workers = max(config.num_workers, 1)
-        num_streams, micro = config.num_streams, config.per_device_train_batch_size
+        num_streams = config.num_streams
+        micro_batch = config.per_device_train_batch_size
+
         problems = []
         if num_streams < 1 or num_streams % (world_size * workers):
             problems.append(
@@ -178,31 +183,33 @@ class Division:
                 f"the global batch of {global_batch_size} sequences is not a multiple of the "
                 f"{world_size} processes"
             )
-        elif micro < 1 or (global_batch_size // world_size) % micro:
+        elif micro_batch < 1 or (global_batch_size // world_size) % micro_batch:
             problems.append(
                 f"a process's part of the global batch, {global_batch_size} / {world_size} = "
                 f"{global_batch_size // world_size} sequences, is not a multiple of "
-                f"data_config.per_device_train_batch_size={micro}"
+                f"data_config.per_device_train_batch_size={micro_batch}"
             )
         if problems:
             raise ConfigurationError("\n".join(problems))
+
         return cls(rank, world_size, workers)
 
     def sequences(self, done: int, worker: int) -> range:
-        """Numbers g of a loader process's sequences after the first `done` sequences of the run."""
+        """Numbers g of a loader process's sequences after the first `done` of the run; endless."""
         first = done + (self.rank - done) % self.world_size
         endless = 1 << 62
         return range(first + worker * self.world_size, endless, self.world_size * self.workers)
 
 
 def sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
-    """The number of sequences a run has consumed, from the positions of all its streams.
+    """Counts the sequences that a run has consumed, from the positions of all its streams.
 
     Raises:
         ConfigurationError: If the positions do not correspond to a whole number of steps.
     """
     emitted = [positions[stream].emitted if stream in positions else 0 for stream in order.streams]
     done = sum(emitted)
+
     expected = [order.before(stream, done) for stream in order.streams]
     if emitted != expected or set(positions) - set(order.streams):
         raise ConfigurationError(
@@ -213,12 +220,13 @@ def sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
 
 
 class SequenceOrder:
-    """The streams from which the sequences of a run come in turn.
+    """The stream that each sequence of a run comes from.
 
-    The streams of all sources are numbered through: stream k of source i is i * S + k.
+    The streams of all sources are numbered consecutively: stream k of source i is i * S + k. The
+    order repeats with a period of lcm(D, S) sequences.
 
     Args:
-        weights: The weight of each source; one for a run without a mixture.
+        weights: The weight of each source; a single weight for a run without a mixture.
         num_streams: S, the streams of each source.
     """
 
@@ -227,74 +235,87 @@ class SequenceOrder:
         self._num_streams = num_streams
         self._is_mixture = len(weights) > 1
         self._period = math.lcm(len(self._sources), num_streams)
-        self._places = lru_cache(maxsize=None)(self._places_of)
+        self._offsets = lru_cache(maxsize=None)(self._compute_offsets)
         self.streams = range(len(weights) * num_streams)
 
     def stream(self, number: int) -> int:
-        """The stream of a sequence of the run."""
+        """Returns the stream of a sequence of the run."""
         stream = number % self._num_streams
         if self._is_mixture:
             stream += int(self._sources[number % len(self._sources)]) * self._num_streams
         return stream
 
     def number(self, stream: int, index: int) -> int:
-        """The number in the run of a stream's sequence `index`."""
-        places = self._places(stream)
-        periods, index = divmod(index, len(places))
-        return periods * self._period + int(places[index])
+        """Returns the number in the run of a stream's sequence `index`."""
+        offsets = self._offsets(stream)
+        periods, index = divmod(index, len(offsets))
+        return periods * self._period + int(offsets[index])
 
     def before(self, stream: int, number: int) -> int:
-        """How many sequences of a stream come before a sequence of the run."""
-        places = self._places(stream)
-        periods, place = divmod(number, self._period)
-        return periods * len(places) + int(np.searchsorted(places, place))
+        """Counts the sequences of a stream that come before sequence `number` of the run."""
+        offsets = self._offsets(stream)
+        periods, remainder = divmod(number, self._period)
+        return periods * len(offsets) + int(np.searchsorted(offsets, remainder))
 
     def portions(self, source: int) -> list[int]:
-        """How many sequences each stream of a source yields in a period of the streams."""
+        """Counts the sequences that each stream of a source yields per period."""
         first = source * self._num_streams
-        return [len(self._places(first + place)) for place in range(self._num_streams)]
+        return [len(self._offsets(first + index)) for index in range(self._num_streams)]
 
-    def _places_of(self, stream: int) -> np.ndarray:
+    def _compute_offsets(self, stream: int) -> np.ndarray:
         """The numbers below lcm(D, S) of a stream's sequences, increasing (int64).
 
-        Place n of a period is that of the sequences n + t D, which come from stream k of their
-        source where n + t D = k (mod S): never, or for one t below S / gcd(D, S).
+        Index n in the period of sources stands for the sequences n + t D. They come from stream k
+        of their source where n + t D = k (mod S): for no t, or for exactly one t below
+        S / gcd(D, S).
         """
         source, residue = divmod(stream, self._num_streams)
         size = len(self._sources)
         divisor = math.gcd(size, self._num_streams)
         turns = self._num_streams // divisor
-        places = np.flatnonzero(self._sources == source)
-        places = places[(places - residue) % divisor == 0]
+
+        indices = np.flatnonzero(self._sources == source)
+        indices = indices[(indices - residue) % divisor == 0]
+
         inverse = pow(size // divisor, -1, turns)
-        times = (residue - places) // divisor * inverse % turns
-        return np.sort(places + times * size)
+        turn = (residue - indices) // divisor * inverse % turns
+        return np.sort(indices + turn * size)
 
 
 def sequence_order(config: DataConfig) -> SequenceOrder:
-    """The order of the sequences of a run."""
-    return SequenceOrder([source.weight for source in config.sources] or [1.0], config.num_streams)
+    """Returns the order of the sequences of a run."""
+    weights = [source.weight for source in config.sources] or [1.0]
+    return SequenceOrder(weights, config.num_streams)
 
 
 @lru_cache(maxsize=4)
 def period_of(parts: tuple[int, ...]) -> np.ndarray:
-    """The source of each sequence of a period (uint16[D])."""
+    """Assigns a source to each sequence of a period (uint16[D]).
+
+    Args:
+        parts: p_i, the sequences of each source in a period; their sum is D.
+    """
     size = sum(parts)
-    waiting = [(0, source) for source in range(len(parts))]  # window begins, source
-    open_windows: list[tuple[int, int]] = []  # window ends, source
     served = [0] * len(parts)
-    chosen = np.zeros(size, np.uint16)
-    for place in range(size):
-        while waiting and waiting[0][0] <= place:
+    sources = np.zeros(size, np.uint16)
+
+    # Heaps of (index where the window begins, source) and (index where it ends, source).
+    waiting = [(0, source) for source in range(len(parts))]
+    open_windows: list[tuple[int, int]] = []
+
+    for index in range(size):
+        while waiting and waiting[0][0] <= index:
             _, source = heapq.heappop(waiting)
             end = -(-(served[source] + 1) * size // parts[source])
             heapq.heappush(open_windows, (end, source))
+
         _, source = heapq.heappop(open_windows)
-        chosen[place] = source
+        sources[index] = source
+
         served[source] += 1
         if served[source] < parts[source]:
             heapq.heappush(waiting, (served[source] * size // parts[source], source))
-    return chosen
+    return sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +345,7 @@ class Share:
         return self.high - self.low == self.cycle
 
     def documents(self, window: int, count: int) -> Sequence[int]:
-        """The shard-level numbers of the documents of a window, increasing.
+        """Returns the shard-level numbers of the documents of a window, increasing.
 
         Args:
             count: Documents of a window.
@@ -332,60 +353,66 @@ class Share:
         first = window * count
         if self.is_whole:
             return range(first, first + count)
-        runs, inside = np.divmod(np.arange(first, first + count), self.run)
-        own = own_runs(self.low, self.high, self.cycle)
-        turns, places = np.divmod(runs, len(own))
-        return ((turns * self.cycle + own[places]) * self.run + inside).tolist()
+
+        runs, offsets = np.divmod(np.arange(first, first + count), self.run)
+        stream_runs = own_runs(self.low, self.high, self.cycle)
+        cycles, indices = np.divmod(runs, len(stream_runs))
+        return ((cycles * self.cycle + stream_runs[indices]) * self.run + offsets).tolist()
 
     def window_from(self, document: int, count: int) -> int:
-        """The window that contains the stream's first document at or after a number.
+        """Returns the window that contains the stream's first document at or after `document`.
 
         Args:
+            document: A shard-level number.
             count: Documents of a window.
         """
         if self.is_whole:
             return document // count
-        run, inside = divmod(document, self.run)
-        turn, slot = divmod(run, self.cycle)
-        own = own_runs(self.low, self.high, self.cycle)
-        place = int(np.searchsorted(own, slot))
-        if place == len(own) or own[place] != slot:  # a run of another stream
-            inside = 0
-        return ((turn * len(own) + place) * self.run + inside) // count
+
+        run, offset = divmod(document, self.run)
+        cycle, run_in_cycle = divmod(run, self.cycle)
+        stream_runs = own_runs(self.low, self.high, self.cycle)
+        index = int(np.searchsorted(stream_runs, run_in_cycle))
+        if index == len(stream_runs) or stream_runs[index] != run_in_cycle:
+            offset = 0  # the run belongs to another stream, so this one's next run is read from 0
+        return ((cycle * len(stream_runs) + index) * self.run + offset) // count
 
 
 @lru_cache(maxsize=1024)
 def own_runs(low: int, high: int, cycle: int) -> np.ndarray:
-    """Which of `cycle` runs fall into the slots `low` to before `high`, increasing (int64)."""
+    """Lists the runs of a cycle that fall into the slots from `low` to before `high` (int64)."""
     slots = np.arange(cycle) * step_of(cycle) % cycle
     return np.flatnonzero((low <= slots) & (slots < high))
 
 
 def step_of(cycle: int) -> int:
-    """The slot step between consecutive runs: near the golden section, and odd."""
+    """Returns the slot step between consecutive runs: near the golden section, and odd."""
     return int(cycle * (5**0.5 - 1) / 2) | 1
 
 
 def deal(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
-    """The shares of each stream.
+    """Deals the documents of shards to streams; returns the shares of each stream.
 
     Args:
-        shards: In the order in which they are laid end to end.
+        shards: The shards in order, as if laid end to end.
         portions: The portion of each stream, relative to the others'.
     """
     ends = [*itertools.accumulate(map(weight, shards))]
     cuts = cuts_of(ends, portions)
     cycle = 1 << (SLOTS * len(portions) - 1).bit_length()
+
     shares: list[list[Share]] = [[] for _ in portions]
     for shard, begin, end in zip(shards, [0, *ends], ends, strict=False):
+        # Cuts `first` to before `last` are inside the shard; cut n ends stream n.
         first = bisect.bisect_right(cuts, begin)
         last = bisect.bisect_left(cuts, end)
         if first == last:
             shares[first].append(Share(shard))
             continue
+
         run = max(shard.size // (DOCUMENT * RUNS * (last - first + 1)), 1)
-        inside = [(cut - begin) * cycle // (end - begin) for cut in cuts[first:last]]
-        bounds = itertools.pairwise([0, *inside, cycle])
+        cut_slots = [(cut - begin) * cycle // (end - begin) for cut in cuts[first:last]]
+        bounds = itertools.pairwise([0, *cut_slots, cycle])
         for stream, (low, high) in enumerate(bounds, start=first):
             if low < high:
                 shares[stream].append(Share(shard, low, high, cycle, run))
@@ -393,34 +420,37 @@ def deal(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
 
 
 def weight(shard: Shard) -> int:
-    """The weight of a shard when documents are divided: its bytes, as if it were compressed."""
-    compressed = shard.name.endswith((".gz", ".zst", PARQUET))
-    return max(shard.size if compressed else shard.size // COMPRESSION, 1)
+    """Returns the weight of a shard when documents are dealt: its bytes, as if compressed."""
+    is_compressed = shard.name.endswith((".gz", ".zst", PARQUET))
+    return max(shard.size if is_compressed else shard.size // COMPRESSION, 1)
 
 
 def cuts_of(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
-    """The ends of all streams but the last: by their portions, inside a shard only if necessary.
+    """Finds the end of every stream except the last, inside a shard only if necessary.
 
     Args:
-        ends: Where each shard ends when they are laid end to end.
+        ends: The end of each shard if all are laid end to end, by their weights.
         portions: The portion of each stream, relative to the others'.
     """
     cuts: list[int] = []
-    begin, left = 0, sum(portions)
+    begin = 0
+    remaining_portions = sum(portions)
     for portion in portions[:-1]:
-        due = (ends[-1] - begin) * portion // max(left, 1)
-        left -= portion
+        due = (ends[-1] - begin) * portion // max(remaining_portions, 1)
+        remaining_portions -= portion
+
         cut = begin + due
-        place = bisect.bisect_left(ends, cut)
-        nearest = min(ends[max(place - 1, 0) : place + 1], key=lambda end: abs(end - cut))
+        index = bisect.bisect_left(ends, cut)
+        nearest = min(ends[max(index - 1, 0) : index + 1], key=lambda end: abs(end - cut))
         if abs(nearest - cut) * TOLERANCE <= due:
             cut = nearest
+
         cuts.append(cut)
         begin = cut
     return cuts
 
 
 def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
-    """The order in which a stream reads its shares in one epoch."""
+    """Draws the order of a stream's shares in one epoch."""
     order = permutation(len(shares), derive(seed, "shares", epoch, stream))
     return [shares[index] for index in order]

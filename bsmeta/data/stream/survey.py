@@ -1,9 +1,10 @@
-"""What is found out about the data of a run before it starts.
+"""Surveys the data of a run before it starts.
 
 The survey lists and samples the shards, checks the first documents (`columns`), and hashes the
 held-out file. One process does this for all; the others receive the result, so the requests of a
-start do not grow with their number. What may differ from machine to machine is left to each: where
-the shards are, and that they are the same files (`shards.check_is_listed`, when one is opened).
+start do not grow with their number. Facts that may differ between machines are left to each
+process: where the shards are, and that they are the same files (`shards.check_is_listed`, when a
+shard is opened).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Survey:
     """The data of a run; picklable.
 
     Attributes:
-        entries: What names the shards of each source, with absolute paths of the machine.
+        entries: Names the shards of each source, with absolute paths of the machine.
         held_out: Identifies the held-out file.
-        remote_held_out: That file, if it is not on a disk.
+        remote_held_out: The held-out file, if it is not on a disk.
         shards: The shards of each source, sorted, with the hashes of their samples.
         kept_out: The documents that must not be trained on; None without a held-out file.
         lines: Some of the first lines of each source.
@@ -58,13 +59,13 @@ class Survey:
     failure: UserError | None = None
 
     def corpora(self, config: DataConfig) -> list[Corpus]:
-        """The corpora of a run as this process reads them.
+        """Opens the corpora of a run for this process.
 
         Raises:
             DataError: If this machine has other shards.
         """
         entries = _absolute_entries(config)
-        shards = {}
+        shards: dict[str, list[Shard]] = {}
         for name, data in source_configs(config).items():
             settings = remote_settings(data)  # the cache of this process may be elsewhere
             shards[name] = [
@@ -74,7 +75,7 @@ class Survey:
                 for shard in self.shards[name]
             ]
             if entries[name] != self.entries[name]:
-                shards[name] = _with_own_paths(shards[name], data)
+                shards[name] = _with_local_paths(shards[name], data)
         return open_corpora(config, shards)
 
 
@@ -83,14 +84,17 @@ def survey_data(config: DataConfig) -> Survey:
 
     Raises:
         ConfigurationError: If a key has an invalid value, or there are too many streams.
-        DataError: If shards are missing, or what is held out cannot be read.
+        DataError: If shards are missing, or the held-out documents cannot be read.
     """
     check_data(config)
     shards: dict[str, list[Shard]] = {}
-    kept_out, lines, failure = None, dict[str, list[bytes]](), None
+    lines: dict[str, list[bytes]] = {}
+    kept_out = None
+    failure = None
     try:
         for name, data in source_configs(config).items():
             shards[name] = with_samples(list_shards(data), Cache(data.cache_dir))
+
         corpora = open_corpora(config, shards)
         refuse(unknown_types(config, {corpus.name: corpus.shards for corpus in corpora}))
         kept_out = held_out(config)
@@ -101,6 +105,7 @@ def survey_data(config: DataConfig) -> Survey:
         if config.prepared is None:
             raise
         failure = error
+
     path = validation_path(config)
     return Survey(
         _absolute_entries(config),
@@ -114,23 +119,31 @@ def survey_data(config: DataConfig) -> Survey:
 
 
 def _absolute_entries(config: DataConfig) -> dict[str, list[str]]:
-    return {
-        name: [entry if "://" in entry else os.path.abspath(entry) for entry in entries_of(data)]
-        for name, data in source_configs(config).items()
-    }
+    """Returns the entries of each source that name its shards; paths are made absolute."""
+    absolute: dict[str, list[str]] = {}
+    for name, data in source_configs(config).items():
+        absolute[name] = [
+            entry if "://" in entry else os.path.abspath(entry) for entry in entries_of(data)
+        ]
+    return absolute
 
 
-def _with_own_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
-    """The shards; the local ones with the paths that they have on this machine."""
+def _with_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
+    """Returns the shards with the paths that local ones have on this machine.
+
+    Raises:
+        DataError: If this machine has other shards.
+    """
     paths = {shard.name: shard.path for shard in list_shards(config)}
     missing = [shard.name for shard in shards if shard.name not in paths]
     if missing or len(paths) > len(shards):
-        named = missing or sorted(paths.keys() - {shard.name for shard in shards})
+        differing = missing or sorted(paths.keys() - {shard.name for shard in shards})
         raise DataError(
             f"data_config.train_file={config.train_file} names {len(paths)} shards on "
             f"{socket.gethostname()}, and {len(shards)} for the first process; the first that only "
-            f"one of them has: {named[0]}; expected the same files on all machines"
+            f"one of them has: {differing[0]}; expected the same files on all machines"
         )
+
     return [
         shard
         if isinstance(shard.path, FileRef)  # as listed for all
@@ -140,14 +153,16 @@ def _with_own_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
 
 
 def checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
-    """Some of the first lines of a corpus, whose first documents are checked.
+    """Reads some of the first lines of a corpus after checking its first documents.
 
     Raises:
         ConfigurationError: If there is no document, or none has a path of the columns.
     """
     refuse(document_problems(config, corpus.name, corpus.shards))
-    shards = some_of(corpus.shards)
-    return [line for shard in shards for line in first_lines(shard.path, SAMPLE_LINES)]
+    lines: list[bytes] = []
+    for shard in some_of(corpus.shards):
+        lines += first_lines(shard.path, SAMPLE_LINES)
+    return lines
 
 
 def _check_streams_have_documents(
@@ -161,18 +176,27 @@ def _check_streams_have_documents(
     """
     portions = sequence_order(config).portions([*source_configs(config)].index(corpus.name))
     for stream, (shares, portion) in enumerate(zip(dealt, portions, strict=True)):
-        firsts = [(share, share.documents(0, 1)[0]) for share in shares]
-        if portion == 0 or any(first == 0 for _, first in firsts):
+        # The number in the shard of the stream's first document in each share.
+        first_numbers = [share.documents(0, 1)[0] for share in shares]
+        if portion == 0 or 0 in first_numbers:
             continue
-        if any(has_line(one.shard.path, first, corpus.indexes) for one, first in firsts):
+        if any(
+            has_line(share.shard.path, number, corpus.indexes)
+            for share, number in zip(shares, first_numbers, strict=True)
+        ):
             continue
+
         for share in shares:
             start = explain_no_document(share.shard.path)
             if start is not None:
                 key = source_key(config, corpus.name, "train_file")
                 raise DataError(f"{key}: {share.shard.path} {start}")
-        where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
-        owned = f"some of {where}" if where else "nothing"
+
+        parts = ", ".join(
+            f"{share.shard.name} from document {number} on"
+            for share, number in zip(shares, first_numbers, strict=True)
+        )
+        owned = f"some of {parts}" if parts else "nothing"
         raise ConfigurationError(
             f"data_config.num_streams={config.num_streams} is too many: no document is left "
             f"for stream {stream}, which would own {owned}; lower num_streams, or add shards"

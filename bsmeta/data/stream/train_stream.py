@@ -1,13 +1,14 @@
 """The training stream of one rank: its steps, from the start or from a saved state.
 
-Last stage, and what the task passes to the trainer. The trainer merges the states of all ranks
-after a step and saves the result with the fingerprint; passed back here, in a run of any world size
-and number of loader processes, it continues exactly the same sequence of global batches.
+This is the last stage of the data, which the task passes to the trainer. The trainer merges the
+states of all ranks after a step and saves the result with the fingerprint. A stream that gets them
+back, in a run of any world size and number of loader processes, continues exactly the same sequence
+of global batches.
 
 Each loader process reads some of the rank's logical streams and yields blocks of sequences; the
-i-th sequence of the rank comes from process i mod N. Each block is one message between processes; a
-block of several sequences saves messages. A torch DataLoader polls its processes in turn and thus
-keeps the order; the state after each sequence travels with it.
+i-th sequence of the rank comes from process i mod N. Each block is one message between processes,
+so blocks of several sequences save messages. A torch DataLoader polls its processes in turn and
+thus keeps the order; the state after each sequence travels with it.
 """
 
 from __future__ import annotations
@@ -42,19 +43,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
-"""What is counted for each source of a mixture; epochs on average over its streams."""
+"""Counts of each source of a mixture; epochs are an average over its streams."""
 
 DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
-"""Inputs that the model needs in another dtype than the stored one."""
+"""Inputs that the model needs in a dtype other than the stored one."""
 
 WIDTH_STEP = 64
 """Rows of varying length are padded to a multiple of this, so that there are few shapes."""
 
 CONTAINERS = 50_000
-"""New objects that set off a garbage collection; a window of documents has tens of thousands."""
+"""New objects that trigger a garbage collection; a window of documents has tens of thousands."""
 
-Positioned = tuple[MicroBatch, list[tuple[int, Position]]]
-"""A micro-batch, and the position after each of its sequences in its stream, in their order."""
+
+class PositionedBatch(NamedTuple):
+    """A micro-batch, and the state of the streams after it.
+
+    Attributes:
+        positions: For each of its sequences, in order, the stream and the position after it.
+    """
+
+    batch: MicroBatch
+    positions: list[tuple[int, Position]]
 
 
 class TrainStream:
@@ -68,9 +77,9 @@ class TrainStream:
         is_branch: Whether the state may be of a run whose schedule differs from here on.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
             None starts from the beginning.
-        survey: The data, as one process found it for all; None looks at it here.
-        fixed_length: Whether all micro-batches must have the same shape; otherwise rows whose
-            length varies (`row_budget=text`) are only padded to about the longest of theirs.
+        survey: The survey of the data by one process for all; None surveys it here.
+        fixed_length: Whether all micro-batches must have the same shape; otherwise rows of varying
+            length (`row_budget=text`) are only padded to about the longest of their micro-batch.
 
     Raises:
         ConfigurationError: If a divisibility constraint is violated, a key has an unknown value,
@@ -100,9 +109,11 @@ class TrainStream:
         self._global_batch_size = global_batch_size
         self._accumulation = global_batch_size // world_size // config.per_device_train_batch_size
         self._division = Division.of(config, rank, world_size, global_batch_size)
+
         assert max_train_steps is not None or not config.metadata_config.schedule
         phases = phases_of(config, max_train_steps or 0, global_batch_size, decay_start)
         self._first_steps = [start // global_batch_size + 1 for start in phases.starts]
+
         survey = survey or survey_data(config)
         self._streams: LiveStreams | PreparedStreams
         if config.prepared is not None:
@@ -113,6 +124,7 @@ class TrainStream:
             self._streams = LiveStreams(config, tokenizer, seed, phases, survey)
             if rank == 0:
                 self._streams.warn_of_slow_resumes()
+
         # Prepared sequences work with both kinds of attention; a run uses only one.
         self.fingerprint = {
             **self._streams.fingerprint,
@@ -121,6 +133,7 @@ class TrainStream:
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
             self._pad = tokenizer.eos_token_id
+
         self._positions: dict[int, Position] = {}
         self._order = sequence_order(config)
         if state is not None:
@@ -128,10 +141,12 @@ class TrainStream:
                 int(stream): Position.from_state(position)
                 for stream, position in state["streams"].items()
             }
-            saved, current = saved_fingerprint(state["fingerprint"]), self.fingerprint
+            saved = saved_fingerprint(state["fingerprint"])
+            current = self.fingerprint
             if is_branch:
                 done = sum(position.emitted for position in self._positions.values())
-                saved, current = _begun(saved, done), _begun(current, done)
+                saved = _without_later_phases(saved, done)
+                current = _without_later_phases(current, done)
             _check_fingerprint(saved, current, config.on_changed_data)
         self._done = sequences_done(self._positions, self._order)
 
@@ -141,7 +156,7 @@ class TrainStream:
         return {"streams": {}}
 
     def __iter__(self) -> Iterator[StepData]:
-        """The steps from the state on."""
+        """Yields the steps from the state on."""
         config = self._config
         blocks = SequenceBlocks(
             self._sequences,
@@ -152,64 +167,73 @@ class TrainStream:
             num_streams=config.num_streams if config.sources else None,
         )
         names = count_names(config.metadata_config.metadata_list)
-        names += [f"{what}/{source.name}" for source in config.sources for what in SOURCE_COUNTS]
-        own: dict[int, dict[str, int]] = {}
-        first = self._done // self._global_batch_size + 1
-        read = _steps(blocks, self._accumulation, config.num_workers, names, narrow=self._narrow)
-        for step, (batches, positions) in enumerate(read, first):
-            own |= {stream: position.state() for stream, position in positions.items()}
+        for source in config.sources:
+            names += [f"{count}/{source.name}" for count in SOURCE_COUNTS]
+
+        steps = _steps(blocks, self._accumulation, config.num_workers, names, narrow=self._narrow)
+        first_step = self._done // self._global_batch_size + 1
+        streams: dict[int, dict[str, int]] = {}  # the saved positions of this rank's streams
+        for step, (batches, positions) in enumerate(steps, first_step):
+            streams |= {stream: position.state() for stream, position in positions.items()}
             phase = bisect.bisect_right(self._first_steps, step) - 1
-            yield StepData(batches, {"streams": dict(own)}, phase)
+            yield StepData(batches, {"streams": dict(streams)}, phase)
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merge the positions of the streams that each rank has read into those of all streams."""
+        """Merges the positions of all ranks' streams into one state."""
         streams = {number: position.state() for number, position in self._positions.items()}
         for state in states:
             streams |= {int(number): position for number, position in state["streams"].items()}
         return {"streams": dict(sorted(streams.items()))}
 
     def _sequences(self, worker: int) -> Iterator[PackedSequence]:
-        """The sequences of one loader process; a stream is opened on its first turn."""
-        opened: dict[int, Iterator[PackedSequence]] = {}
-        read = self._counted if self._config.sources else self.sequences
+        """Yields the sequences of one loader process; opens a stream on its first turn."""
+        open_streams: dict[int, Iterator[PackedSequence]] = {}
+        open_stream = self._count_source if self._config.sources else self.sequences
         for number in self._division.sequences(self._done, worker):
             stream = self._order.stream(number)
-            if stream not in opened:
-                opened[stream] = read(stream)
-            yield next(opened[stream])
+            if stream not in open_streams:
+                open_streams[stream] = open_stream(stream)
+            yield next(open_streams[stream])
 
-    def _counted(self, stream: int) -> Iterator[PackedSequence]:
-        """The sequences of a stream of a mixture, with what they add to the counts of sources."""
-        source, place = divmod(stream, self._config.num_streams)
+    def _count_source(self, stream: int) -> Iterator[PackedSequence]:
+        """Yields the sequences of a stream of a mixture, with the counts of their source added."""
+        source, index = divmod(stream, self._config.num_streams)
         portions = self._order.portions(source)
-        share = portions[place] / sum(portions)  # of the source's documents
+        document_share = portions[index] / sum(portions)  # of the source's documents
         epoch = self._positions.get(stream, Position()).epoch
         for sequence in self.sequences(stream):
-            begun = sequence.position_after.epoch - epoch
+            epochs_begun = sequence.position_after.epoch - epoch
             epoch = sequence.position_after.epoch
-            own = np.zeros((len(self._config.sources), len(SOURCE_COUNTS)))
-            own[source] = 1.0, len(sequence.ids), begun * share
-            sequence.counts = np.concatenate((sequence.counts, own.reshape(-1)))
+            counts = np.zeros((len(self._config.sources), len(SOURCE_COUNTS)))
+            counts[source] = 1.0, len(sequence.ids), epochs_begun * document_share
+            sequence.counts = np.concatenate((sequence.counts, counts.reshape(-1)))
             yield sequence
 
     def sequences(self, stream: int) -> Iterator[PackedSequence]:
-        """The packed sequences of a stream, from where this run is in it."""
+        """Yields the packed sequences of a stream, from the position of this run."""
         return self._streams.sequences(stream, self._positions.get(stream, Position()))
 
 
-def _begun(fingerprint: dict[str, Any], done: int) -> dict[str, Any]:
-    """The fingerprint without the phases that begin after the first `done` sequences."""
+def _without_later_phases(fingerprint: dict[str, Any], done: int) -> dict[str, Any]:
+    """Removes the phases that begin after the first `done` sequences from a fingerprint."""
     starts = [start for start in fingerprint["phase_starts"] if start < done]
     return {**fingerprint, "phase_starts": starts}
 
 
 def _check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
+    """Checks that a run continues on the data of its checkpoint.
+
+    Raises:
+        ConfigurationError: If the data differ, unless `on_changed` is warn.
+    """
     differences = "\n".join(differing(saved, current, "in the checkpoint"))
     if not differences:
         return
+
     if on_changed == "warn":
         log.warning("the run continues with other data than the checkpoint's:\n%s", differences)
         return
+
     raise ConfigurationError(
         "the checkpoint is of a run on other data, which cannot be continued exactly "
         f"(data_config.on_changed_data=warn continues nevertheless):\n{differences}"
@@ -217,7 +241,7 @@ def _check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_change
 
 
 class Notes(NamedTuple):
-    """The facts about a sequence besides its tokens."""
+    """Facts about a sequence besides its tokens."""
 
     tokens: int
     documents: tuple[str, ...]
@@ -233,7 +257,7 @@ class Block:
         tensors: Inputs of the model, each [sequences, L]; in a mixture also `sources`, the index
             of each sequence's source.
         counts: float64[sequences, counts].
-        notes: One per sequence.
+        notes: One entry per sequence.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -247,11 +271,12 @@ class SequenceBlocks(IterableDataset):
 
     Attributes:
         sequences: Yields the sequences of loader process w.
-        size: Sequences of a block.
+        size: Sequences per block.
         length: Tokens of a padded sequence.
+        pad: Id of the padding token.
         joined: Whether positions run through a sequence (`cross_document_attention`) instead of
             restarting with each chunk.
-        num_streams: Streams of each source, in a mixture; None without one.
+        num_streams: Streams of each source in a mixture; None without a mixture.
     """
 
     sequences: Callable[[int], Iterator[PackedSequence]]
@@ -263,13 +288,14 @@ class SequenceBlocks(IterableDataset):
 
     def __iter__(self) -> Iterator[Block | UserError]:
         worker = get_worker_info()
-        if worker or not gc.get_freeze_count():  # a worker inherits what the trainer has frozen
+        if worker or not gc.get_freeze_count():  # a worker inherits the trainer's freeze
             # Existing objects (mostly of libraries) are long-lived: scanning all of them in every
             # full collection would take a tenth of the time.
             gc.collect()
             gc.freeze()
-            # Nothing here leaves cycles, but a window's documents would set off many collections.
+            # Nothing here leaves cycles, but a window's documents would trigger many collections.
             gc.set_threshold(CONTAINERS)
+
         sequences = self.sequences(worker.id if worker else 0)
         while True:
             try:
@@ -277,23 +303,25 @@ class SequenceBlocks(IterableDataset):
             except UserError as error:
                 yield error  # raised in the trainer's process, without a worker's stack trace
                 return
-            stack = stacked(block, self.length, self.pad, joined=self.joined)
+
+            stacked = stack_sequences(block, self.length, self.pad, joined=self.joined)
             if self.num_streams is not None:
-                sources = [place.stream // self.num_streams for place in block]
-                stack.tensors["sources"] = torch.tensor(sources)
-            yield stack
+                sources = [sequence.stream // self.num_streams for sequence in block]
+                stacked.tensors["sources"] = torch.tensor(sources)
+            yield stacked
 
 
-def stacked(
+def stack_sequences(
     sequences: list[PackedSequence], length: int, pad: int, *, joined: bool = False
 ) -> Block:
-    """A block of sequences, padded to one length; the padding is a separate chunk.
+    """Stacks sequences, padded to one length; the padding is a separate chunk.
 
-    Attention follows the positions: it restarts where they do (`models.attention`). They restart
-    with each chunk, or only with each sequence if `joined`.
+    Attention restarts where the positions do (`models.attention`): with each chunk, or only with
+    each sequence if `joined`.
     """
     shape = (len(sequences), length)
-    ids, token_types = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
+    ids = np.full(shape, pad, np.int32)
+    token_types = np.zeros(shape, np.uint8)
     loss_mask = np.zeros(shape, np.bool_)
     lengths: list[int] = []
     types: list[int] = []
@@ -304,10 +332,13 @@ def stacked(
         loss_mask[row, :tokens] = sequence.loss_mask
         lengths += [*sequence.lengths.tolist(), length - tokens]
         types += [*sequence.types.tolist(), 0]
+
+    # Positions count from the beginning of the part of the row that attends to itself.
     chunk_lengths = np.array(lengths)
-    alike = np.full(len(sequences), length) if joined else chunk_lengths
-    begins = alike.cumsum(dtype=np.int32) - alike.astype(np.int32)
-    positions = np.arange(ids.size, dtype=np.int32) - begins.repeat(alike)
+    part_lengths = np.full(len(sequences), length) if joined else chunk_lengths
+    part_starts = part_lengths.cumsum(dtype=np.int32) - part_lengths.astype(np.int32)
+    positions = np.arange(ids.size, dtype=np.int32) - part_starts.repeat(part_lengths)
+
     arrays = {
         "input_ids": ids,
         "position_ids": positions.reshape(shape),
@@ -328,12 +359,14 @@ def stacked(
 def _steps(
     blocks: SequenceBlocks, accumulation: int, num_workers: int, names: list[str], *, narrow: bool
 ) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
-    """The micro-batches of each step, and the position of each of their streams after the step.
+    """Yields the micro-batches of each step, and the position of each of their streams after it.
 
     Args:
         blocks: The blocks of each loader process; taking a sequence of each in turn yields the
             rank's sequences in order.
+        accumulation: Micro-batches per step.
         num_workers: Number of loader processes; 0 does all work in this process.
+        names: Names of the counts.
         narrow: Whether a micro-batch is only as wide as its longest sequence requires.
     """
     iterator: Iterator[Block | UserError] = iter(blocks)
@@ -343,16 +376,19 @@ def _steps(
             batch_size=None,
             num_workers=num_workers,
             worker_init_fn=set_up_worker,
-            # It draws a seed for its processes: not from the dropout generator, whose state a
-            # resumed run has just restored.
+            # The loader draws a seed for its processes: not from the dropout generator, whose
+            # state a resumed run has just restored.
             generator=torch.Generator(),
         )
         iterator = iter(loader)
+
     try:
         batches = _micro_batches(iterator, blocks.size, max(num_workers, 1), names, narrow)
         while step := list(itertools.islice(batches, accumulation)):
-            positions = {stream: position for _, part in step for stream, position in part}
-            yield [batch for batch, _ in step], positions
+            positions: dict[int, Position] = {}
+            for micro_batch in step:
+                positions.update(micro_batch.positions)
+            yield [micro_batch.batch for micro_batch in step], positions
     finally:
         # Shut down now: the iterator would wait 5 s for each process that is itself waiting for
         # data. Kept alive by the error's traceback, it would be collected as part of a cycle,
@@ -364,20 +400,31 @@ def _steps(
 
 def _micro_batches(
     blocks: Iterator[Block | UserError], size: int, workers: int, names: list[str], narrow: bool
-) -> Iterator[Positioned]:
+) -> Iterator[PositionedBatch]:
+    """Yields micro-batches of the blocks that the loader processes produce in turn; endless.
+
+    Raises:
+        UserError: The error of a loader process.
+    """
     while True:
-        in_turn = []
+        turn: list[Block] = []  # a block of each loader process
         for block in itertools.islice(blocks, workers):
             if isinstance(block, UserError):
                 raise block
-            in_turn.append(block)
-        yield from merged(in_turn, size, names, narrow)
+            turn.append(block)
+        yield from merge_blocks(turn, size, names, narrow)
 
 
-def merged(
+def merge_blocks(
     blocks: list[Block], size: int, names: list[str], narrow: bool = False
-) -> Iterator[Positioned]:
-    """Micro-batches of blocks of the same length, taking a sequence of each block in turn."""
+) -> Iterator[PositionedBatch]:
+    """Yields micro-batches of blocks of the same length, taking a sequence of each in turn.
+
+    Args:
+        size: Sequences of a micro-batch.
+        names: Names of the counts.
+        narrow: See `_steps`.
+    """
     in_turn = zip(*(block.notes for block in blocks), strict=True)
     notes = list(itertools.chain.from_iterable(in_turn))
     counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(notes), -1)
@@ -385,32 +432,39 @@ def merged(
     for name in blocks[0].tensors:
         parts = [block.tensors[name] for block in blocks]
         tensors[name] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
+
     for first in range(0, len(notes), size):
-        part = slice(first, first + size)
-        lengths = [note.tokens for note in notes[part]]
+        rows = slice(first, first + size)
+        batch_notes = notes[rows]
+        lengths = [note.tokens for note in batch_notes]
         width = -(-max(lengths) // WIDTH_STEP) * WIDTH_STEP if narrow else None
-        own = {name: _part_of(name, whole, part, width) for name, whole in tensors.items()}
-        is_target = own["loss_mask"].numpy()
-        texts = is_target & (own["token_types"].numpy() == 0)
+        inputs = {name: _finish_rows(name, tensor[rows], width) for name, tensor in tensors.items()}
+
+        is_target = inputs["loss_mask"].numpy()
+        is_text_target = is_target & (inputs["token_types"].numpy() == 0)
+        text_targets = inputs["input_ids"].numpy()[is_text_target].astype("<i4")
+
+        documents: dict[str, None] = {}  # in order, without repetitions
+        for note in batch_notes:
+            documents |= dict.fromkeys(note.documents)
+
         batch = MicroBatch(
-            tensors=own,
+            tensors=inputs,
             weight=float(np.count_nonzero(is_target)),
             tokens=sum(lengths),
-            padding=own["input_ids"].numel() - sum(lengths),
-            documents=list(dict.fromkeys(name for note in notes[part] for name in note.documents)),
-            targets=xxhash.xxh3_64_hexdigest(
-                own["input_ids"].numpy()[texts].astype("<i4").tobytes()
-            ),
-            counts=dict(zip(names, counts[part].sum(axis=0).tolist(), strict=True)),
+            padding=inputs["input_ids"].numel() - sum(lengths),
+            documents=list(documents),
+            targets=xxhash.xxh3_64_hexdigest(text_targets.tobytes()),
+            counts=dict(zip(names, counts[rows].sum(axis=0).tolist(), strict=True)),
         )
-        yield batch, [(note.stream, note.position_after) for note in notes[part]]
+        positions = [(note.stream, note.position_after) for note in batch_notes]
+        yield PositionedBatch(batch, positions)
 
 
-def _part_of(name: str, whole: torch.Tensor, part: slice, width: int | None) -> torch.Tensor:
-    """Some rows of an input of the model, up to a width, in the form in which they are used."""
-    own = whole[part]
-    if width is not None and own.dim() > 1:
-        own = own[:, :width].contiguous()
+def _finish_rows(name: str, rows: torch.Tensor, width: int | None) -> torch.Tensor:
+    """Truncates rows of an input to a width, casts them for the model, and pins them."""
+    if width is not None and rows.dim() > 1:
+        rows = rows[:, :width].contiguous()
     if name in DTYPES:
-        own = own.to(DTYPES[name])
-    return own.pin_memory() if torch.cuda.is_available() else own
+        rows = rows.to(DTYPES[name])
+    return rows.pin_memory() if torch.cuda.is_available() else rows

@@ -5,9 +5,9 @@ samples and renders metadata, encodes, cuts and packs. The result depends only o
 shard, document numbers), so a window can be rebuilt at any time.
 
 `bad_documents` decides whether a document that cannot be used stops the run (strict), or is skipped
-and counted. The metadata package has the reasons found in the JSON object; this module has those
-found in the file and the line. The counts of documents, used by type and skipped by reason, are an
-array, in the order of `count_names`, from the window to the micro-batch.
+and counted. The metadata package detects problems in the JSON object, this module problems in the
+file and the line. The counts (all documents, by metadata type, skipped by reason) are an array in
+the order of `count_names`, from the window to the micro-batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -41,7 +41,7 @@ from bsmeta.metadata.rendering import Donors, Rendered, Renderer, TypeSampler
 if TYPE_CHECKING:
     from bsmeta.data.stream.held_out import HeldOutFingerprints
 
-REASONS = (  # of the project; a metadata type lists its own in `MetadataType.reasons`
+REASONS = (  # common to all types; a metadata type lists its own in `MetadataType.reasons`
     "bad_content_spans",
     "blank_line",
     "byte_order_mark",
@@ -72,40 +72,48 @@ EMPTY_TEXT = "empty_text"
 """Documents without text: pages may be empty, which is not an error in the data."""
 
 HALF_USED = "half_used_at_phase_switch"
-"""Documents whose unused rest was dropped when the metadata schedule switched phases."""
+"""Documents whose unused part was dropped when the metadata schedule switched phases."""
 
 NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
 """Reasons why good documents, or parts of them, are left out."""
 
 LEFT_OUT = "metadata_tokens_left_out"
-"""Tokens of metadata for which a row had no room (`row_budget=text`)."""
+"""Metadata tokens that did not fit into their row (`row_budget=text`)."""
 
 WITH_METADATA = "documents_with_metadata"
 """Documents that got at least one metadata type."""
 
-ENCODED_AT_ONCE = 8_000_000  # characters
+ENCODED_AT_ONCE = 8_000_000
+"""Approximate characters of the documents that one call of the tokenizer encodes."""
+
+# Columns of the counts; see `count_names`.
+_DOCUMENTS = 0
+_WITH_METADATA = 1
+_FIRST_TYPE = 2
 
 
 def reasons_of(keys: Sequence[str]) -> list[str]:
-    """The reasons for which a document can be bad, with those of the metadata types of `keys`."""
-    own = (reason for key in keys for reason in type_of(key).reasons)
-    return [*dict.fromkeys((*REASONS, *own))]
+    """Lists the reasons of bad documents, including the reasons of the metadata types `keys`."""
+    reasons = dict.fromkeys(REASONS)
+    for key in keys:
+        reasons |= dict.fromkeys(type_of(key).reasons)
+    return [*reasons]
 
 
 def number_bad(skipped: Counter[str]) -> int:
-    """How many of the skipped documents are bad, for whatever reason."""
+    """Counts the skipped documents that are bad, for whatever reason."""
     return skipped.total() - sum(skipped[reason] for reason in NOT_BAD)
 
 
 def count_names(keys: Sequence[str]) -> list[str]:
-    """Names of the counts; the same in every batch of a run."""
+    """Lists the names of the counts; the same in every batch of a run."""
     types = [f"documents/{key}" for key in keys]
     bad = [f"bad_documents/{reason}" for reason in reasons_of(keys)]
     return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD, LEFT_OUT]
 
 
 def _document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
-    """What each chunk adds to the counts: a document is counted with its first chunk.
+    """Computes each chunk's contribution to the counts: a document counts with its first chunk.
 
     Args:
         types: int32[chunks], metadata types of each chunk's document (bit i: keys[i]).
@@ -115,22 +123,24 @@ def _document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) 
         float64[chunks, counts].
     """
     counts = np.zeros((len(types), len(count_names(keys))))
+    counts[:, _DOCUMENTS] = opens
+    counts[:, _WITH_METADATA] = opens & (types != 0)
     bits = np.arange(len(keys), dtype=np.int32)
-    counts[:, 0] = opens
-    counts[:, 1] = opens & (types != 0)
-    counts[:, 2 : 2 + len(keys)] = (types[:, None] >> bits & 1) * opens[:, None]
+    has_type = types[:, None] >> bits & 1
+    counts[:, _FIRST_TYPE : _FIRST_TYPE + len(keys)] = has_type * opens[:, None]
     return counts
 
 
 def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
-    """The counts of skipped documents alone (float64[counts])."""
-    reasons = [float(skipped[reason]) for reason in (*reasons_of(keys), *NOT_BAD)]
-    assert sum(reasons) == skipped.total(), skipped
-    return np.array([0.0] * (2 + len(keys)) + reasons + [0.0])
+    """Returns the counts of skipped documents alone (float64[counts])."""
+    by_reason = [float(skipped[reason]) for reason in (*reasons_of(keys), *NOT_BAD)]
+    assert sum(by_reason) == skipped.total(), skipped
+    metadata_tokens_left_out = 0.0
+    return np.array([0.0] * (_FIRST_TYPE + len(keys)) + by_reason + [metadata_tokens_left_out])
 
 
 class Rejecter:
-    """Leaves documents of one window out.
+    """Decides which documents of one window are left out, and counts them.
 
     Attributes:
         counts: Number of documents left out, by reason.
@@ -154,6 +164,7 @@ class Rejecter:
         if not document.text:
             self.counts[EMPTY_TEXT] += 1
             return False
+
         shared = self._held_out.overlap(document) if self._held_out else ""
         if shared and self._config.on_test_overlap == "error":
             raise DataError(
@@ -166,7 +177,7 @@ class Rejecter:
         return not shared
 
     def reject(self, number: int, error: BadDocument) -> None:
-        """Skips a document that cannot be used.
+        """Counts a document that cannot be used and is skipped.
 
         Raises:
             ConfigurationError: If a metadata type gives a reason that it does not list.
@@ -178,6 +189,7 @@ class Rejecter:
                 f'document with the reason "{error.reason}" ({error.detail}), for which there is '
                 f'no count; add reasons = ("{error.reason}",) to the class of the type'
             )
+
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self._path)
             if number == 0:
@@ -186,13 +198,15 @@ class Rejecter:
                 f"{self._path}, {numbered(self._path, number)}: {error.reason}: {error.detail} "
                 "(data_config.bad_documents=skip counts such documents and continues)"
             )
+
         self.counts[error.reason] += 1
 
 
 def reason_of(line: Line, error: BadDocument) -> BadDocument:
-    """A more specific reason, if the line itself shows why it is not JSON."""
+    """Returns a more specific error if the line itself shows why it is not JSON."""
     if error.reason != "not_json":
         return error
+
     line = bytes(line)
     if line == OVERLONG:
         return BadDocument("line_too_long", f"expected {LONGEST_LINE:,} bytes at most")
@@ -208,7 +222,11 @@ def reason_of(line: Line, error: BadDocument) -> BadDocument:
 
 
 def check_length(rendered: Rendered, config: DataConfig) -> None:
-    """Rejects a document that would take too much memory to encode."""
+    """Refuses a document that would take too much memory to encode.
+
+    Raises:
+        BadDocument: `document_too_long`.
+    """
     length = sum(map(len, (rendered.prefix, rendered.body, rendered.suffix)))
     if length > config.max_document_chars:
         raise BadDocument(
@@ -226,7 +244,7 @@ class Window:
         epoch: The epoch of the stream that reads them.
         numbers: Shard-level numbers of the documents that belong to it, increasing.
         lines: One document each, for the first of those numbers: fewer if the shard ends.
-        damage: Why the shard cannot be read beyond them; empty if it can.
+        damage: Why the shard cannot be read after these lines; empty if it can.
     """
 
     epoch: int
@@ -236,17 +254,26 @@ class Window:
     damage: str = ""
 
     def seed(self, seed: int, purpose: str) -> int:
-        """The seed of a choice about the whole window in a run with this seed."""
+        """Derives the seed of a choice about the whole window from the seed of the run."""
         return derive(seed, purpose, self.epoch, self.shard.name, self.numbers[0])
 
 
-PlacedWindow = tuple[int, int, Window]
-"""Index of the share in the order of its epoch, index of the window in its share, the window."""
+class PlacedWindow(NamedTuple):
+    """A window and its position in the epoch.
+
+    Attributes:
+        share: Index of the share in the order of its epoch.
+        number: Index of the window in its share.
+    """
+
+    share: int
+    number: int
+    window: Window
 
 
 @dataclass(slots=True)
 class WindowDocument:
-    """A document of a window, with the metadata that was drawn for it, in chunks.
+    """A document of a window, rendered with the metadata drawn for it, and its chunks.
 
     Attributes:
         number: Its number in the shard.
@@ -282,62 +309,81 @@ class WindowMaker:
         self._seed = seed
         self._held_out = held_out
         self._metadata = config.metadata_config
+
         self._samplers = [TypeSampler(phase) for phase in phase_configs(self._metadata)]
         self._bits: dict[str, int] = {}
         if not self._metadata.without_metadata_same_context:
             self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
+
         self.decoder = make_decoder(self._metadata, config.columns, source, config.content)
         self._text_decoder: Decoder | None = None
         if config.row_budget == BY_TEXT:
             text = replace(self._metadata, metadata_list=[], metadata_column_list=None)
             self._text_decoder = make_decoder(text, config.columns, content=config.content)
+
         self._renderer = Renderer(self._metadata)
+        rendered_sample = [self._render_all_types(line) for line in sample]
         self._encoder = DocumentEncoder(
             tokenizer,
             config,
             backend=config.tokenizer_backend,
-            sample=[one for line in sample if (one := self._with_everything(line))],
+            sample=[rendered for rendered in rendered_sample if rendered is not None],
         )
 
     def documents(
         self, window: Window, phase: int = 0, leave_out: Collection[int] = ()
     ) -> tuple[list[WindowDocument], Counter[str]]:
-        """The good documents of a window, and how many were skipped, by reason.
+        """Prepares the good documents of a window, and counts the skipped ones by reason.
 
         Args:
             phase: The phase of the metadata schedule to sample metadata with.
+            leave_out: Numbers of documents that are not prepared.
 
         Raises:
             DataError: If a document is bad or the shard is damaged, and `bad_documents` is strict;
                 or if a document is held out, and `on_test_overlap` is error.
         """
         rejecter = Rejecter(self._config, window.shard, self._held_out)
-        numbers, rendered = [], []
-        for number, document in self._render(window, rejecter, self._samplers[phase]):
+        numbers: list[int] = []
+        documents: list[Rendered] = []
+        for number, rendered in self._render_window(window, rejecter, self._samplers[phase]):
             if number not in leave_out:
                 numbers.append(number)
-                rendered.append(document)
+                documents.append(rendered)
+
         if window.damage:
             read = len(window.lines)
             line = window.numbers[read] if read < len(window.numbers) else window.numbers[-1] + 1
             rejecter.reject(line, BadDocument("damaged_file", window.damage))
-        chunks = (cuts for batch in _batches(rendered) for cuts in self._cut(batch))
-        parts = zip(numbers, rendered, chunks, strict=True)
-        return [WindowDocument(*part) for part in parts], rejecter.counts
+
+        chunks: list[list[Chunk]] = []
+        for batch in _batches(documents):
+            chunks += self._cut(batch)
+        prepared = [
+            WindowDocument(number, rendered, cuts)
+            for number, rendered, cuts in zip(numbers, documents, chunks, strict=True)
+        ]
+        return prepared, rejecter.counts
 
     def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
-        """The sequences that hold the chunks of a window's documents."""
+        """Packs the chunks of a window's documents into sequences."""
+        chunks: list[Chunk] = []
+        for document in documents:
+            chunks += document.chunks
+
+        # Index of each chunk's document.
         owner = np.repeat(
             np.arange(len(documents)), [len(document.chunks) for document in documents]
         )
-        rendered = [document.rendered for document in documents]
-        bits = [sum(self._bits.get(key, 0) for key in one.types) for one in rendered]
-        types = np.array(bits, np.int32)[owner]
         opens = np.diff(owner, prepend=-1) > 0
+        numbers = np.array([document.number for document in documents], np.int64)
+        bits = np.array([self._type_bits(document) for document in documents], np.int32)
+        types = bits[owner]
+
         by_text = self._config.row_budget == BY_TEXT
         return PackedWindow(
-            [chunk for document in documents for chunk in document.chunks],
-            np.array([document.number for document in documents], np.int64)[owner],
+            chunks,
+            numbers[owner],
             types,
             _document_counts(types, opens, self._metadata.metadata_list),
             shard=window.shard.name,
@@ -347,24 +393,29 @@ class WindowMaker:
             seed=window.seed(self._seed, "window"),
         )
 
-    def _with_everything(self, line: bytes) -> Rendered | None:
-        """A document rendered with all of its metadata; None if it is bad."""
+    def _type_bits(self, document: WindowDocument) -> int:
+        """The metadata types of a document: bit i stands for `metadata_list[i]`."""
+        return sum(self._bits.get(key, 0) for key in document.rendered.types)
+
+    def _render_all_types(self, line: bytes) -> Rendered | None:
+        """Renders a document with all of its metadata; None if it is bad."""
         try:
             document = self.decoder.decode(line)
-            return self._checked(document, self._metadata.metadata_list)
+            return self._render(document, self._metadata.metadata_list)
         except BadDocument:
             return None
 
-    def _checked(self, document: Document, types: Sequence[str]) -> Rendered:
+    def _render(self, document: Document, types: Sequence[str]) -> Rendered:
+        """Renders a document with some types, and checks its length."""
         rendered = self._renderer.render(document, types)
         check_length(rendered, self._config)
         return rendered
 
-    def _render(
+    def _render_window(
         self, window: Window, rejecter: Rejecter, sampler: TypeSampler
     ) -> Iterator[tuple[int, Rendered]]:
-        """The good documents, each with its number in the shard."""
-        donors = self._donors(window)
+        """Yields the good documents, each with its number in the shard."""
+        donors = self._make_donors(window)
         for index, (number, line) in enumerate(zip(window.numbers, window.lines, strict=False)):
             try:
                 document = self.decoder.decode(line)
@@ -375,68 +426,76 @@ class WindowMaker:
                     types = sampler.draw(document, generator)
                     if donors is not None:
                         document = donors.with_values(index, document, SHUFFLED)
-                    yield number, self._checked(document, types)
+                    yield number, self._render(document, types)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))
-                text = self._text_alone(line, number, rejecter)
+                text = self._render_text_alone(line, number, rejecter)
                 if text is not None:
                     yield number, text
 
-    def _text_alone(self, line: Line, number: int, rejecter: Rejecter) -> Rendered | None:
-        """The text of a rejected document under `row_budget=text`, if only its metadata is bad.
+    def _render_text_alone(self, line: Line, number: int, rejecter: Rejecter) -> Rendered | None:
+        """Renders the text of a rejected document under `row_budget=text`.
 
-        Which documents are trained on must not depend on the metadata that is read.
+        None if more than its metadata is bad. The choice of training documents must not depend on
+        which metadata is read.
         """
         if self._text_decoder is None:
             return None
+
         try:
             document = self._text_decoder.decode(line)
-            return self._checked(document, ()) if rejecter.admits(document, number) else None
+            return self._render(document, ()) if rejecter.admits(document, number) else None
         except BadDocument:
             return None
 
-    def _donors(self, window: Window) -> Donors | None:
-        """The documents whose values those of the window get, if values are shuffled."""
+    def _make_donors(self, window: Window) -> Donors | None:
+        """Returns the window's documents as donors of metadata values, if values are shuffled."""
         if self._metadata.metadata_values != SHUFFLED:
             return None
-        documents = [self._lender(line) for line in window.lines]
+
+        documents = [self._read_values(line) for line in window.lines]
         return Donors(documents, self._metadata.metadata_list, window.seed(self._seed, SHUFFLED))
 
-    def _lender(self, line: Line) -> Document:
-        """A document that lends its values; without any if it is bad, which is reported later."""
+    def _read_values(self, line: Line) -> Document:
+        """Reads only the metadata of a document: none if it is bad, which is reported later."""
         try:
             document = self.decoder.decode(line)
             records = {key: document.records(key) for key in self._metadata.metadata_list}
         except BadDocument:
             return Document("", None, {})
-        return Document("", None, {key: list(found) for key, found in records.items() if found})
 
-    def _cut(self, rendered: Sequence[Rendered]) -> list[list[Chunk]]:
-        """The chunks of each document that are trained on."""
-        cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
+        return Document("", None, {key: list(values) for key, values in records.items() if values})
+
+    def _cut(self, documents: Sequence[Rendered]) -> list[list[Chunk]]:
+        """Cuts documents into the chunks that are trained on."""
+        cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(documents)]
         if self._metadata.without_metadata_same_context:
-            plain = self._encoder.encode([document.without_metadata() for document in rendered])
+            plain = self._encoder.encode([document.without_metadata() for document in documents])
             cuts = [
                 cut_alike(document, chunks, self._config)
                 for document, chunks in zip(plain, cuts, strict=True)
             ]
+
         if self._metadata.long_documents == "truncate":
             return [chunks[:1] for chunks in cuts]
         return cuts
 
 
-def _batches(rendered: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
-    """Documents in batches of about `ENCODED_AT_ONCE` characters, or of one longer document.
+def _batches(documents: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
+    """Yields documents in batches of about `ENCODED_AT_ONCE` characters, or of one longer document.
 
     A tokenizer needs 10 to 80 bytes of memory per character of a batch, which for a whole window
     of long documents would be many gigabytes.
     """
-    begin = size = 0
-    for place, document in enumerate(rendered):
+    begin = 0
+    size = 0
+    for index, document in enumerate(documents):
         length = len(document.body)
-        if place > begin and size + length > ENCODED_AT_ONCE:
-            yield rendered[begin:place]
-            begin, size = place, 0
+        if index > begin and size + length > ENCODED_AT_ONCE:
+            yield documents[begin:index]
+            begin = index
+            size = 0
         size += length
-    if begin < len(rendered):
-        yield rendered[begin:]
+
+    if begin < len(documents):
+        yield documents[begin:]

@@ -2,7 +2,7 @@
 
 The caseless form of a text is its full case folding, so that `Straße`, `STRASSE` and `strasse` are
 equal, in normalization form C (Unicode Standard, section 3.13, D145), with one space for white
-space and control characters. `CaselessText` keeps the offsets in the text itself.
+space and control characters. `CaselessText` keeps the offsets in the original text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ _SPACE_RUN = re.compile(r"[\s\x00-\x1f]{2}")
 _PART = re.compile(
     r"(?P<space>[\s\x00-\x1f]+)|(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<other>.)", re.DOTALL
 )
-_FIRST_JAMO, _LAST_JAMO = "\u1160", "\u11ff"  # vowels and final consonants of Hangul syllables
+# Vowels and final consonants of Hangul syllables.
+_FIRST_JAMO = "\u1160"
+_LAST_JAMO = "\u11ff"
 
 
 def caseless(text: str) -> str:
-    """The caseless form of a text, without space at its ends."""
-    return _SPACE.sub(" ", _folded(text)).strip(" ")
+    """Returns the caseless form of a text, without space at its ends."""
+    return _SPACE.sub(" ", _fold(text)).strip(" ")
+
+
+# Plain tuples: a text has thousands of segments, and named tuples would take a third longer.
+Segment = tuple[int, int, bool]
+"""Start and end of a part of a text, and whether it consists of single ASCII characters."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,9 @@ class CaselessText:
 
     Attributes:
         text: The caseless form.
-        starts: For each of its characters, the offset in the original of the first character that
-            it is from; None: both have the same offsets.
-        ends: The offset after the last one.
+        starts: For each of its characters, the offset of the first original character that it comes
+            from; None if both texts have the same offsets.
+        ends: For each of its characters, the offset after the last such original character.
     """
 
     text: str
@@ -44,7 +51,7 @@ class CaselessText:
 
     @classmethod
     def of(cls, text: str) -> CaselessText:
-        """The caseless form of a text."""
+        """Computes the caseless form of a text."""
         # Most lines, without the regular expressions below: printable, so spaces alone.
         if text.isascii() and text.isprintable() and "  " not in text:
             return cls(text.lower(), None, None)
@@ -56,25 +63,27 @@ class CaselessText:
         ends: list[int] = []
         for start, end, is_plain in _segments(text):
             if is_plain:
-                piece = text[start:end].lower()
+                folded = text[start:end].lower()
                 starts += range(start, end)
                 ends += range(start + 1, end + 1)
             else:
-                piece = _segment(text[start:end])
-                starts += [start] * len(piece)
-                ends += [end] * len(piece)
-            pieces.append(piece)
+                folded = _fold_segment(text[start:end])
+                starts += [start] * len(folded)
+                ends += [end] * len(folded)
+            pieces.append(folded)
         return cls("".join(pieces), starts, ends)
 
     def original(self, start: int, end: int) -> tuple[int, int] | None:
-        """The offsets in the original text of a part of the caseless form (not empty).
+        """Returns the offsets in the original text of a part of the caseless form (not empty).
 
-        None if the part divides a character of the original, or separates it from those that
+        None if the part divides a character of the original, or separates it from characters that
         combine with it.
         """
         if self.starts is None or self.ends is None:
             return start, end
-        first, last = self.starts[start], self.ends[end - 1]
+
+        first = self.starts[start]
+        last = self.ends[end - 1]
         divides_first = start > 0 and self.ends[start - 1] > first
         divides_last = end < len(self.text) and self.starts[end] < last
         return None if divides_first or divides_last else (first, last)
@@ -82,23 +91,20 @@ class CaselessText:
 
 @lru_cache(maxsize=1 << 16)
 def combines(character: str) -> bool:
-    """Whether a character belongs to the one before it: normalization may join them."""
+    """Whether normalization may join a character to the one before it."""
     is_mark = unicodedata.category(character).startswith("M")
     return is_mark or _FIRST_JAMO <= character <= _LAST_JAMO
 
 
-def _segments(text: str) -> list[tuple[int, int, bool]]:
-    """The parts of a text whose caseless forms, joined, are that of the whole.
-
-    Returns:
-        Start and end of each, and whether it consists of single ASCII characters.
-    """
-    segments: list[tuple[int, int, bool]] = []
+def _segments(text: str) -> list[Segment]:
+    """Divides a text into segments whose caseless forms, joined, are the caseless text."""
+    segments: list[Segment] = []
     can_continue = False
     for match in _PART.finditer(text):
         start, end = match.span()
         if match.lastgroup == "other" and can_continue and combines(match[0]):
-            segments[-1] = (segments[-1][0], end, False)
+            first_start, _, _ = segments[-1]
+            segments[-1] = (first_start, end, False)
             continue
         segments.append((start, end, match.lastgroup == "plain"))
         can_continue = match.lastgroup == "other"
@@ -106,11 +112,11 @@ def _segments(text: str) -> list[tuple[int, int, bool]]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _segment(text: str) -> str:
-    return _SPACE.sub(" ", _folded(text))
+def _fold_segment(text: str) -> str:
+    return _SPACE.sub(" ", _fold(text))
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())

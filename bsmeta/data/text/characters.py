@@ -1,4 +1,4 @@
-"""Counts over the characters of a text, in which evaluations sum losses and lost text."""
+"""Counts over the characters of a text, with which evaluations sum losses and lost text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 
 def utf8_lengths(text: str) -> np.ndarray:
-    """UTF-8 length of each character in bytes: int64 [len(text)]."""
+    """Computes the UTF-8 length of each character in bytes: int64 [len(text)]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     wide = (points > 0x7F).astype(np.int64)
     return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
 
 
 def coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """Number of spans that contain each character: int64 [size]."""
+    """Counts the spans that contain each character: int64 [size]."""
     steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
     return np.cumsum(steps)[:size]

@@ -1,15 +1,16 @@
-"""Cut encoded documents into chunks that fit a sequence, and pack those of a window into sequences.
+"""Cuts encoded documents into chunks that fit a sequence, and packs a window's chunks.
 
 A document longer than `max_seq_len` is cut without splitting an inserted string (a tag, an entity).
-Under `row_budget=text`, only its text (with EOS, and BOS before each chunk) is measured, so that it
-is cut at the same places whatever its metadata. Training, evaluation and `explain` use the same
+Under `row_budget=text`, only its text (with EOS, and BOS before each chunk) is measured, so it is
+cut at the same positions whatever its metadata. Training, evaluation and `explain` use the same
 chunks.
 
 Packing only depends on lengths. Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve
 Language Modeling") fills sequences almost completely and never splits a chunk. Under
-`row_budget=text`, the length of a chunk is that of its text, and its metadata takes room of its
-own: which chunks share a sequence does not depend on the metadata. A sequence is a slice of arrays
-over all tokens of a window. It is padded and gets its positions only when it is put into a batch.
+`row_budget=text`, the length of a chunk is the length of its text, and its metadata has a separate
+budget: which chunks share a sequence does not depend on the metadata. A sequence is a slice of
+arrays over all tokens of a window. It is padded and gets its positions only when it is put into a
+batch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Packing = Callable[[Sequence[int], int], list[list[int]]]
 
 
-@dataclass(slots=True)  # frozen, it would take four times as long to create
+@dataclass(slots=True)  # not frozen: that would take four times as long to create
 class Chunk:
     """Tokens `start` to `stop` of a document (prefix not counted), after its prefix if `prefixed`.
 
@@ -92,7 +93,7 @@ class Chunk:
     def loss_mask(self) -> np.ndarray:
         """Which tokens are targets (bool): all that the configuration trains on, except two.
 
-        These are the first token of the chunk, which nothing predicts, and `masked_text`.
+        The exceptions are the first token of the chunk, which nothing predicts, and `masked_text`.
         """
         mask = self._joined(self.document.prefix_targets, self.document.targets).copy()
         mask[[0, self.masked_text]] = False
@@ -103,24 +104,27 @@ class Chunk:
         """The first token of text after the prefix if it is excluded from the loss; otherwise 0.
 
         Without a prefix, that token comes first and is not a target. `loss_on_first_text=false`
-        excludes it with a prefix, too.
+        also excludes it after a prefix.
         """
         if not self.prefixed or self.first_text_is_target:
             return 0
+
         token_types = self.document.token_types
         first = max(self.start, self.document.lead)
         if first < self.stop and token_types[first] == 0:
             return self.prefix_length + first - self.start
+
         text = np.flatnonzero(token_types[first : self.stop] == 0)
         return self.prefix_length + first - self.start + int(text[0]) if len(text) else 0
 
-    def _joined(self, prefix: np.ndarray, rest: np.ndarray) -> np.ndarray:
-        part = rest[self.start : self.stop]
-        return np.concatenate((prefix, part)) if self.prefixed else part
+    def _joined(self, prefix: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Slices an array to the chunk, after the values of its prefix if there is one."""
+        chunk_tokens = tokens[self.start : self.stop]
+        return np.concatenate((prefix, chunk_tokens)) if self.prefixed else chunk_tokens
 
 
 def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
-    """The chunks of a document, in order; together they contain each of its tokens once.
+    """Cuts a document into chunks, in order; together they contain each of its tokens once.
 
     No chunk is longer than `max_seq_len`, none consists of EOS alone, and none ends inside an
     inserted string, unless that string alone is longer than a chunk. Under `row_budget=text`, none
@@ -129,137 +133,155 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
     if config.row_budget == BY_TEXT:
         room = metadata_room(config)
         return [within(chunk, room) for chunk in _cut_by_text(encoded, config.metadata_config)]
+
     metadata = config.metadata_config
-    end, prefix = len(encoded.ids), len(encoded.prefix_ids)
+    end = len(encoded.ids)
+    prefix_length = len(encoded.prefix_ids)
     chunks: list[Chunk] = []
     start = 0
     while start < end - 1:  # EOS alone is not worth training on
-        prefixed = prefix > 0 and (not chunks or metadata.prefix_on == "every_piece")
-        room = metadata.max_seq_len - (prefix if prefixed else 0)
+        prefixed = prefix_length > 0 and (not chunks or metadata.prefix_on == "every_piece")
+        room = metadata.max_seq_len - (prefix_length if prefixed else 0)
         stop = end if end - start <= room else _boundary(encoded.run, start, start + room)
         if stop == end - 1:
             stop = _boundary(encoded.run, start, stop - 1)
+
         chunks.append(Chunk(encoded, start, stop, prefixed, metadata.loss_on_first_text))
         start = stop
     return chunks
 
 
 def _boundary(run: np.ndarray, start: int, stop: int) -> int:
-    """The last place after `start` and up to `stop` that is not inside an inserted string.
+    """Finds the last position after `start` and up to `stop` that is not in an inserted string.
 
     It is `stop` itself if one string extends from `start` beyond `stop`.
     """
     if run[stop] < 0 or run[stop - 1] != run[stop]:
         return stop
+
     outside = np.flatnonzero(run[start:stop] != run[stop])
     return start + int(outside[-1]) + 1 if len(outside) else stop
 
 
 def _cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chunk]:
-    """The chunks of a document, cut after that number of text tokens; EOS is one, BOS is in each.
+    """Cuts a document every `max_seq_len` tokens of text; EOS is one, BOS is in each chunk.
 
-    Where there is no BOS, nothing but metadata comes before the first token of text of a chunk:
-    without metadata there is no loss on it, so there is none with metadata.
+    Without BOS, nothing but metadata comes before the first token of text of a chunk: without
+    metadata there is no loss on it, so there is none with metadata.
     """
-    places = np.flatnonzero(encoded.is_text)
-    size, end = metadata.max_seq_len - encoded.bos, len(places)
+    text_tokens = np.flatnonzero(encoded.is_text)
+    end = len(text_tokens)
+    size = metadata.max_seq_len - encoded.bos
     later = encoded if metadata.prefix_on == "every_piece" else encoded.without_prefix
     first_is_target = encoded.bos > 0 and metadata.loss_on_first_text
+
     chunks: list[Chunk] = []
-    first = start = 0
+    first = start = 0  # counted in text tokens, and in all tokens
     while first < end - 1:  # EOS alone is not worth training on
         last = min(first + size, end)
         last -= last == end - 1
-        stop = int(places[last - 1]) + 1  # tags before a token come with it
+        stop = int(text_tokens[last - 1]) + 1  # tags before a token belong to its chunk
         document = later if chunks else encoded
         chunks.append(Chunk(document, start, stop, True, first_is_target))
-        first, start = last, stop
+        first = last
+        start = stop
     return chunks
 
 
-def within(chunk: Chunk, most: int) -> Chunk:
-    """The chunk with its metadata cut to a number of tokens, and the same text (`row_budget=text`).
+def within(chunk: Chunk, limit: int) -> Chunk:
+    """Cuts the metadata of a chunk to `limit` tokens and keeps its text (`row_budget=text`).
 
-    A prefix is cut but keeps its separator, or is left out if nothing else of it would fit. Then
-    come the inserted strings, up to the first that does not fit; appended metadata may be cut.
+    A prefix is cut but keeps its separator, or is left out if nothing else of it would fit. The
+    remaining room is for the inserted strings, up to the first that does not fit; appended metadata
+    may be cut.
     """
-    before = chunk.metadata_length
-    if before <= most:
+    metadata_length = chunk.metadata_length
+    if metadata_length <= limit:
         return chunk
-    document, part = chunk.document, slice(chunk.start, chunk.stop)
+
+    document = chunk.document
+    tokens = slice(chunk.start, chunk.stop)
+
+    # A prefix that would consist of its separator alone is left out, and the lead with it.
     prefix = chunk.prefix_length - document.bos
     lead = max(document.lead - chunk.start, 0)
-    kept = min(prefix, most - lead)
-    if kept < prefix and kept <= len(document.separator):
-        kept = lead = 0
-    is_kept = document.is_text[part].copy()
+    kept_prefix = min(prefix, limit - lead)
+    if kept_prefix < prefix and kept_prefix <= len(document.separator):
+        kept_prefix = lead = 0
+
+    # The remaining room is for inserted strings and appended metadata.
+    is_kept = document.is_text[tokens].copy()
     is_kept[:lead] = True
     inserted = np.flatnonzero(~is_kept)
     inserted = inserted[inserted >= document.lead - chunk.start]
     appended = document.suffix if chunk.stop == len(document.ids) else 0
-    is_kept[inserted[: fitting(document.run[part][inserted], most - kept - lead, appended)]] = True
+    room = limit - kept_prefix - lead
+    is_kept[inserted[: fitting(document.run[tokens][inserted], room, appended)]] = True
+
     shorter = replace(
-        _with_prefix_of(document, kept) if kept < prefix else document,
-        ids=document.ids[part][is_kept],
-        token_types=document.token_types[part][is_kept],
-        targets=document.targets[part][is_kept],
-        run=document.run[part][is_kept],
+        _with_prefix_of(document, kept_prefix) if kept_prefix < prefix else document,
+        ids=document.ids[tokens][is_kept],
+        token_types=document.token_types[tokens][is_kept],
+        targets=document.targets[tokens][is_kept],
+        run=document.run[tokens][is_kept],
         lead=lead,
         suffix=int(is_kept[len(is_kept) - 1 - appended : -1].sum()) if appended else 0,
-        locate=partial(_located, document, part, is_kept),
+        locate=partial(_locate, document, tokens, is_kept),
     )
     cut_chunk = Chunk(shorter, 0, len(shorter.ids), True, chunk.first_text_is_target)
-    cut_chunk.left_out = chunk.left_out + before - cut_chunk.metadata_length
+    cut_chunk.left_out = chunk.left_out + metadata_length - cut_chunk.metadata_length
     return cut_chunk
 
 
-def _located(
-    document: EncodedDocument, part: slice, is_kept: np.ndarray
+def _locate(
+    document: EncodedDocument, tokens: slice, is_kept: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    return document.text_starts[part][is_kept], document.text_ends[part][is_kept]
+    """Returns the characters of the original text that the kept tokens cover."""
+    return document.text_starts[tokens][is_kept], document.text_ends[tokens][is_kept]
 
 
-def fitting(run: np.ndarray, most: int, divisible: int) -> int:
-    """How many of some inserted tokens fit, such that no string is divided.
+def fitting(run: np.ndarray, room: int, divisible: int) -> int:
+    """Counts the first inserted tokens that fit without dividing a string.
 
     Args:
         run: The string of each token.
-        most: Number of tokens that there is room for.
-        divisible: How many of the last tokens may be divided anywhere.
+        room: Largest number of tokens.
+        divisible: Number of last tokens that may be divided anywhere.
     """
-    count = min(most, len(run))
+    count = min(room, len(run))
     while 0 < count < len(run) - divisible and run[count - 1] == run[count]:
         count -= 1
     return count
 
 
 def _with_prefix_of(document: EncodedDocument, length: int) -> EncodedDocument:
-    """The document with a prefix cut to a number of tokens besides BOS; with 0, without one."""
+    """Cuts the prefix of a document to `length` tokens besides BOS; 0 removes it."""
     if not length:
         return document.without_prefix
-    closing, last = len(document.separator), document.bos + length
-    head = last - closing
-    token_types = document.prefix_token_types[:last].copy()
-    token_types[head:] = token_types[head - 1]
+
+    end = document.bos + length
+    separator_start = end - len(document.separator)
+    token_types = document.prefix_token_types[:end].copy()
+    token_types[separator_start:] = token_types[separator_start - 1]
     return replace(
         document,
-        prefix_ids=np.concatenate((document.prefix_ids[:head], document.separator)),
+        prefix_ids=np.concatenate((document.prefix_ids[:separator_start], document.separator)),
         prefix_token_types=token_types,
-        prefix_targets=document.prefix_targets[:last],
+        prefix_targets=document.prefix_targets[:end],
         prefix_cut=True,
     )
 
 
 def cut_alike(plain: EncodedDocument, chunks: Sequence[Chunk], config: DataConfig) -> list[Chunk]:
-    """Cuts a document without metadata at the same places as its chunks with metadata.
+    """Cuts a document without metadata at the same positions as its chunks with metadata.
 
     Each chunk then has the same text as its counterpart, up to the token that contains the cut.
     EOS stays with the last text, even if its counterpart contains only closing tags besides EOS; if
-    that exceeds `max_seq_len` by one token, the last text token is cut off together with EOS.
+    the chunk then exceeds `max_seq_len` by one token, the last text token is cut off with EOS.
     """
     end = len(plain.ids)
-    ends = [chunk.document.text_starts[chunk.stop] for chunk in chunks[:-1]]
-    stops = [*np.searchsorted(plain.text_starts, ends).tolist(), end]
+    text_ends = [chunk.document.text_starts[chunk.stop] for chunk in chunks[:-1]]
+    stops = [*np.searchsorted(plain.text_starts, text_ends).tolist(), end]
     cuts = [
         Chunk(plain, start, stop, chunk.prefixed and len(plain.prefix_ids) > 0)
         for chunk, start, stop in zip(chunks, [0, *stops[:-1]], stops, strict=True)
@@ -267,12 +289,13 @@ def cut_alike(plain: EncodedDocument, chunks: Sequence[Chunk], config: DataConfi
     ]
     if not cuts or cuts[-1].start < end - 1:
         return cuts
-    alone = cuts.pop()  # EOS
+
+    eos_alone = cuts.pop()
     if cuts:
         last = replace(cuts.pop(), stop=end)
         if len(last) > config.metadata_config.max_seq_len:
             cuts.append(replace(last, stop=end - 2))
-            last = replace(alone, start=end - 2)
+            last = replace(eos_alone, start=end - 2)
         cuts.append(last)
     return cuts
 
@@ -281,8 +304,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Packs chunks into as few sequences as best-fit decreasing finds.
 
     Each chunk, longest first, goes where it leaves the least room; a new sequence is opened only
-    if it fits nowhere. The sequences with `room` tokens left are in `by_room[room]`, and bit
-    `room` of `rooms` is set if there are any, so that the best fit is found directly.
+    if it fits nowhere.
 
     Args:
         lengths: Lengths in tokens, each from 1 to `capacity`.
@@ -291,13 +313,17 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         For each sequence, the indices of its chunks.
     """
     sequences: list[list[int]] = []
+
+    # The sequences with `room` tokens left are in `by_room[room]`, and bit `room` of `rooms` is set
+    # if there are any, so that the best fit is found directly.
     by_room: defaultdict[int, list[int]] = defaultdict(list)
     rooms = 0
-    for chunk in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
+    longest_first = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    for chunk in longest_first.tolist():
         length = lengths[chunk]
-        fitting = rooms >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
+        sufficient = rooms >> length
+        if sufficient:
+            room = length + (sufficient & -sufficient).bit_length() - 1
             sequence = by_room[room].pop()
             if not by_room[room]:
                 rooms ^= 1 << room
@@ -306,47 +332,49 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
             room = capacity
             sequence = len(sequences)
             sequences.append([chunk])
-        left = room - length
-        if left:
-            by_room[left].append(sequence)
-            rooms |= 1 << left
+
+        remaining = room - length
+        if remaining:
+            by_room[remaining].append(sequence)
+            rooms |= 1 << remaining
     return sequences
 
 
 def one_each(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """One chunk per sequence, regardless of the room left (`packing: pad`)."""
+    """Puts each chunk into its own sequence, regardless of the room left (`packing: pad`)."""
     return [[chunk] for chunk in range(len(lengths))]
 
 
 PACKINGS: dict[str, Packing] = {"best_fit": best_fit, "pad": one_each}
 
 
-def fair_share(amounts: Sequence[int], most: int) -> int:
-    """The largest limit for which the amounts, each cut to it, add up to `most` at most."""
+def fair_share(amounts: Sequence[int], total: int) -> int:
+    """Finds the largest limit for which the amounts, each cut to it, add up to `total` at most."""
+    remaining = total
     for number, amount in enumerate(sorted(amounts)):
-        share = most // (len(amounts) - number)
+        share = remaining // (len(amounts) - number)
         if amount > share:
             return share
-        most -= amount
+        remaining -= amount
     return max(amounts)
 
 
 def _within_room(
     chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], room: int
 ) -> list[Chunk]:
-    """The chunks, with metadata cut where a sequence has more than `room` tokens of it.
+    """Cuts the metadata of sequences that have more than `room` tokens of it.
 
     No chunk of a sequence is cut to less than another one keeps.
     """
-    found = list(chunks)
+    fitted = list(chunks)
     amounts = [chunk.metadata_length for chunk in chunks]
     for sequence in sequences:
-        own = [amounts[index] for index in sequence]
-        if sum(own) > room:
-            share = fair_share(own, room)
+        sequence_amounts = [amounts[index] for index in sequence]
+        if sum(sequence_amounts) > room:
+            share = fair_share(sequence_amounts, room)
             for index in sequence:
-                found[index] = within(chunks[index], share)
-    return found
+                fitted[index] = within(chunks[index], share)
+    return fitted
 
 
 @dataclass(slots=True)
@@ -362,8 +390,8 @@ class PackedSequence:
             metadata_list[i]).
         documents: Names of the documents with a chunk in it, `<shard>:<number>`.
         counts: float64[c], sums for the log; see `windows.count_names`.
-        stream: The stream that it comes from.
-        position_after: The position of that stream after this sequence.
+        stream: The logical stream that yields it.
+        position_after: The position of the stream after this sequence.
     """
 
     ids: np.ndarray
@@ -378,7 +406,7 @@ class PackedSequence:
 
 
 class PackedWindow:
-    """The sequences of a window, in the order in which they are yielded.
+    """The sequences of a window, shuffled.
 
     Args:
         documents: int64[chunks], number of each chunk's document in the shard.
@@ -386,11 +414,11 @@ class PackedWindow:
         counts: float64[chunks, c], the contribution of each chunk to the sums for the log.
         packing: A key of `PACKINGS`.
         capacity: Tokens of a sequence, or its tokens of text if `metadata_room` is given.
-        metadata_room: Tokens of metadata in a sequence, if they do not count as its length.
+        metadata_room: Tokens of metadata in a sequence, if these do not count toward its length.
         seed: Seed for the order of the sequences.
 
     Attributes:
-        chunks: The chunks as they are trained on.
+        chunks: The chunks, with metadata cut if it exceeds `metadata_room`.
         packing: For each sequence, the indices of its chunks in order.
     """
 
@@ -411,29 +439,34 @@ class PackedWindow:
         if metadata_room is None:
             packed = PACKINGS[packing](lengths, capacity)
         else:
-            text = [len(chunk) - chunk.metadata_length for chunk in chunks]
-            packed = PACKINGS[packing](text, capacity)
+            text_lengths = [len(chunk) - chunk.metadata_length for chunk in chunks]
+            packed = PACKINGS[packing](text_lengths, capacity)
             chunks = _within_room(chunks, packed, metadata_room)
             lengths = [len(chunk) for chunk in chunks]
         self.chunks = chunks
         self.packing = [packed[index] for index in permutation(len(packed), seed).tolist()]
+
+        # From here on, chunks are in the order of the shuffled sequences.
         order = np.fromiter(itertools.chain.from_iterable(self.packing), np.int64, len(chunks))
-        chosen = [chunks[index] for index in order.tolist()]
+        ordered = [chunks[index] for index in order.tolist()]
         self._shard = shard
-        self._ids, self._token_types, self._loss_mask = _joined(chosen)
+        self._ids, self._token_types, self._loss_mask = _concatenate(ordered)
         self._lengths = np.array(lengths, np.int64)[order]
         self._documents = documents[order].tolist()
         self._types = types[order]
+
         # Sequence s holds the chunks from first_chunk[s] on, chunk p the tokens from
         # first_token[p] on; plain lists, because indexing them is faster.
         first_token = _offsets(self._lengths)
         first_chunk = _offsets([len(sequence) for sequence in self.packing])
         self._first_token: list[int] = first_token.tolist()
         self._first_chunk: list[int] = first_chunk.tolist()
+
         counts = counts[order]
-        counts[:, -1] += [chunk.left_out for chunk in chosen]
+        counts[:, -1] += [chunk.left_out for chunk in ordered]
         self._counts = np.add.reduceat(counts, first_chunk[:-1]) if packed else counts
-        masked_text = np.array([chunk.masked_text for chunk in chosen], np.int64)
+
+        masked_text = np.array([chunk.masked_text for chunk in ordered], np.int64)
         self._loss_mask[first_token[:-1]] = False
         self._loss_mask[first_token[:-1] + masked_text] = False
 
@@ -442,11 +475,11 @@ class PackedWindow:
         return len(self.packing)
 
     def documents(self, first: int, last: int) -> set[int]:
-        """Numbers of the documents with a chunk in the sequences from `first` to before `last`."""
+        """Returns the numbers of the documents with a chunk in the sequences of a range."""
         return set(self._documents[self._first_chunk[first] : self._first_chunk[last]])
 
     def sequence(self, index: int, stream: int, position_after: Position) -> PackedSequence:
-        """A sequence, with its stream and position."""
+        """Returns a sequence of stream `stream`, with the position after it."""
         first, last = self._first_chunk[index : index + 2]
         tokens = slice(self._first_token[first], self._first_token[last])
         return PackedSequence(
@@ -464,21 +497,24 @@ class PackedWindow:
         )
 
 
-def _joined(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ids, token types and targets of all chunks, each concatenated."""
-    ids, token_types, targets = [NO_IDS], [np.zeros(0, np.uint8)], [np.zeros(0, np.bool_)]
+def _concatenate(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Concatenates the ids, token types and targets of all chunks."""
+    ids = [NO_IDS]
+    token_types = [np.zeros(0, np.uint8)]
+    targets = [np.zeros(0, np.bool_)]
     for chunk in chunks:
-        document, start, stop = chunk.document, chunk.start, chunk.stop
+        document = chunk.document
+        tokens = slice(chunk.start, chunk.stop)
         if chunk.prefixed:
             ids.append(document.prefix_ids)
             token_types.append(document.prefix_token_types)
             targets.append(document.prefix_targets)
-        ids.append(document.ids[start:stop])
-        token_types.append(document.token_types[start:stop])
-        targets.append(document.targets[start:stop])
+        ids.append(document.ids[tokens])
+        token_types.append(document.token_types[tokens])
+        targets.append(document.targets[tokens])
     return np.concatenate(ids), np.concatenate(token_types), np.concatenate(targets)
 
 
 def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The start of each part, followed by the end of the last one (int64)."""
+    """Computes the start of each part, followed by the end of the last one (int64)."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

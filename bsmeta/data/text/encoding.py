@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -27,7 +28,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.lost_text import LostTextFinder
 from bsmeta.data.text.tokens import (
     NO_IDS,
-    NOTHING,
+    NO_TOKENS,
     Body,
     JointBodies,
     SeparateBodies,
@@ -40,7 +41,7 @@ from bsmeta.metadata.rendering import Rendered
 
 Bools = NDArray[np.bool_]
 Filler = Callable[[int, str], np.ndarray]
-"""Returns n content-free token IDs (int32 [n]) in place of those of a text's prefix."""
+"""Returns n content-free token ids (int32 [n]) for the prefix of a text."""
 
 ONLY_TEXT: Bools = np.arange(256) == 0
 """The targets of `row_budget=text`, by token type."""
@@ -58,18 +59,37 @@ WORDS = [
 """Frequent English words, which are in the vocabulary of any English tokenizer."""
 
 
+class EncodedPrefix(NamedTuple):
+    """The tokens of a prefix.
+
+    Attributes:
+        ids: int32[p].
+        token_types: uint8[p].
+        is_cut: Whether the prefix was truncated because it was longer than allowed.
+    """
+
+    ids: np.ndarray
+    token_types: np.ndarray
+    is_cut: bool
+
+
+NO_PREFIX = EncodedPrefix(*NO_TOKENS, is_cut=False)
+
+
 def loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
-    """Which token types contribute to the loss: text (0) always, others as configured.
+    """Decides which token types are in the loss: text (0) always, others as configured.
 
     Returns:
         Two bool [256] tables indexed by token type: for tokens of the prefix or suffix, and for
         tokens of the body.
     """
-    wanted = config.loss_on_metadata_types
+    trained_types = config.loss_on_metadata_types
     outside = np.zeros(256, np.bool_)
     outside[0] = True
-    for kind, key in enumerate(config.metadata_list, start=1):
-        outside[kind] = config.loss_on_metadata and (wanted is None or key in wanted)
+    for token_type, key in enumerate(config.metadata_list, start=1):
+        is_trained = trained_types is None or key in trained_types
+        outside[token_type] = config.loss_on_metadata and is_trained
+
     body = outside.copy()
     if config.treat_local_metadata_as_regular_text:
         body[:] = True
@@ -87,14 +107,14 @@ class EncodedDocument:
         prefix_targets: bool[p], whether the token's type is trained on.
         ids: int32[n], the body (with the lead that joins it to the prefix), the suffix, EOS.
         token_types: uint8[n], 0 for text and EOS, otherwise as in `prefix_token_types`.
-        targets: bool[n], as in `prefix_targets`; text and EOS always are.
+        targets: bool[n], as in `prefix_targets`; True for text and EOS.
         run: int32[n], equal for tokens between which no chunk may end (they share an inserted
             string); -1 for text.
-        lead: How many of the first of the n tokens only join the prefix to the body (the space
+        lead: Number of leading tokens among the n that only join the prefix to the body (the space
             between them, if it is a separate token); they are not targets.
-        bos: How many of the first prefix tokens are BOS (0 or 1).
-        separator: int32, the ids that close a prefix which is cut.
-        suffix: How many tokens before EOS are of appended metadata.
+        bos: Number of BOS tokens at the beginning of the prefix (0 or 1).
+        separator: int32, the ids that close a truncated prefix.
+        suffix: Number of tokens of appended metadata, before EOS.
         locate: Computes `text_starts` and `text_ends`, which training does not need.
         prefix_cut: Whether the prefix was truncated because it was longer than allowed.
         find_lost: Computes `lost`, which training does not need.
@@ -117,7 +137,7 @@ class EncodedDocument:
 
     @cached_property
     def is_text(self) -> np.ndarray:
-        """bool[n], which of the n tokens are of the text, or EOS."""
+        """bool[n], which of the n tokens are text or EOS."""
         is_text = self.token_types == 0
         is_text[: self.lead] = False
         return is_text
@@ -144,9 +164,9 @@ class EncodedDocument:
 
     @property
     def text_ends(self) -> np.ndarray:
-        """int32[n], end of those characters; equal to the start if there are none.
+        """int32[n], end of these characters; equal to the start if there are none.
 
-        There are none for metadata, EOS and the lead.
+        Metadata, EOS and the lead cover no characters.
         """
         return self._text_spans[1]
 
@@ -159,11 +179,12 @@ class EncodedDocument:
         return self.find_lost()
 
     def gives_back(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Whether nothing of the original text in each of some spans is lost: bool [spans]."""
+        """Whether each of some spans of the original text loses no character: bool [spans]."""
         if self.lost is None:
             return np.ones(len(starts), np.bool_)
-        before = np.append(0, np.cumsum(self.lost))
-        gives_back: np.ndarray = before[starts] == before[ends]
+
+        lost_before = np.append(0, np.cumsum(self.lost))
+        gives_back: np.ndarray = lost_before[starts] == lost_before[ends]
         return gives_back
 
 
@@ -194,35 +215,50 @@ class DocumentEncoder:
                 f"tokenizer_name: {tokenizer.name_or_path} has no eos_token; every document ends "
                 "in one, so name it in its tokenizer_config.json"
             )
+
+        metadata = config.metadata_config
         by_text = config.row_budget == BY_TEXT
-        texts = [document.prefix for document in sample]
-        texts += [
+        sample_texts = [document.prefix for document in sample]
+        sample_texts += [
             document.text if by_text else document.lead + document.body for document in sample
         ]
-        metadata = config.metadata_config
         self._tokenizer = TextTokenizer(
-            tokenizer, backend, texts, takes_written_tokens=metadata.special_tokens_in_text
+            tokenizer, backend, sample_texts, takes_written_tokens=metadata.special_tokens_in_text
         )
         self._fast_tokenizer = tokenizer.backend_tokenizer
+
         self._eos = np.array([tokenizer.eos_token_id], np.int32)
         self._bos = NO_IDS
         if metadata.bos_token and tokenizer.bos_token_id is not None:
             self._bos = np.array([tokenizer.bos_token_id], np.int32)
+
         self._outside_targets, self._body_targets = loss_tables(metadata)
         if by_text:
             self._body_targets = ONLY_TEXT
-        self._bodies = (SeparateBodies if by_text else JointBodies)(self._tokenizer)
+        make_bodies = SeparateBodies if by_text else JointBodies
+        self._bodies = make_bodies(self._tokenizer)
+
         (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
         self._separator = separator.ids
         self._filler = make_filler(tokenizer, metadata.metadata_values)
-        self._most = metadata.prefix_max_tokens or metadata.max_seq_len // 2
-        if not len(self._separator) < self._most <= metadata.max_seq_len - 2 - len(self._bos):
+        self._max_prefix = metadata.prefix_max_tokens or metadata.max_seq_len // 2
+        self._check_prefix_fits(config)
+
+    def _check_prefix_fits(self, config: DataConfig) -> None:
+        """Checks that prefix and separator fit into a chunk, with room for text.
+
+        Raises:
+            ConfigurationError: If they do not.
+        """
+        max_seq_len = config.metadata_config.max_seq_len
+        if not len(self._separator) < self._max_prefix <= max_seq_len - 2 - len(self._bos):
             raise ConfigurationError(
-                f"data_config.metadata_config: a prefix of up to {self._most} tokens "
+                f"data_config.metadata_config: a prefix of up to {self._max_prefix} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
                 f"metadata_prefix_sep ({len(self._separator)} tokens) and leave two tokens of "
-                f"max_seq_len={metadata.max_seq_len} for the text"
+                f"max_seq_len={max_seq_len} for the text"
             )
+
         room = metadata_room(config)
         if 0 < room <= len(self._separator):
             raise ConfigurationError(
@@ -231,24 +267,29 @@ class DocumentEncoder:
             )
 
     def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
-        """The documents' tokens, in a call of the tokenizer for the bodies and one for the rest."""
+        """Encodes documents: the bodies first, then all prefixes and suffixes in one call."""
         bodies = self._bodies.encode(rendered)
-        ends = [(document.prefix, document.prefix_own) for document in rendered]
-        ends += [(document.suffix, document.suffix_own) for document in rendered]
-        ends = [(text, own) for text, own in ends if text]
-        texts = [text for text, _ in ends]
-        tokens = iter(self._tokenizer.encode(texts, lambda number: ends[number][1]))
+
+        # The prefixes and suffixes that exist, each with its parts from the configuration.
+        outer = [(document.prefix, document.prefix_own) for document in rendered]
+        outer += [(document.suffix, document.suffix_own) for document in rendered]
+        outer = [(text, parts) for text, parts in outer if text]
+        outer_texts = [text for text, _ in outer]
+        tokens = iter(self._tokenizer.encode(outer_texts, lambda number: outer[number][1]))
+
         prefixes = [
-            self._prefix(document, next(tokens)) if document.prefix else None
+            self._finish_prefix(document, next(tokens)) if document.prefix else NO_PREFIX
             for document in rendered
         ]
         suffixes = [
-            self._suffix(document, next(tokens)) if document.suffix else NOTHING
+            self._finish_suffix(document, next(tokens)) if document.suffix else NO_TOKENS
             for document in rendered
         ]
         return [
-            self._document(*parts)
-            for parts in zip(rendered, bodies, prefixes, suffixes, strict=True)
+            self._assemble(document, body, prefix, suffix)
+            for document, body, prefix, suffix in zip(
+                rendered, bodies, prefixes, suffixes, strict=True
+            )
         ]
 
     @cached_property
@@ -260,8 +301,8 @@ class DocumentEncoder:
             return None
         return self._lost_text.find(text, body.ids, *body.locate())
 
-    def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Ids and token types of the prefix, and whether it is truncated.
+    def _finish_prefix(self, rendered: Rendered, tokens: Tokens) -> EncodedPrefix:
+        """Finds the token types of a prefix, applies the filler, and truncates it.
 
         A truncated prefix keeps its closing separator.
         """
@@ -270,53 +311,63 @@ class DocumentEncoder:
         _, ends = tokens.characters()
         covering = rendered.prefix_spans[:, 1].searchsorted(np.maximum(ends - 1, 0), side="right")
         token_types = rendered.prefix_token_types[covering]
-        ids, is_cut = tokens.ids, len(token_types) > self._most
-        kept = min(len(ids), self._most) - len(self._separator)
-        if self._filler is not None and kept > 0:
-            ids = np.concatenate((self._filler(kept, rendered.text), self._separator))
-        if not is_cut:
-            return ids, token_types, False
-        ids = np.concatenate((ids[:kept], self._separator))
-        token_types = np.append(
-            token_types[:kept], np.repeat(token_types[kept - 1], len(self._separator))
-        )
-        return ids, token_types, True
 
-    def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+        ids = tokens.ids
+        is_cut = len(token_types) > self._max_prefix
+        head = min(len(ids), self._max_prefix) - len(self._separator)  # tokens before the separator
+        if self._filler is not None and head > 0:
+            ids = np.concatenate((self._filler(head, rendered.text), self._separator))
+        if not is_cut:
+            return EncodedPrefix(ids, token_types, is_cut=False)
+
+        ids = np.concatenate((ids[:head], self._separator))
+        separator_types = np.repeat(token_types[head - 1], len(self._separator))
+        token_types = np.append(token_types[:head], separator_types)
+        return EncodedPrefix(ids, token_types, is_cut=True)
+
+    def _finish_suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+        """Finds the token types of a suffix and truncates it; returns ids and token types."""
         # Here a separator belongs to the record after it.
         starts, _ = tokens.characters()
         covering = rendered.suffix_spans[:, 1].searchsorted(starts, side="right")
         token_types = rendered.suffix_token_types[covering]
-        return tokens.ids[: self._most], token_types[: self._most]
+        return tokens.ids[: self._max_prefix], token_types[: self._max_prefix]
 
-    def _document(
+    def _assemble(
         self,
         rendered: Rendered,
         body: Body,
-        prefix: tuple[np.ndarray, np.ndarray, bool] | None,
+        prefix: EncodedPrefix,
         suffix: tuple[np.ndarray, np.ndarray],
     ) -> EncodedDocument:
-        prefix_ids, prefix_token_types, prefix_cut = prefix or (*NOTHING, False)
+        """Joins the encoded parts of a document, with EOS and, if enabled, BOS."""
+        prefix_ids, prefix_token_types, _ = prefix
         prefix_targets = self._outside_targets[prefix_token_types]
         if len(self._bos):  # nothing predicts it, and it is not metadata
             prefix_ids = np.concatenate((self._bos, prefix_ids))
             prefix_token_types = np.insert(prefix_token_types, 0, 0)
             prefix_targets = np.insert(prefix_targets, 0, False)
+
         suffix_ids, suffix_token_types = suffix
         ids = np.concatenate((body.ids, suffix_ids, self._eos))
         token_types, run, targets = plain_tokens(len(ids))
         if len(rendered.spans) or len(suffix_ids):
-            appended = slice(len(body.ids), -1)
-            token_types, run = token_types.copy(), run.copy()
-            token_types[: len(body.ids)] = body.token_types
-            run[: len(body.ids)] = body.run
+            body_part = slice(len(body.ids))
+            suffix_part = slice(len(body.ids), -1)
+
+            token_types = token_types.copy()  # the plain ones are shared
+            token_types[body_part] = body.token_types
             targets = self._body_targets[token_types]
-            token_types[appended] = suffix_token_types
-            targets[appended] = self._outside_targets[suffix_token_types]
-            run[appended] = len(ids)  # a separate run
+            token_types[suffix_part] = suffix_token_types
+            targets[suffix_part] = self._outside_targets[suffix_token_types]
+
+            run = run.copy()
+            run[body_part] = body.run
+            run[suffix_part] = len(ids)  # a separate run
         if body.lead:
             targets = targets.copy()
             targets[: body.lead] = False
+
         return EncodedDocument(
             prefix_ids=prefix_ids,
             prefix_token_types=prefix_token_types,
@@ -326,41 +377,48 @@ class DocumentEncoder:
             targets=targets,
             run=run,
             lead=body.lead,
-            locate=partial(_located, body, len(rendered.text), len(suffix_ids) + 1),
+            locate=partial(_locate, body, len(rendered.text), len(suffix_ids) + 1),
             bos=len(self._bos),
             separator=self._separator,
             suffix=len(suffix_ids),
-            prefix_cut=prefix_cut,
+            prefix_cut=prefix.is_cut,
             find_lost=partial(self._find_lost, rendered.text, body),
         )
 
 
-def _located(body: Body, end: int, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Characters of the original text that tokens cover; none for the last `after` tokens."""
-    nowhere = np.full(after, end, np.int32)
+def _locate(body: Body, text_length: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the characters of the original text that tokens cover.
+
+    Args:
+        text_length: Characters of the original text.
+        after: Number of tokens after the body, which cover none.
+    """
+    nowhere = np.full(after, text_length, np.int32)
     starts, ends = body.locate()
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
 def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | None:
-    """The filler of `metadata_values`; None for values that are rendered.
+    """Returns the filler of `metadata_values`; None for values that are rendered.
 
     A prefix keeps its length and its closing separator, so that the text after it has the same
-    tokens, chunks and place in its sequence as after the document's own metadata. Constant tokens
-    are the first of one text, repeated where it ends. Random ones are drawn for a text: in every
-    epoch the same, as its own metadata would be.
+    tokens, chunks and position in its sequence as after the document's own metadata. Constant
+    tokens are the beginning of one text, repeated where it ends. Random tokens are drawn for each
+    text: the same in every epoch, as the text's own metadata would be.
     """
     if values == CONSTANT:
         words = np.array(tokenizer.encode(" ".join(WORDS), add_special_tokens=False), np.int32)
         return lambda count, _: np.resize(words, count)
+
     if values != RANDOM:
         return None
+
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
     plain = np.array(sorted(set(tokenizer.get_vocab().values()) - special), np.int32)
 
-    def drawn(count: int, text: str) -> np.ndarray:
+    def draw_tokens(count: int, text: str) -> np.ndarray:
         seed = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
         # Raw words of PCG64, whose stream NumPy guarantees to be stable.
         return plain[np.random.PCG64(seed).random_raw(count) % len(plain)]
 
-    return drawn
+    return draw_tokens

@@ -1,4 +1,4 @@
-"""Whether a tokenizer gives every text back, which most do: byte-level BPE without a normalizer.
+"""Recognizes tokenizers that give every text back, as most do: byte-level BPE, no normalizer.
 
 The checks before a run use this, so it does not import transformers.
 """
@@ -13,8 +13,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from bsmeta.core.parsing import parse_json
 
 _KEEPING_STEPS = (
-    "ByteLevel", "Digits", "FixedLength", "Punctuation", "Split", "UnicodeScripts"
-)  # fmt: skip
+    "ByteLevel",
+    "Digits",
+    "FixedLength",
+    "Punctuation",
+    "Split",
+    "UnicodeScripts",
+)
 """Pre-tokenizers that divide a text without dropping any of it (`behavior` aside)."""
 
 
@@ -24,7 +29,8 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
     False means that its texts must be compared.
     """
     parts = parse_json(tokenizer.to_str())
-    model, steps = parts["model"], pre_tokenizers_of(parts["pre_tokenizer"])
+    model = parts["model"]
+    steps = pre_tokenizers_of(parts["pre_tokenizer"])
     if model["type"] != "BPE" or parts["normalizer"] is not None:
         return False
     if model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
@@ -33,17 +39,22 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
         return False
     if not all(map(keeps_text, steps)):
         return False
+
     has_bytes = all(character in model["vocab"] for character in ByteLevel.alphabet())
     return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
 
 
 def pre_tokenizers_of(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The pre-tokenizers of a tokenizer, in order."""
+    """Lists the pre-tokenizers of a tokenizer, in order; sequences may be nested."""
     if part is None:
         return []
     if "pretokenizers" not in part:
         return [part]
-    return [step for inner in part["pretokenizers"] for step in pre_tokenizers_of(inner)]
+
+    steps: list[dict[str, Any]] = []
+    for inner in part["pretokenizers"]:
+        steps += pre_tokenizers_of(inner)
+    return steps
 
 
 def keeps_text(step: dict[str, Any]) -> bool:

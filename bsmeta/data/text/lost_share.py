@@ -1,4 +1,4 @@
-"""How much text a tokenizer loses, as a number and in words.
+"""The share of text that a tokenizer loses, as a number and in words.
 
 The checks before a run use this, so it does not import transformers.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from bsmeta.data.text.characters import utf8_lengths
 
 
-def describe_lost_bytes(lost: int, whole: int) -> str:
+def describe_lost_bytes(lost: int, total: int) -> str:
     """`1,200 of 3,000 bytes (40.00%), which the tokenizer loses (unknown tokens, …)`."""
     return (
-        f"{lost:,} of {whole:,} bytes ({lost / max(whole, 1):.2%}), which the tokenizer loses "
+        f"{lost:,} of {total:,} bytes ({lost / max(total, 1):.2%}), which the tokenizer loses "
         "(unknown tokens, or characters that it changes or drops)"
     )
 
@@ -27,9 +27,9 @@ class LostShare:
         documents: Number of documents.
         bytes: Bytes of their texts.
         lost: Bytes that are lost.
-        unknown: Of these, bytes under unknown tokens.
+        unknown: Lost bytes under unknown tokens.
         example: The beginning of the first lost part; empty if nothing is lost.
-        example_tokens: The tokens that stand for it.
+        example_tokens: The tokens that represent the example.
     """
 
     documents: int
@@ -41,12 +41,12 @@ class LostShare:
 
     @classmethod
     def none_of(cls, texts: Sequence[str]) -> LostShare:
-        """The share of texts of which nothing is lost."""
+        """Returns the share of texts that lose nothing."""
         return cls(len(texts), sum(int(utf8_lengths(text).sum()) for text in texts))
 
     @property
     def share(self) -> float:
-        """The share of the bytes that is lost; 0 of no text."""
+        """The lost fraction of the bytes; 0 if there is no text."""
         return self.lost / self.bytes if self.bytes else 0.0
 
     def __str__(self) -> str:
@@ -54,6 +54,7 @@ class LostShare:
         texts = f"{self.bytes:,} bytes of {self.documents:,} documents"
         if not self.lost:
             return f"none of {texts}"
+
         unknown = ""
         if self.unknown:
             unknown = f" ({self.unknown / self.bytes:.2%} under unknown tokens)"

@@ -1,4 +1,4 @@
-"""The sentences and words of a text, by rules, and long texts in chunks that a model can read."""
+"""Splits texts by rules into sentences and words, and long texts into chunks for a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 _FULL_STOP = re.compile(r"\.")
 
-# An end of a sentence, with the closing quotation marks and brackets after it. Dots that no space
-# follows are read once, not again from each of them.
+# An end of a sentence, with the closing quotation marks and brackets after it. The possessive
+# quantifiers read a run of dots without a space after it once, not again from each dot.
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”]*|\n\s*\n")
 
 _LAST_WORD = re.compile(r"(?<![\w.])[\w.]++$")
@@ -33,7 +33,7 @@ _PART = re.compile(r"[^-–—/]+")
 
 
 def sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
-    """The spans of the sentences of a text.
+    """Yields the spans of the sentences of a text.
 
     Args:
         splitter: `full_stops`: as published, from each full stop to the next, and no last sentence
@@ -44,11 +44,13 @@ def sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
         stops = (match.start() for match in _FULL_STOP.finditer(text))
         yield from pairwise(chain([0], stops))
         return
+
     start = 0
-    for match in chain(_SENTENCE_END.finditer(text), [None]):
+    for match in chain(_SENTENCE_END.finditer(text), [None]):  # None: the end of the text
         end = len(text) if match is None else match.end()
         if match is not None and _is_abbreviation(text, start, match):
             continue
+
         sentence = text[start:end]
         stripped = sentence.strip()
         if stripped:
@@ -61,12 +63,14 @@ def _is_abbreviation(text: str, start: int, match: re.Match[str]) -> bool:
     """Whether a full stop belongs to an abbreviation or an initial, or the sentence continues."""
     if match.group() != ".":
         return False
-    # The sentence may be the whole text, so only its end is read: a word that begins before that is
-    # no abbreviation. `$` also matches before a line break.
+
+    # The sentence may be the whole text, so only its end is read: a longer word is no abbreviation.
+    # `$` also matches before a line break.
     begin = max(start, match.start() - _LONGEST_ABBREVIATION - 1)
     word = _LAST_WORD.search(text, begin, match.start())
     if word is not None and word.group().lower() in ABBREVIATIONS:
         return True
+
     is_initial = word is not None and len(word.group()) == 1 and word.group().isupper()
     return is_initial or _LOWER_CASE_FOLLOWS.match(text, match.end()) is not None
 
@@ -79,13 +83,13 @@ class Span(NamedTuple):
 
 
 def words(text: str) -> list[Span]:
-    """The places of the words of a text, as `text.split()` separates them."""
+    """Returns the spans of the words of a text, as `text.split()` separates them."""
     return [Span(*match.span()) for match in _WORD.finditer(text)]
 
 
 def core(word: str) -> Span | None:
-    """The part of a word from its first letter to its last; None if it has no letter."""
-    letters = [at for at, character in enumerate(word) if character.isalpha()]
+    """Returns the part of a word from its first letter to its last; None if it has no letter."""
+    letters = [index for index, character in enumerate(word) if character.isalpha()]
     return Span(letters[0], letters[-1] + 1) if letters else None
 
 
@@ -97,26 +101,28 @@ def cut(text: str, limit: int) -> list[str]:
 
     Args:
         text: Any text.
-        limit: Characters of a chunk at most, without the whitespace at its ends.
+        limit: Largest number of characters of a chunk, without the whitespace at its ends.
     """
     chunks: list[str] = []
-    start = 0  # of the chunk
-    content: Span | None = None  # the chunk without the whitespace at its ends; None: no more of it
+    chunk_start = 0
+    content: Span | None = None  # of the chunk, without whitespace at its ends; None if it is empty
     for part in _parts(text, limit):
-        stripped = _stripped(text, part)
-        grown = content
-        if stripped is not None:
-            grown = Span(stripped.start if content is None else content.start, stripped.end)
-        if content is not None and grown is not None and grown.end - grown.start > limit:
-            chunks.append(text[start : part.start])
-            start = part.start
-            grown = stripped
-        content = grown
-    return [*chunks, text[start:]] if text else chunks
+        part_content = _strip_span(text, part)
+        extended = content
+        if part_content is not None:
+            start = part_content.start if content is None else content.start
+            extended = Span(start, part_content.end)
+
+        if content is not None and extended is not None and extended.end - extended.start > limit:
+            chunks.append(text[chunk_start : part.start])
+            chunk_start = part.start
+            extended = part_content
+        content = extended
+    return [*chunks, text[chunk_start:]] if text else chunks
 
 
-def _stripped(text: str, span: Span) -> Span | None:
-    """A span without the whitespace at its ends; None if it has nothing else."""
+def _strip_span(text: str, span: Span) -> Span | None:
+    """Removes whitespace from the ends of a span; None if it has nothing else."""
     part = text[span.start : span.end]
     length = len(part.strip())
     start = span.end - len(part.lstrip())
@@ -124,7 +130,7 @@ def _stripped(text: str, span: Span) -> Span | None:
 
 
 def _parts(text: str, limit: int) -> Iterator[Span]:
-    """The sentences of a text, and the words of those that are longer than the limit."""
+    """Yields the sentences of a text; instead of a sentence longer than the limit, its words."""
     starts = [start for start, _ in sentences(text, "rules")]
     for start, end in pairwise([0, *starts[1:], len(text)]):
         if len(text[start:end].strip()) <= limit:
@@ -135,5 +141,5 @@ def _parts(text: str, limit: int) -> Iterator[Span]:
 
 
 def joined_parts(word: str) -> list[Span]:
-    """The parts of a compound, between hyphens, dashes and slashes."""
+    """Returns the parts of a compound, between hyphens, dashes and slashes."""
     return [Span(*match.span()) for match in _PART.finditer(word)]

@@ -2,8 +2,7 @@
 
 The Hugging Face tokenizer is the reference (the oracle). tiktoken (built from its merges, pattern
 and special tokens) and gigatoken are several times as fast, and a cache of words makes the oracle
-itself faster. Each is used only where its ids equal the oracle's on a sample of the very data that
-is encoded.
+itself faster. Each is used only if its ids equal the oracle's on a sample of the data to encode.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from bsmeta.data.text.word_cache import Characters, WordCache, ids_and_character
 from bsmeta.metadata.rendering import Renderer
 
 PROBE = "One  two\n\t3 naïve 😀 x<y"
-"""What tokenizers split or change in different ways."""
+"""A text that tokenizers split or change in different ways."""
 
 RESERVED_TOKENS = 64
-"""Special tokens that the vocabulary of every run has room for under `row_budget=text`."""
+"""Number of special tokens that every run's vocabulary has room for under `row_budget=text`."""
 
 log = logging.getLogger(__name__)
 
 Backend = Callable[[Sequence[str]], list[np.ndarray]]
-"""Texts to token ids (int32); special tokens in a text are recognized, none are added."""
+"""Encodes texts into ids (int32); special tokens in a text are recognized, none are added."""
 
 CharacterBackend = Callable[[Sequence[str]], list[tuple[np.ndarray, Characters]]]
-"""Like `Backend`, with the characters that each token covers."""
+"""Encodes texts like a `Backend`, and returns the characters that each token covers."""
 
 WITHOUT_GOING_BACK = {
     GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -50,7 +49,7 @@ WITHOUT_GOING_BACK = {
 
 
 def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer, with the special tokens of the metadata.
+    """Loads the tokenizer of a run, and adds the special tokens of the metadata.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no end-of-text token.
@@ -62,26 +61,27 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
             f"tokenizer_name: {name} has no end-of-text token; every document ends with it. Name "
             "a tokenizer that has an eos_token"
         )
+
     special = Renderer(config.data_config.metadata_config).special_tokens()
-    own = len(tokenizer)
-    # Replacing the list would drop the special tokens that the tokenizer has from what is exported.
+    original_size = len(tokenizer)
+    # If the list were replaced, an exported tokenizer would lack its original special tokens.
     tokenizer.add_special_tokens(
         {"additional_special_tokens": special}, replace_extra_special_tokens=False
     )
     if config.data_config.row_budget == BY_TEXT:
-        fill_up(tokenizer, own + RESERVED_TOKENS)
+        fill_up(tokenizer, original_size + RESERVED_TOKENS)
     return tokenizer
 
 
 def new_special_tokens(config: CausalLMConfig) -> list[str]:
-    """The special tokens of the metadata that the tokenizer of the model does not have yet."""
-    known = tokenizer_of(config.tokenizer_name or config.model_name).get_vocab()
+    """Lists the special tokens of the metadata that the model's tokenizer does not have yet."""
+    vocabulary = tokenizer_of(config.tokenizer_name or config.model_name).get_vocab()
     special = Renderer(config.data_config.metadata_config).special_tokens()
-    return [token for token in special if token not in known]
+    return [token for token in special if token not in vocabulary]
 
 
 def fill_up(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    """Adds special tokens that nothing uses, so that the vocabulary has the given size.
+    """Adds unused special tokens until the vocabulary has the given size.
 
     Runs with different metadata then have embeddings of the same size and with the same initial
     weights.
@@ -96,12 +96,17 @@ def fill_up(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
             f"num_meta_tokens and the delimiters of prefix and tags); data_config.row_budget="
             f"{BY_TEXT} reserves {RESERVED_TOKENS} for the metadata of any run; use fewer"
         )
+
     unused = [f"<|unused_{number}|>" for number in range(missing)]
     tokenizer.add_special_tokens({"additional_special_tokens": unused}, False)
 
 
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder or on the Hub."""
+    """Loads the tokenizer in a folder or on the Hub.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded, or has no vocabulary.
+    """
     try:
         tokenizer = read_tokenizer(name)
     except (OSError, ValueError) as error:
@@ -113,24 +118,27 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Rejects the default tokenizer that transformers builds for a folder without tokenizer files.
 
     It only has the special tokens of the model's class, and encodes every text as empty.
 
     Args:
-        where: The key that names it, and its value.
+        name: The key that names the tokenizer, and its value.
+
+    Raises:
+        ConfigurationError: If the tokenizer is such a default.
     """
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigurationError(
-            f"{where}: there is no tokenizer (it would have {len(tokenizer)} tokens, all special "
+            f"{name}: there is no tokenizer (it would have {len(tokenizer)} tokens, all special "
             "ones). Expected its files (tokenizer.json, tokenizer_config.json) beside the model: "
             "copy them there"
         )
 
 
 def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub name, with a padding token.
+    """Loads the tokenizer of a folder or Hub name, with a padding token.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
@@ -149,9 +157,13 @@ def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
 def tokens_with_places(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The tokens of each text, without special ones, and their characters, int64 [tokens, 2]."""
+    """Yields the ids of each text, without special tokens, and their characters.
+
+    The characters are int64 [tokens, 2]: start and end in the text.
+    """
     if not texts:
         return
+
     encoded = tokenizer(
         list(texts),
         add_special_tokens=False,
@@ -168,16 +180,16 @@ def tokens_with_places(
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that a model expects before and after a text."""
+    """Finds the special tokens that a model expects before and after a text."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a", add_special_tokens=True)["input_ids"]
-    places = range(len(whole) - len(bare) + 1)
-    begin = next(n for n in places if whole[n : n + len(bare)] == bare)
-    return whole[:begin], whole[begin + len(bare) :]
+    complete = tokenizer("a", add_special_tokens=True)["input_ids"]
+    offsets = range(len(complete) - len(bare) + 1)
+    begin = next(n for n in offsets if complete[n : n + len(bare)] == bare)
+    return complete[:begin], complete[begin + len(bare) :]
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash (xxh3, hexadecimal) of a tokenizer: of a slow one, of its class and vocabulary."""
+    """Hashes a tokenizer (xxh3, hexadecimal); a slow one by its class and vocabulary."""
     if tokenizer.is_fast:
         content = tokenizer.backend_tokenizer.to_str()
     else:
@@ -190,7 +202,7 @@ class Unavailable(Exception):
 
 
 def hf_backend(tokenizer: Tokenizer) -> Backend:
-    """The oracle, in batches and without character offsets."""
+    """Returns the oracle itself, in batches and without character offsets."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -200,9 +212,7 @@ def hf_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
-    """tiktoken with the tokenizer's vocabulary.
-
-    It numbers entries by the rank of their merge: `ids` maps ranks to ids.
+    """Builds tiktoken with the tokenizer's vocabulary.
 
     Raises:
         Unavailable: If the tokenizer is not a byte-level BPE with a single splitting pattern.
@@ -211,6 +221,7 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
         from tiktoken import Encoding
     except ImportError as error:
         raise Unavailable("it is not installed") from error
+
     parts = parse_json(tokenizer.to_str())
     ranks = _merge_ranks(parts["model"])
     added = parts["added_tokens"]
@@ -219,6 +230,8 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     names = sorted(token["content"] for token in added)
     if any(longer.startswith(name) for name, longer in itertools.pairwise(names)):
         raise Unavailable("one of its special tokens begins another")
+
+    # tiktoken numbers entries by the rank of their merge: `ids` maps ranks to ids.
     ids = np.array([*ranks.values(), *(token["id"] for token in added)], np.int32)
     special = {token["content"]: len(ranks) + i for i, token in enumerate(added)}
     pattern = _split_pattern(parts)
@@ -237,23 +250,33 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def _merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
-    """Ids of a byte-level vocabulary's entries in rank order: bytes, then merges."""
+    """Maps a byte-level vocabulary's entries to their ids in rank order: bytes, then merges.
+
+    Raises:
+        Unavailable: If it is not a byte-level BPE.
+    """
     if model["type"] != "BPE":
         raise Unavailable("it is not BPE")
-    vocabulary, alphabet = model["vocab"], byte_alphabet()
+    vocabulary = model["vocab"]
+    alphabet = byte_alphabet()
     if not all(character in vocabulary for character in alphabet):
         raise Unavailable("its vocabulary lacks a byte")
-    ranks = {bytes([byte]): vocabulary[character] for character, byte in alphabet.items()}
+
+    ids = {bytes([byte]): vocabulary[character] for character, byte in alphabet.items()}
     for left, right in model["merges"]:
         entry = bytes(alphabet[character] for character in left + right)
-        ranks.setdefault(entry, vocabulary[left + right])
-    return ranks
+        ids.setdefault(entry, vocabulary[left + right])
+    return ids
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
-    """Byte length of each entry of a byte-level BPE vocabulary (int32); None for other tokenizers.
+    """Computes the byte length of each entry of a byte-level BPE vocabulary (int32).
 
-    A byte-level vocabulary represents each byte as one character, so lengths are those of entries.
+    A byte-level vocabulary represents each byte as one character, so the byte length of an entry is
+    its number of characters.
+
+    Returns:
+        None for other tokenizers.
     """
     parts = parse_json(tokenizer.to_str())
     steps = pre_tokenizers_of(parts["pre_tokenizer"])
@@ -261,6 +284,7 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
         return None
     if not all(map(keeps_text, steps)):
         return None
+
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = {token["content"]: token["id"] for token in parts["added_tokens"]}
     lengths = np.zeros(max([*vocabulary.values(), *added.values()]) + 1, np.int32)
@@ -268,28 +292,32 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
         lengths[number] = len(entry)
     for entry, number in added.items():
         lengths[number] = len(entry.encode())
+
     # A tokenizer may still add, drop or replace characters in many ways.
-    whole = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
-    totals = [
-        int(lengths[encoding.ids].sum())
-        for encoding in tokenizer.encode_batch(whole, add_special_tokens=False)
-    ]
-    return lengths if totals == [len(text.encode()) for text in whole] else None
+    probes = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
+    encodings = tokenizer.encode_batch(probes, add_special_tokens=False)
+    totals = [int(lengths[encoding.ids].sum()) for encoding in encodings]
+    return lengths if totals == [len(probe.encode()) for probe in probes] else None
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary represents."""
+    """Maps each character of a byte-level vocabulary to the byte that it represents."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _split_pattern(parts: dict[str, Any]) -> str:
-    """The regular expression by which a tokenizer splits a text before merging."""
-    before = parts["pre_tokenizer"] or {}
+    """Returns the regular expression by which a tokenizer splits a text before merging.
+
+    Raises:
+        Unavailable: If it normalizes the text, or splits it in another way.
+    """
     if parts["normalizer"] is not None:
         raise Unavailable("it normalizes the text")
-    match before.get("pretokenizers", [before]):
+
+    pre_tokenizer = parts["pre_tokenizer"] or {}
+    match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
             return GPT2_PATTERN
         case [
@@ -301,7 +329,11 @@ def _split_pattern(parts: dict[str, Any]) -> str:
 
 
 def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
-    """gigatoken with the tokenizer's vocabulary; `Unavailable` if it does not support that."""
+    """Builds gigatoken with the tokenizer's vocabulary.
+
+    Raises:
+        Unavailable: If gigatoken does not support it, or is not installed.
+    """
     try:
         from gigatoken import Tokenizer as Gigatoken
     except ImportError as error:
@@ -322,7 +354,7 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def cached_backend(tokenizer: Tokenizer) -> Backend:
-    """The oracle, with a cache of words if they do not depend on each other."""
+    """Returns the oracle, with a cache of words if they do not depend on each other."""
     try:
         return WordCache(tokenizer).ids
     except Inseparable as reason:
@@ -331,10 +363,10 @@ def cached_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> CharacterBackend:
-    """The oracle with the characters of each token, and with a cache of words as above.
+    """Returns the oracle with the characters of each token, and with a cache of words if possible.
 
     Args:
-        sample: Texts on which the cache must return what the oracle returns.
+        sample: Texts on which the cache must return the same as the oracle.
     """
 
     def oracle(texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
@@ -346,6 +378,7 @@ def character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> CharacterB
     except Inseparable as reason:
         log_without_cache(reason)
         return oracle
+
     pairs = zip(cached(sample), oracle(sample), strict=True)
     different = sum(
         not (np.array_equal(ids, expected_ids) and np.array_equal(characters, expected_characters))
@@ -359,16 +392,16 @@ def character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> CharacterB
 
 
 def log_without_cache(reason: Inseparable) -> None:
-    """Logs why a tokenizer encodes every word again."""
+    """Logs why a tokenizer encodes every word, including repeated ones."""
     log_once(log, logging.INFO, f"tokenizer backend hf has no cache of words: {reason}")
 
 
 BACKENDS = {"gigatoken": gigatoken_backend, "tiktoken": tiktoken_backend, "hf": cached_backend}
-"""From the fastest to the oracle."""
+"""The backends by name, from the fastest to the oracle."""
 
 
 def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Backend:
-    """Select the backend of that name, or for `auto` the fastest that agrees with the oracle.
+    """Selects the backend of that name, or for `auto` the fastest that agrees with the oracle.
 
     Args:
         name: A key of `BACKENDS`, or `auto`.
@@ -393,12 +426,14 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
                 ) from error
             log_once(log, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
             continue
+
         pairs = zip(backend(sample), expected, strict=True)
         different = sum(not np.array_equal(*pair) for pair in pairs)
         if not different:
-            found = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
-            log_once(log, logging.INFO, found)
+            choice = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
+            log_once(log, logging.INFO, choice)
             return backend
-        found = f"differs from the oracle on {different} of {len(sample)} texts and is left out"
-        log_once(log, logging.WARNING, f"tokenizer backend {candidate} {found}")
+
+        problem = f"differs from the oracle on {different} of {len(sample)} texts and is left out"
+        log_once(log, logging.WARNING, f"tokenizer backend {candidate} {problem}")
     return oracle

@@ -2,7 +2,7 @@
 
 A text is cut before a space that follows two ASCII characters, the second of which is visible (`!`
 to `~`). A tokenizer is *separable* if the tokens of the text on one side of such a cut never depend
-on the text on the other side, so that the tokens of the parts, in order, are those of the text.
+on the text on the other side, so that the tokens of the text are the tokens of its parts, in order.
 
 This is derived from the parts of the tokenizer (its `tokenizer.json`), never from trying texts:
 
@@ -15,7 +15,7 @@ This is derived from the parts of the tokenizer (its `tokenizer.json`), never fr
   has a space after another character, no merge crosses a cut. Since merges elsewhere neither enable
   nor prevent a merge, each side is merged as it would be alone.
 
-Everything else, such as other patterns, is refused: `split_by_words` names the reason.
+Everything else, such as other patterns, is refused: `check_separable` names the reason.
 """
 
 from __future__ import annotations
@@ -37,23 +37,36 @@ _LATER_PATTERN = (
 )
 
 SPLIT_PATTERNS = frozenset({GPT2_PATTERN, _LATER_PATTERN % "{1,3}", _LATER_PATTERN % ""})
-"""Patterns (GPT-2, Llama 3, Qwen 2) whose matches have no space after another character, and depend
-on no text before the match or after the whitespace that follows it."""
+"""Patterns (GPT-2, Llama 3, Qwen 2) whose matches have no space after another character.
+
+A match does not depend on the text before it, or after the whitespace that follows it.
+"""
 
 SPACE_SYMBOL = "▁"
 """Represents a space in the vocabularies of SentencePiece."""
 
 VISIBLE = "".join(map(chr, range(33, 127)))
+"""The visible characters of ASCII."""
 
 ANY_TEXT_NORMALIZERS = {
-    "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Prepend", "Strip",
+    "BertNormalizer",
+    "Lowercase",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "Prepend",
+    "Strip",
     "StripAccents",
-}  # fmt: skip
-"""They change single characters, their order after one, or the ends of a text."""
+}
+"""Normalizers of single characters, of the characters that combine with one, or of text ends."""
 
 SPLIT_AT_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+"""Pre-tokenizers that split at every space."""
 
 Part = Mapping[str, Any]
+"""A part of a `tokenizer.json`."""
 
 
 class Inseparable(Exception):
@@ -63,30 +76,39 @@ class Inseparable(Exception):
 def check_separable(tokenizer: Tokenizer) -> None:
     """Checks that a tokenizer encodes both sides of every cut separately.
 
-    Truncation and padding are not considered, and no special tokens are to be added.
+    Truncation and padding are not considered, and adding special tokens is not allowed.
 
     Raises:
         Inseparable: If this does not follow from its parts.
     """
     parts = parse_json(tokenizer.to_str())
-    steps = _steps(parts["normalizer"], "normalizers")
-    for step in steps:
+    normalizers_in_order = _steps(parts["normalizer"], "normalizers")
+    for step in normalizers_in_order:
         _check_normalizer(step)
     _check_added_tokens(tokenizer, parts["added_tokens"])
     _check_post_processor(parts["post_processor"])
-    has_symbols = bool(steps) and _replaces_spaces(steps[-1])
-    if not has_symbols and any(map(_replaces_spaces, steps)):
+
+    has_symbols = bool(normalizers_in_order) and _replaces_spaces(normalizers_in_order[-1])
+    if not has_symbols and any(map(_replaces_spaces, normalizers_in_order)):
         raise Inseparable("its normalizer replaces spaces before its last step")
     _check_model(parts["model"], parts["pre_tokenizer"], has_symbols)
 
 
 def _steps(part: Part | None, name: str) -> Sequence[Part]:
-    """The steps of a part that may be a sequence, in order."""
+    """Lists the steps of a part in order; a sequence of steps may be nested.
+
+    Args:
+        name: The key of the steps of a sequence.
+    """
     if part is None:
         return []
     if part["type"] != "Sequence":
         return [part]
-    return [step for inner in part[name] for step in _steps(inner, name)]
+
+    steps: list[Part] = []
+    for inner in part[name]:
+        steps += _steps(inner, name)
+    return steps
 
 
 def _replaces_spaces(step: Part) -> bool:
@@ -94,6 +116,7 @@ def _replaces_spaces(step: Part) -> bool:
 
 
 def _check_normalizer(step: Part) -> None:
+    """Checks that a normalizer neither changes the text around a cut nor depends on it."""
     match step:
         case {"type": name} if name in ANY_TEXT_NORMALIZERS:
             return
@@ -123,6 +146,7 @@ def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
     for token in added:
         if not token["normalized"]:
             continue
+
         content = token["content"]
         normalized = content if normalizer is None else normalizer.normalize_str(content)
         spaces = [symbol.isspace() or symbol == SPACE_SYMBOL for symbol in normalized]
@@ -133,7 +157,7 @@ def _check_added_tokens(tokenizer: Tokenizer, added: Sequence[Part]) -> None:
 
 
 def _check_post_processor(part: Part | None) -> None:
-    """Refuses what may change the tokens of a text that gets no special ones."""
+    """Refuses steps that may change tokens even if no special tokens are added."""
     for step in _steps(part, "processors"):
         match step:
             case {"type": "ByteLevel" | "BertProcessing" | "RobertaProcessing"}:
@@ -145,7 +169,7 @@ def _check_post_processor(part: Part | None) -> None:
 
 
 def _check_model(model: Part, pre_tokenizer: Part | None, has_symbols: bool) -> None:
-    """Checks that the model sees no word together with the next, or encodes them separately.
+    """Checks that the model encodes each word separately, or merges nothing across words.
 
     Args:
         has_symbols: Whether the normalizer replaces all spaces by `SPACE_SYMBOL`.
@@ -154,13 +178,15 @@ def _check_model(model: Part, pre_tokenizer: Part | None, has_symbols: bool) -> 
         raise Inseparable("its merges are random")
     if model["type"] not in ("BPE", "Unigram", "WordLevel", "WordPiece"):
         raise Inseparable(f"its model {model['type']} is not known")
+
     for step in _steps(pre_tokenizer, "pretokenizers"):
         match step:
+            # A step that splits at every cut ends the search: later parts see each word separately.
             case {"type": "Metaspace", "replacement": symbol, "split": is_split} if (
                 symbol == SPACE_SYMBOL
             ):
                 if is_split:
-                    return  # what follows sees each part separately
+                    return
                 has_symbols = True
             case {"type": name} if name in SPLIT_AT_SPACES and not has_symbols:
                 return
@@ -170,12 +196,15 @@ def _check_model(model: Part, pre_tokenizer: Part | None, has_symbols: bool) -> 
                 pattern in SPLIT_PATTERNS and not step["invert"] and not has_symbols
             ):
                 return
+
+            # Other permitted steps do not join words.
             case {"type": "Split", "pattern": {"String": " "}} if has_symbols:
                 pass  # there are no spaces
             case {"type": "Digits"} | {"type": "Punctuation", "behavior": "Isolated"}:
-                pass  # splits around characters that are no spaces
+                pass  # splits around characters other than spaces
             case _:
                 raise Inseparable(f"its pre-tokenizer {step['type']} may join words")
+
     if not has_symbols:
         raise Inseparable("its pre-tokenizer does not split at spaces")
     _check_merges(model)
@@ -189,6 +218,7 @@ def _check_merges(model: Part) -> None:
         raise Inseparable("its model depends on where a text begins or ends")
     if SPACE_SYMBOL not in model["vocab"]:
         raise Inseparable(f"its vocabulary lacks {SPACE_SYMBOL!r}")
+
     for left, right in model["merges"]:
         if SPACE_SYMBOL in (left + right).lstrip(SPACE_SYMBOL):
             raise Inseparable(f"it merges {left!r} and {right!r} across words")

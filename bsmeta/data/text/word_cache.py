@@ -1,18 +1,18 @@
-"""A cache of words in front of a tokenizer: most words of a batch are not encoded again.
+"""A cache of words for a tokenizer: most words of a batch are not encoded again.
 
 The tokenizers library takes more than a microsecond per word, whether or not it has seen it before,
 and nine words in ten recur. A separable tokenizer (see `word_bounds`) encodes the words of a text
 one by one, so a batch is cut into words, each distinct word is looked up once, and its tokens are
-copied to every place where it occurs. Except for the lookup, Arrow and NumPy do this for the whole
-batch at once.
+copied to every position where it occurs. Except for the lookup, Arrow and NumPy do this for the
+whole batch at once.
 
 The tokens of a word depend on whether it follows another word, a special token, or nothing (there,
-a tokenizer may insert a space). The first byte of a word's key says which: the space itself for a
-word after another, otherwise a control character that is put before it. A new word is encoded after
-text of the same sort, whose tokens are then dropped.
+a tokenizer may insert a space). The first byte of a word's key distinguishes these: the space
+itself for a word after another, otherwise a control character that is put before it. A new word is
+encoded after text of the same sort, whose tokens are then dropped.
 
 Texts that cannot be encoded in this way are encoded whole: those with an added token that depends
-on its neighbors, and those that are no valid Unicode, which the tokenizer itself then refuses.
+on its neighbors, and those that are not valid Unicode, which the tokenizer itself then refuses.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Characters = tuple[np.ndarray, np.ndarray]
 """The characters of a text that tokens cover: starts and ends, int32 [n] each."""
 
 GENERATION = 1 << 16
-"""Words of a generation. The current generation and the one before it are kept."""
+"""Number of words in a generation. The current and the previous generation are kept."""
 
 LARGEST_ENTRY = 256
-"""Bytes of a word and its tokens (12 each) that are kept; longer words rarely recur."""
+"""Largest size in bytes of a cached word and its tokens (12 each); longer words rarely recur."""
 
 JOINED = 256
-"""New words that are encoded as one text."""
+"""Number of new words that are encoded as one text."""
 
 SPACE = 0x20
 
@@ -62,7 +62,12 @@ CARRIER = "a"
 """Text before a word that follows another."""
 
 COLUMNS = 3
-"""Of each token: its id, and the start and the end of its characters in the word."""
+"""Number of values of a token."""
+
+# The values of a token: its id, and the start and end of its characters in the word.
+_ID = 0
+_START = 1
+_END = 2
 
 
 class WordCache:
@@ -87,28 +92,30 @@ class WordCache:
         return len(self._recent) + len(self._older)
 
     def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text (int32[n])."""
+        """Encodes texts; returns the ids of each (int32[n])."""
         words = cut_words(texts, self._special)
         if words is None:
             return [np.array(encoding.ids, np.int32) for encoding in self._encode(texts)]
-        tokens, whole = self._tokens(words)
-        results = tokens.by_text(tokens.column(0))
-        for number, encoding in self._encode_some(texts, whole):
+
+        tokens, irregular = self._find_tokens(words)
+        results = tokens.by_text(tokens.column(_ID))
+        for number, encoding in self._encode_some(texts, irregular):
             results[number] = np.array(encoding.ids, np.int32)
         return results
 
     def ids_and_characters(self, texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
-        """The ids of each text (int32[n]), and the characters that each token covers."""
+        """Encodes texts; returns ids (int32[n]) and the characters that each token covers."""
         words = cut_words(texts, self._special)
         if words is None:
             return [ids_and_characters(encoding) for encoding in self._encode(texts)]
-        tokens, whole = self._tokens(words)
+
+        tokens, irregular = self._find_tokens(words)
         before = words.characters_before().repeat(tokens.counts)
-        ids = tokens.by_text(tokens.column(0))
-        starts = tokens.by_text(tokens.column(1) + before)
-        ends = tokens.by_text(tokens.column(2) + before)
+        ids = tokens.by_text(tokens.column(_ID))
+        starts = tokens.by_text(tokens.column(_START) + before)
+        ends = tokens.by_text(tokens.column(_END) + before)
         results = list(zip(ids, zip(starts, ends, strict=True), strict=True))
-        for number, encoding in self._encode_some(texts, whole):
+        for number, encoding in self._encode_some(texts, irregular):
             results[number] = ids_and_characters(encoding)
         return results
 
@@ -118,43 +125,46 @@ class WordCache:
     def _encode_some(
         self, texts: Sequence[str], numbers: Sequence[int]
     ) -> Iterator[tuple[int, Encoding]]:
-        """Encodes the texts of these numbers."""
+        """Encodes the texts with these numbers."""
         encodings = self._encode([texts[number] for number in numbers])
         return zip(numbers, encodings, strict=True)
 
-    def _tokens(self, words: Words) -> tuple[WordTokens, list[int]]:
-        """The tokens of the words, and the numbers of the texts that must be encoded whole."""
-        rows = self._look_up(words.distinct)
-        whole = set(words.irregular)
-        unusable = [number for number, entry in enumerate(rows) if entry is None]
+    def _find_tokens(self, words: Words) -> tuple[WordTokens, list[int]]:
+        """Finds the tokens of words; also returns the numbers of texts to encode as a whole."""
+        entries = self._look_up(words.distinct)
+        irregular = set(words.irregular)
+        unusable = [number for number, entry in enumerate(entries) if entry is None]
         if unusable:
             positions = np.flatnonzero(np.isin(words.numbers, unusable))
-            whole |= set((words.bounds.searchsorted(positions, "right") - 1).tolist())
-        return WordTokens(words, [entry or b"" for entry in rows]), sorted(whole)
+            irregular |= set((words.bounds.searchsorted(positions, "right") - 1).tolist())
+        return WordTokens(words, [entry or b"" for entry in entries]), sorted(irregular)
 
     def _look_up(self, words: Sequence[bytes]) -> list[bytes | None]:
-        """The tokens of distinct words, from the cache or the tokenizer, as `_learn` returns them.
+        """Finds the tokens of distinct words in the cache, or encodes them; see `_learn`.
 
         The cache is filled up to its limit, then the older generation is dropped, so that it keeps
-        the words that were used last.
+        the most recently used words.
         """
-        recent, older = self._recent, self._older
-        rows = [recent.get(word) for word in words]
-        missing = [number for number, entry in enumerate(rows) if entry is None]
+        recent = self._recent
+        older = self._older
+        entries = [recent.get(word) for word in words]
+        missing = [number for number, entry in enumerate(entries) if entry is None]
+
         new = []
         for number in missing:
             entry = older.get(words[number])
             if entry is None:
                 new.append(number)
             else:
-                rows[number] = entry
+                entries[number] = entry
                 self._keep(words[number], entry)
+
         learned = self._learn([words[number] for number in new])
         for number, entry in zip(new, learned, strict=True):
-            rows[number] = entry
+            entries[number] = entry
             if entry is not None and len(words[number]) + len(entry) <= LARGEST_ENTRY:
                 self._keep(words[number], entry)
-        return rows
+        return entries
 
     def _keep(self, word: bytes, entry: bytes) -> None:
         if len(self._recent) >= GENERATION:
@@ -168,21 +178,25 @@ class WordCache:
         Returns:
             The tokens of each (int32[n, COLUMNS]); None if they depend on more than the word.
         """
-        rows: list[bytes | None] = [None] * len(words)
+        entries: list[bytes | None] = [None] * len(words)
         can_join = [number for number, word in enumerate(words) if precedes_cut(word)]
-        groups = [can_join[begin : begin + JOINED] for begin in range(0, len(can_join), JOINED)]
-        members = [[words[number].decode() for number in group] for group in groups]
-        joined = self._encode([CARRIER + "".join(group) for group in members])
-
         alone = set(range(len(words))) - set(can_join)
-        for group, texts, encoding in zip(groups, members, joined, strict=True):
-            parts = self._divide(texts, encoding)
-            if parts is None:
+
+        # Words that end at a cut are encoded together.
+        groups = [can_join[first : first + JOINED] for first in range(0, len(can_join), JOINED)]
+        group_words: list[list[str]] = []
+        for group in groups:
+            group_words.append([words[number].decode() for number in group])
+        joined = self._encode([CARRIER + "".join(texts) for texts in group_words])
+        for group, texts, encoding in zip(groups, group_words, joined, strict=True):
+            group_entries = self._divide(texts, encoding)
+            if group_entries is None:
                 alone.update(group)
                 continue
-            for number, part in zip(group, parts, strict=True):
-                rows[number] = part
+            for number, entry in zip(group, group_entries, strict=True):
+                entries[number] = entry
 
+        # All others are encoded one by one, after text of the sort that precedes them.
         numbers = sorted(alone)
         contexts = [self._context(words[number]) for number in numbers]
         encodings = self._encode([context.before + context.text for context in contexts])
@@ -190,30 +204,36 @@ class WordCache:
         for number, context, carrier, encoding in zip(
             numbers, contexts, carriers, encodings, strict=True
         ):
-            rows[number] = self._after(context, carrier.ids, encoding)
-        return rows
+            entries[number] = self._drop_carrier(context, carrier.ids, encoding)
+        return entries
 
     def _divide(self, words: Sequence[str], encoding: Encoding) -> list[bytes] | None:
-        """The tokens of each of the words that were encoded as one text, after `CARRIER`.
+        """Divides the tokens of words that were encoded as one text, after `CARRIER`.
 
-        None if an added token is among them, or if characters do not say whose a token is.
+        Returns:
+            The tokens of each word; None if an added token is among them, or if characters do not
+            determine the word of each token.
         """
         if self._special.spans(CARRIER + "".join(words)) or self._special.is_among(encoding.ids):
             return None
+
         table = token_table(encoding)
+        starts = table[:, _START]
+        ends = table[:, _END]
         bounds = np.cumsum([0, len(CARRIER), *map(len, words)])
-        owners = bounds.searchsorted(table[:, 1], "right") - 1
+        owners = bounds.searchsorted(starts, "right") - 1
         owners = np.minimum(owners, len(words))  # an empty token at the end
-        within = table[:, 2] <= bounds[owners + 1]
-        is_clear = (table[:, 1] < table[:, 2]) | (table[:, 1] > bounds[owners])
-        if not (within & is_clear).all() or (np.diff(owners) < 0).any():
+        is_within = ends <= bounds[owners + 1]
+        is_clear = (starts < ends) | (starts > bounds[owners])
+        if not (is_within & is_clear).all() or (np.diff(owners) < 0).any():
             return None
-        table[:, 1:] -= bounds[owners, None].astype(np.int32)
-        first = owners.searchsorted(np.arange(1, len(words) + 2)).tolist()
-        return [table[begin:end].tobytes() for begin, end in itertools.pairwise(first)]
+
+        table[:, _START:] -= bounds[owners, None].astype(np.int32)
+        first_rows = owners.searchsorted(np.arange(1, len(words) + 2)).tolist()
+        return [table[first:last].tobytes() for first, last in itertools.pairwise(first_rows)]
 
     def _context(self, word: bytes) -> Context:
-        """The word, after text like that before it."""
+        """Chooses text of the sort that precedes a word, according to the word's mark."""
         match word[:1]:
             case b" ":
                 return Context(CARRIER, word.decode(), [])
@@ -226,8 +246,10 @@ class WordCache:
         text = word[1:].decode()
         return Context(before, text, [(len(before), len(before) + len(text))])
 
-    def _after(self, context: Context, carrier: list[int], encoding: Encoding) -> bytes | None:
-        """The tokens of a word that was encoded in its context, without those of the carrier.
+    def _drop_carrier(
+        self, context: Context, carrier: list[int], encoding: Encoding
+    ) -> bytes | None:
+        """Returns the tokens of a word that was encoded in its context, without the carrier's.
 
         None if another added token was formed.
         """
@@ -236,17 +258,18 @@ class WordCache:
         ids = encoding.ids
         if ids[: len(carrier)] != carrier or self._special.is_among(ids):
             return None
+
         table = token_table(encoding)[len(carrier) :]
-        table[:, 1:] -= len(context.before)
+        table[:, _START:] -= len(context.before)
         return table.tobytes()
 
 
 @dataclass(slots=True)
 class Context:
-    """A word, and text before it that makes it be encoded as in its own text.
+    """A word, and text to put before it so that it is encoded as in its own text.
 
     Attributes:
-        special: The spans (characters of both together) where special tokens must be found.
+        special: The spans (in characters of `before + text`) where special tokens must be found.
     """
 
     before: str
@@ -257,9 +280,9 @@ class Context:
 class SpecialPatterns:
     """Finds the added tokens of a tokenizer in texts that are not normalized.
 
-    The library looks for added tokens twice: in the original text for those that are not to be
+    The library searches for added tokens twice: in the original text for tokens that are not
     normalized, then for the others in the normalized text between them; in both, for the leftmost
-    and there the longest.
+    and, at the same position, the longest.
 
     Attributes:
         example: A token that is found independently of its neighbors; "" if there is none.
@@ -272,6 +295,7 @@ class SpecialPatterns:
         irregular = [
             token for token in original if token.lstrip or token.rstrip or token.single_word
         ]
+
         regular = [token.content for token in original if token not in irregular]
         contents = [token.content for token in irregular]
         if tokenizer.normalizer is None:
@@ -280,6 +304,7 @@ class SpecialPatterns:
                 for token in added.values()
                 if token.normalized and any(map(str.isspace, token.content[1:]))
             ]
+
         self._normalized = {number for number, token in added.items() if token.normalized}
         self._regular = re.compile(b"(" + alternatives(regular).encode() + b")")
         self._irregular = re.compile(alternatives(contents).encode())
@@ -288,24 +313,24 @@ class SpecialPatterns:
         self.has_cut = any(" " in content for content in regular)
 
     def split(self, raw: bytes) -> list[bytes] | None:
-        """Text, special token, text, … in turns.
+        """Splits a text into text, special token, text, … in turns.
 
-        None if the text has an added token that depends on its neighbors, or that the text may be
-        cut in.
+        None if the text has an added token that depends on its neighbors, or in which the text may
+        be cut.
         """
         return None if self._irregular.search(raw) else self._regular.split(raw)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where added tokens are in a text (characters), except those that are normalized."""
+        """Finds the added tokens in a text (spans of characters), except normalized ones."""
         return [match.span() for match in self._all.finditer(text)]
 
     def is_among(self, ids: Sequence[int]) -> bool:
-        """Whether these are the ids of a text with an added token that is normalized."""
+        """Whether ids include an added token that is matched in normalized text."""
         return not self._normalized.isdisjoint(ids)
 
 
 def alternatives(strings: Sequence[str]) -> str:
-    """A pattern that matches any of the strings, preferring the longest."""
+    """Builds a pattern that matches any of the strings, preferring the longest."""
     return "|".join(map(re.escape, sorted(strings, key=len, reverse=True))) or "(?!)"
 
 
@@ -326,7 +351,7 @@ class Words:
         bounds: int64[texts + 1], the index of each text's first word.
         irregular: Numbers of texts that were not cut; they are empty here.
         codes: uint8, the keys of all words, one after the other.
-        begins: int64[n], where they begin.
+        starts: int64[n], the index in `codes` of each word's key.
     """
 
     distinct: list[bytes]
@@ -334,22 +359,22 @@ class Words:
     bounds: np.ndarray
     irregular: list[int]
     codes: np.ndarray
-    begins: np.ndarray
+    starts: np.ndarray
 
     def characters_before(self) -> np.ndarray:
-        """Characters of the text before each of its words (int32[n])."""
-        is_first = self.codes.view(np.int8) >= -0x40  # of its character, in UTF-8
-        is_first[self.begins[self.codes[self.begins] != SPACE]] = False  # the mark of a key
-        lengths = np.add.reduceat(is_first, self.begins, dtype=np.int32)
+        """Counts the characters of the text before each of its words (int32[n])."""
+        begins_character = self.codes.view(np.int8) >= -0x40  # in UTF-8
+        begins_character[self.starts[self.codes[self.starts] != SPACE]] = False  # mark of a key
+        lengths = np.add.reduceat(begins_character, self.starts, dtype=np.int32)
         before = lengths.cumsum(dtype=np.int32) - lengths
         first_words = self.bounds[:-1]
         return before - before[first_words].repeat(np.diff(self.bounds))
 
 
 def cut_words(texts: Sequence[str], special: SpecialPatterns) -> Words | None:
-    """Cuts texts into words and special tokens; None if one of them is no valid Unicode."""
+    """Cuts texts into words and special tokens; None if one of them is not valid Unicode."""
     parts: list[bytes] = []
-    firsts: list[int] = []
+    first_parts: list[int] = []
     irregular = []
     for number, text in enumerate(texts):
         try:
@@ -359,47 +384,50 @@ def cut_words(texts: Sequence[str], special: SpecialPatterns) -> Words | None:
         if pieces is None:
             irregular.append(number)
             pieces = [b""]
-        firsts.append(len(parts))
-        parts += marked(pieces)
+        first_parts.append(len(parts))
+        parts += mark_pieces(pieces)
     if not parts:
         return None
 
     raw = b"".join(parts)
     codes = np.frombuffer(raw, np.uint8)
-    part_begins = np.cumsum([0, *map(len, parts)])
+    part_starts = np.cumsum([0, *map(len, parts)])
     cuts = cut_positions(codes)
     if special.has_cut:
-        marks = codes[part_begins[:-1]]
+        marks = codes[part_starts[:-1]]
         is_special = (marks == SPECIAL[0]) | (marks == SPECIAL_BEGINNING[0])
-        cuts = cuts[~is_special[part_begins.searchsorted(cuts, "right") - 1]]
-    begins = np.concatenate((part_begins, cuts))
-    begins.sort()
+        cuts = cuts[~is_special[part_starts.searchsorted(cuts, "right") - 1]]
+    starts = np.concatenate((part_starts, cuts))
+    starts.sort()
 
-    buffers = [None, pa.py_buffer(begins), pa.py_buffer(raw)]
-    words = pa.Array.from_buffers(pa.large_binary(), len(begins) - 1, buffers).dictionary_encode()
+    # Arrow finds the distinct words: slices of one buffer, without copying each word.
+    buffers = [None, pa.py_buffer(starts), pa.py_buffer(raw)]
+    words = pa.Array.from_buffers(pa.large_binary(), len(starts) - 1, buffers).dictionary_encode()
     return Words(
         distinct=words.dictionary.to_pylist(),
         numbers=words.indices.to_numpy().astype(np.int64),
-        bounds=begins.searchsorted(part_begins[[*firsts, -1]]),
+        bounds=starts.searchsorted(part_starts[[*first_parts, -1]]),
         irregular=irregular,
         codes=codes,
-        begins=begins[:-1],
+        starts=starts[:-1],
     )
 
 
-def marked(pieces: Sequence[bytes]) -> list[bytes]:
+def mark_pieces(pieces: Sequence[bytes]) -> list[bytes]:
     """Puts a mark before each piece of a text, which is text, special token, text, … in turns."""
     if len(pieces) == 1:
         return [BEGINNING + pieces[0]]
+
     marks = itertools.cycle((SPECIAL, AFTER_SPECIAL))
     if pieces[0]:
         return [BEGINNING + pieces[0], *map(bytes.__add__, marks, pieces[1:])]
+
     next(marks)
     return [SPECIAL_BEGINNING + pieces[1], *map(bytes.__add__, marks, pieces[2:])]
 
 
 def cut_positions(codes: np.ndarray) -> np.ndarray:
-    """Where `word_bounds` permits to cut a text: bytes (uint8) before which to cut (int64)."""
+    """Finds the bytes (uint8) before which `word_bounds` permits to cut a text (int64)."""
     is_cut = codes[2:] == SPACE
     is_cut &= codes[1:-1] - np.uint8(FIRST_VISIBLE) < VISIBLE_COUNT
     is_cut &= codes[:-2] < 0x80
@@ -419,34 +447,37 @@ class WordTokens:
     def __init__(self, words: Words, rows: Sequence[bytes]) -> None:
         table = np.frombuffer(b"".join(rows), np.int32).reshape(-1, COLUMNS)
         self._columns = np.ascontiguousarray(table.T)
+
+        # The row of each token of the batch in the table of distinct words.
         row_bytes = COLUMNS * table.itemsize
         sizes = np.fromiter(map(len, rows), np.int64, len(rows)) // row_bytes
         self.counts = sizes[words.numbers]
         ends = self.counts.cumsum()
         shifts = (sizes.cumsum() - sizes)[words.numbers] - (ends - self.counts)
-        self._places = shifts.repeat(self.counts)
-        self._places += np.arange(len(self._places))
+        self._rows = shifts.repeat(self.counts)
+        self._rows += np.arange(len(self._rows))
+
         self._bounds = np.concatenate(([0], ends))[words.bounds].tolist()
 
     def column(self, number: int) -> np.ndarray:
-        """A value of each token of all texts (int32)."""
-        return self._columns[number].take(self._places)
+        """Returns a value of each token of all texts (int32)."""
+        return self._columns[number].take(self._rows)
 
     def by_text(self, values: np.ndarray) -> list[np.ndarray]:
         """Divides values of all tokens by text."""
-        return [values[begin:end] for begin, end in itertools.pairwise(self._bounds)]
+        return [values[start:end] for start, end in itertools.pairwise(self._bounds)]
 
 
 def token_table(encoding: Encoding) -> np.ndarray:
-    """Ids and characters of tokens (int32[n, COLUMNS])."""
+    """Returns the ids and characters of tokens (int32[n, COLUMNS])."""
     ids = encoding.ids
     table = np.empty((len(ids), COLUMNS), np.int32)
-    table[:, 0] = ids
-    table[:, 1:] = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+    table[:, _ID] = ids
+    table[:, _START:] = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     return table
 
 
 def ids_and_characters(encoding: Encoding) -> tuple[np.ndarray, Characters]:
-    """Ids of an encoded text (int32[n]), and the characters that each token covers."""
+    """Returns the ids of an encoded text (int32[n]), and the characters that each token covers."""
     offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     return np.array(encoding.ids, np.int32), (offsets[:, 0], offsets[:, 1])
