@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -43,6 +43,7 @@ from bsmeta.models.manifest import (
     read_manifest,
     write_manifest,
 )
+from bsmeta.training.guards import GuardsState
 from bsmeta.training.shared_folder import TOKEN
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
@@ -62,8 +63,8 @@ _NOT_OF_A_FILE = {"OutOfMemoryError", "DistError"}  # of torch, which is not imp
 Result = TypeVar("Result")
 
 
-class TrainerState(TypedDict, total=False):
-    """The types of what the trainer saves in `trainer_state.json`."""
+class TrainerState(GuardsState, total=False):
+    """Types of the keys of `trainer_state.json`."""
 
     progress: dict[str, Any]
     phase: int
@@ -72,9 +73,6 @@ class TrainerState(TypedDict, total=False):
     engine: str
     parameters: dict[str, list[int]]
     evaluation: list[dict[str, Any]]
-    consecutive_skips: int
-    last_losses: list[float]
-    early_stopping: dict[str, Any]
 
 
 @contextmanager

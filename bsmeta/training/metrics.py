@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Column
@@ -41,7 +42,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.core.terminal import ProgressDisplay, TextColumn
-from bsmeta.training.optimization import NonFiniteGuard
+from bsmeta.training.guards import NonFiniteGuard
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import METRICS, Log, RunFolder
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
@@ -71,6 +72,20 @@ class Progress:
     counts: dict[str, float] = field(default_factory=dict)
     unlogged: dict[str, float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a JSON-serializable copy."""
+        return dataclasses.asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces every value with the saved one.
+
+        Raises:
+            msgspec.ValidationError: If a value has another type.
+        """
+        saved = msgspec.convert(state, Progress)
+        for field_of_saved in dataclasses.fields(saved):
+            setattr(self, field_of_saved.name, getattr(saved, field_of_saved.name))
 
     def add_counts(self, counts: dict[str, float]) -> None:
         for sums in (self.counts, self.unlogged, self.totals):
@@ -105,7 +120,7 @@ class StepLog:
             self._nonfinite.consecutive = 0
         else:
             self._run.keep()
-            event = self._nonfinite.failed(result, stats)
+            event = self._nonfinite.skip_or_stop(result, stats)
             self._tracker.event("nonfinite", result.step, **event)
         self._write_documents(result)
         progress.add_counts(data.counts)

@@ -1,24 +1,16 @@
-"""The course of an optimization: the optimizer, its learning rate, and guards.
+"""The optimizer and its learning rate.
 
 The learning rate is a pure function of the step number: it has no state to save, and a resumed run
 cannot deviate from it. It is applied to the optimizer's groups before each step, under DeepSpeed as
 well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
-
-The guards act on non-finite steps, loss spikes and evaluations that no longer improve. They only
-use values that are equal on all ranks, so every rank makes the same decision.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import statistics
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,10 +18,7 @@ from torch import nn
 
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import decay_start, warm_up_steps
-from bsmeta.core.errors import ConfigurationError, TrainingError
-from bsmeta.core.secrets import redact
-from bsmeta.training.step_stats import StepResult, StepStats
-from bsmeta.training.task import Metric
+from bsmeta.core.errors import ConfigurationError
 
 RATE_SCALE = "rate_scale"
 """Key of a parameter group: the factor of its learning rate."""
@@ -179,129 +168,3 @@ def own_settings(optimizer: Any) -> Iterator[None]:
     yield
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings)
-
-
-@dataclass
-class NonFiniteGuard:
-    """Handles steps whose loss or gradient is not finite.
-
-    Attributes:
-        action: `stop`, or `skip`: leave the weights unchanged and continue with the next step.
-        limit: The maximum number of consecutive skips; one more stops the run.
-        folder: The run folder; each rank writes `nonfinite-step{n}-rank{r}.json` there.
-        consecutive: Steps skipped since the last finite one; saved with a checkpoint.
-    """
-
-    action: str
-    limit: int
-    folder: Path
-    rank: int
-    consecutive: int = 0
-
-    def failed(self, result: StepResult, stats: StepStats) -> dict[str, Any]:
-        """Writes the step's documents to a file, then stops the run or skips the step.
-
-        It can no longer be skipped if the engine has changed the weights.
-
-        Returns:
-            The event for the log, if the step is skipped.
-
-        Raises:
-            TrainingError: If the run must stop.
-        """
-        self.consecutive += 1
-        step, loss, norm = result.step, stats.loss, stats.grad_norm
-        file = self.folder / f"nonfinite-step{step}-rank{self.rank}.json"
-        parts = [
-            {"loss_sum": repr(float(value)), "documents": list(batch.documents)}
-            for batch, value in zip(result.data.micro_batches, result.losses, strict=True)
-        ]
-        values = {"loss": repr(loss), "grad_norm": repr(norm)}
-        report = {"step": step, "rank": self.rank, **values, "micro_batches": parts}
-        with suppress(FileNotFoundError):  # the run folder was deleted, and rank 0 rebuilds it
-            file.write_text(redact(json.dumps(report, indent=1)) + "\n")
-        found = (
-            f"step {step}: loss {loss}, gradient norm {norm}. The documents of the step are in "
-            f"{self.folder}/nonfinite-step{step}-rank*.json; no checkpoint of it was written"
-        )
-        if self.action == "stop" or result.weights_changed:
-            raise TrainingError(
-                f"{found}. Resume with a lower learning_rate, or with on_nonfinite=skip"
-            )
-        if self.consecutive > self.limit:
-            raise TrainingError(
-                f"{found}. There were {self.consecutive} such steps in a row, and "
-                f"max_consecutive_skips={self.limit}"
-            )
-        return {**values, "consecutive": self.consecutive}
-
-
-class SpikeGuard:
-    """Detects losses far above those of the last steps, and limits how often a run rolls back.
-
-    Every rank sees the same losses and so detects the same spikes; so does a resumed run, because
-    the losses are saved with a checkpoint.
-
-    Args:
-        deviations: Standard deviations above the mean at which a loss counts as a spike; 0: never.
-        window: Number of past losses to compare with; no spike is detected until the window is
-            full.
-        limit: How often the run may roll back to the same checkpoint.
-    """
-
-    def __init__(self, deviations: float, window: int, limit: int) -> None:
-        self._deviations = deviations
-        self._limit = limit
-        self.losses: deque[float] = deque(maxlen=window)
-        self._rollbacks: Counter[int] = Counter()
-
-    def is_spike(self, loss: float) -> bool:
-        """Whether the loss is a spike; if not, adds it to the window for later comparisons."""
-        if self._deviations > 0 and len(self.losses) == self.losses.maxlen:
-            spread = self._deviations * statistics.pstdev(self.losses)
-            if loss > statistics.fmean(self.losses) + spread:
-                return True
-        self.losses.append(loss)
-        return False
-
-    def rolled_back(self, step: int) -> None:
-        """Counts a rollback to the checkpoint of `step`; more than the limit raise an error."""
-        self._rollbacks[step] += 1
-        if self._rollbacks[step] > self._limit:
-            raise TrainingError(
-                f"the loss spiked again after {self._limit} rollbacks (max_rollbacks) to step "
-                f"{step}; resume with a lower learning_rate, or raise loss_spike_deviations"
-            )
-
-
-@dataclass
-class EarlyStopping:
-    """Ends a run whose evaluations have stopped improving.
-
-    Attributes:
-        name: The metric that is compared, in its own direction (`Metric.better`).
-        patience: Consecutive evaluations without a better value than the best after which the run
-            ends; None: never.
-        best: Its best value, negated if higher values are better.
-        without: Evaluations since. Both are saved with a checkpoint.
-    """
-
-    name: str | None
-    patience: int | None
-    best: float | None = None
-    without: int = 0
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the run should end now."""
-        return self.patience is not None and self.without >= self.patience
-
-    def record(self, metrics: Sequence[Metric]) -> None:
-        """Records an evaluation; a value that is not a number counts as no improvement."""
-        cost = next((metric.cost for metric in metrics if metric.name == self.name), None)
-        if cost is None:
-            return
-        if not math.isnan(cost) and (self.best is None or cost < self.best):
-            self.best, self.without = cost, 0
-        else:
-            self.without += 1

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -25,6 +24,7 @@ from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name, naming_fil
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
 from bsmeta.training.generators import restore_rng
+from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
     RUNS,
     Progress,
@@ -33,7 +33,7 @@ from bsmeta.training.metrics import (
     Tracker,
     start_trackers,
 )
-from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard, build_optimizer
+from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.profile import Profile
 from bsmeta.training.resuming import (
@@ -101,13 +101,7 @@ class Trainer:
             config, task, self.engine, schedule.max_steps, self.stop, self.saver, watchdog,
             self.profile, lag=self._lag,
         )  # fmt: skip
-        self.nonfinite = NonFiniteGuard(
-            config.on_nonfinite, config.max_consecutive_skips, run.path, rank
-        )
-        self.spikes = SpikeGuard(
-            config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
-        )
-        self.early_stopping = EarlyStopping(config.keep_best_by, config.early_stopping_patience)
+        self.guards = Guards.from_config(config, run.path, rank)
 
     def train(self, resume: Resume | None) -> bool:
         """Trains until the last step or a signal; the state is saved in either case.
@@ -128,7 +122,7 @@ class Trainer:
         with self._track() as self.tracker:
             self.log = StepLog(
                 self.config, self.schedule, self.run, self.processes, self.tracker,
-                self.throughput, self.nonfinite,
+                self.throughput, self.guards.nonfinite,
             )  # fmt: skip
             if resume:
                 folder, changed = str(resume.saved.folder), resume.changed
@@ -195,7 +189,7 @@ class Trainer:
         return self._is_done()
 
     def _is_done(self) -> bool:
-        return self.early_stopping.is_due or self.progress.step == self.schedule.max_steps
+        return self.guards.early_stopping.is_due or self.progress.step == self.schedule.max_steps
 
     # --- one step ---------------------------------------------------------------------------
 
@@ -245,7 +239,11 @@ class Trainer:
             stats = self.log.record(result, self._next_data, self.progress)
             self._data_state, self._phase = result.data.state, result.data.phase
             self._apply(stats)
-            if stats.finite and self.spikes.is_spike(stats.loss) and self._roll_back(stats.loss):
+            if (
+                stats.finite
+                and self.guards.spikes.is_spike(stats.loss)
+                and self._roll_back(stats.loss)
+            ):
                 return True
         return False
 
@@ -299,8 +297,8 @@ class Trainer:
         check_metric(self.config.keep_best_by, metrics)
         self._evaluated = (self.progress.step, metrics)
         self._log_metrics(metrics)
-        self.early_stopping.record(self.processes.broadcast(metrics))
-        if self.early_stopping.is_due:
+        self.guards.early_stopping.record_evaluation(self.processes.broadcast(metrics))
+        if self.guards.early_stopping.is_due:
             self.tracker.event("early_stop", self.progress.step, metric=self.config.keep_best_by)
 
     def _finish(self) -> None:
@@ -332,7 +330,7 @@ class Trainer:
             return
         self.watchdog.enter(f"step {step}: saving")
         self._log_exposure(step)
-        self.saver.save(step, self._state(), self._merged_data_state())
+        self.saver.save(step, self.state_dict(), self._merged_data_state())
         self._last = Checkpoint(self.run.path / name(step), step)
         self._log_saves()
 
@@ -345,7 +343,7 @@ class Trainer:
             return
         self.watchdog.enter("rehearsing a save and a load")
         began = time.perf_counter()
-        with self.saver.rehearsed(self._state(), self._merged_data_state()) as saved:
+        with self.saver.rehearsed(self.state_dict(), self._merged_data_state()) as saved:
             self._load(saved)
         self._last = None
         if self.processes.is_main:
@@ -356,25 +354,33 @@ class Trainer:
         positions = self.stream.merge(self.processes.gather(self._data_state))
         return {"fingerprint": self.stream.fingerprint, **positions}
 
-    def _state(self) -> dict[str, Any]:
-        """The state of a checkpoint besides engine, generators and data; JSON-serializable."""
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the content of `trainer_state.json`: all but engine, generators and data."""
         metrics = self._evaluated[1] if self._evaluated[0] == self.progress.step else []
         return {
-            "progress": asdict(self.progress),
+            "progress": self.progress.state_dict(),
             "phase": self._phase,
             "world_size": self.processes.size,
             "global_batch": BatchPlan.of(self.config, self.processes.size).rows_per_step,
             "engine": self.engine.name,
             "parameters": self._shapes,
             "evaluation": [asdict(metric) for metric in metrics],
-            "consecutive_skips": self.nonfinite.consecutive,
-            "last_losses": list(self.spikes.losses),
-            "early_stopping": {
-                "best": self.early_stopping.best,
-                "without": self.early_stopping.without,
-            },
+            **self.guards.state_dict(),
             "task": self.task.state(),
         }
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Restores progress, guards and task from the state of a checkpoint of `step`.
+
+        Raises:
+            ValueError: If the state is of another step.
+        """
+        self.progress.load_state_dict(state["progress"])
+        if self.progress.step != step:
+            raise ValueError(f"is of step {self.progress.step}, expected {step}")
+        self._phase = int(state["phase"])
+        self.guards.load_state_dict(state)
+        self.task.restore(state.get("task"))
 
     def _log_saves(self) -> None:
         for saved in self.saver.finished():
@@ -391,19 +397,7 @@ class Trainer:
             check_same_model(saved, state["parameters"], self._shapes)
         self.engine.load(weights or saved.folder / "state")
         with naming_file(saved.folder / STATE):
-            self.progress = msgspec.convert(state["progress"], Progress)
-            if self.progress.step != saved.step:
-                raise ValueError(f"is of step {self.progress.step}, expected {saved.step}")
-            self._phase = int(state["phase"])
-            self.nonfinite.consecutive = int(state["consecutive_skips"])
-            self.spikes.losses.clear()
-            self.spikes.losses.extend(state["last_losses"])
-            stopping = state["early_stopping"]
-            self.early_stopping.best, self.early_stopping.without = (
-                stopping["best"],
-                stopping["without"],
-            )
-            self.task.restore(state.get("task"))
+            self.load_state_dict(state, saved.step)
         self._last = saved
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank
@@ -422,9 +416,9 @@ class Trainer:
         saved = rollback_point(self.run.path, step, self.processes)
         self.tracker.event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:
-            self.spikes.losses.append(loss)  # or at a new level, every later loss is a spike
+            self.guards.spikes.accept(loss)
             return False
-        self.spikes.rolled_back(saved.step)
+        self.guards.spikes.count_rollback(saved.step)
         self._load(saved)  # but not the state of the data
         self.tracker.event("rollback", step, to_step=self.progress.step)
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training import metrics as metrics_module
 from bsmeta.training.device_copy import copy_to
 from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection
-from bsmeta.training.metrics import Throughput
+from bsmeta.training.metrics import Progress, Throughput
 from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepStats
 from bsmeta.training.task import Loss, flops_per_token
@@ -35,6 +36,30 @@ class Tied(nn.Module):
 
 def test_flops_of_a_token_leave_out_what_is_only_looked_up() -> None:
     assert flops_per_token(Tied()) == 6 * (100 * 8 + 8 * 8 + 8)
+
+
+def test_the_state_of_the_progress_is_a_copy_that_loads_into_another_run() -> None:
+    progress = Progress(step=3, tokens=40, targets=30)
+    progress.add_counts({"documents": 2.0})
+    state = progress.state_dict()
+    assert state == {
+        "step": 3,
+        "tokens": 40,
+        "targets": 30,
+        "counts": {"documents": 2.0},
+        "unlogged": {"documents": 2.0},
+        "totals": {"documents": 2.0},
+    }
+    progress.add_counts({"documents": 1.0})
+    progress.step = 4
+    progress.load_state_dict(state)
+    assert progress == Progress(3, 40, 30, {"documents": 2.0}, {"documents": 2.0}, state["totals"])
+
+    with pytest.raises(
+        msgspec.ValidationError, match=r"Expected `int`, got `str` - at `\$.tokens`"
+    ):
+        progress.load_state_dict(state | {"tokens": "40"})
+    assert progress.tokens == 40
 
 
 def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
