@@ -19,9 +19,9 @@ from bsmeta.core.files import (
 )
 from bsmeta.training.checkpoint import (
     Checkpoint,
+    find_newest_intact,
     list_checkpoints,
     manifest_of,
-    newest_whole,
 )
 from bsmeta.training.processes import ALONE
 
@@ -112,7 +112,7 @@ def _files_of(error: Exception) -> Iterator[Path]:
 
 
 def _remedy(out_dir: Path) -> str:
-    saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
+    saved, _ = find_newest_intact(list_checkpoints(out_dir), ALONE)
     last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
     return (
         f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "

@@ -46,11 +46,11 @@ from bsmeta.training.checkpoint import (
     CONFIG,
     STATE,
     Checkpoint,
-    choose,
+    choose_checkpoint,
+    find_newest_intact,
     list_checkpoints,
-    named,
     naming_file,
-    newest_whole,
+    open_named,
 )
 from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
@@ -128,11 +128,11 @@ def resume_point(
     """
     saved = None
     if config.resume_from_checkpoint_dir is not None:
-        saved = choose(config.resume_from_checkpoint_dir, out_dir, processes)
+        saved = choose_checkpoint(config.resume_from_checkpoint_dir, out_dir, processes)
     if saved is not None and config.decay_from is not None:
         _check_same_branch(saved, config)
     elif config.decay_from is not None:  # begins at the checkpoint of another run
-        saved = named(Path(config.decay_from), processes, "decay_from")
+        saved = open_named(Path(config.decay_from), processes, "decay_from")
         stable = load_resolved(saved.folder / CONFIG, type(config))
         refuse([*branch_problems(saved, stable, config)])
     if saved is None:
@@ -175,7 +175,7 @@ def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint
             return True  # damaged: the verification that follows names the file
 
     past = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
-    newest, _ = newest_whole([*filter(may_load, past)], processes)
+    newest, _ = find_newest_intact([*filter(may_load, past)], processes)
     return newest
 
 

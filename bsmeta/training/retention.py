@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import CheckpointError, ConfigurationError
-from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, problems
+from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, list_faults
 from bsmeta.training.processes import ALONE
 from bsmeta.training.task import Metric
 
@@ -93,7 +93,7 @@ class Retention:
             known = self._verified.get(saved.folder)
             if known is not None and known[0] == stamps:
                 return known[1]
-            faults = problems(saved, ALONE)
+            faults = list_faults(saved, ALONE)
         except OSError as error:  # it is being deleted or changed concurrently
             logger.warning("%s could not be verified: %s", saved.folder, error)
             return False

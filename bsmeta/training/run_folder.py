@@ -255,7 +255,7 @@ class RunFolder:
         """
         try:
             self._take(resume=resume, overwrite=overwrite)
-            checkpoint.clean(self.path)
+            checkpoint.remove_leftovers(self.path)
             if not (self.path / CONFIG).exists():
                 write_text(self.path / CONFIG, to_yaml(config))
             self._hold()
