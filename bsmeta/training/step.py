@@ -246,7 +246,7 @@ class StepRunner:
         except WaitEnded:
             return None
         except Exception as error:
-            self._error = self._watchdog.named(error)
+            self._error = self._watchdog.name_dead_loader(error)
             return None
 
         device = self._processes.device
