@@ -278,7 +278,7 @@ def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
 def find_newest_intact(
     checkpoints: list[Checkpoint], processes: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact checkpoint among those of rank 0, which are sorted oldest first.
+    """Finds the newest intact checkpoint in the list of rank 0, which is sorted oldest first.
 
     Every rank gets the same result: the checkpoint, if there is one, and the faults of newer ones.
     """

@@ -360,7 +360,7 @@ class Forecast:
         return self.held + live.total(recomputes)
 
     def _count_activations(self, stages: list[Stage]) -> None:
-        """Counts activations by engine, and those of one row more in this launch.
+        """Counts activations by engine, and of one row more in this launch.
 
         They depend on the device that computes: this one, or `estimate_card`.
         """

@@ -82,7 +82,7 @@ class Retention:
         return self._find_best(list_checkpoints(self._out_dir))
 
     def _select_retained(self, checkpoints: list[Checkpoint]) -> set[Checkpoint]:
-        """Selects the checkpoints to keep, given those of the run's past, oldest first.
+        """Selects the checkpoints to keep among the run's past, sorted oldest first.
 
         As few checkpoints as possible are verified, because their files may have to be read.
         """

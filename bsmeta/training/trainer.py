@@ -270,7 +270,7 @@ class Trainer:
         return self._next_data
 
     def _apply(self, stats: StepStats) -> None:
-        """Acts on what the ranks reported with a step: failures, stops, the next data."""
+        """Acts on the reports of all ranks in a step: failures, stops, the next data."""
         if stats.save_failed:
             self.saver.finish()  # raises the error
         self._out_of_data = self._out_of_data or stats.out_of_data > 0
