@@ -123,7 +123,7 @@ class Processes:
             outcome: _Outcome = self.broadcast(None)
             if outcome.failure is not None:
                 raise outcome.failure
-            return outcome.result  # type: ignore[no-any-return]
+            return outcome.result
 
         try:
             result = action()
