@@ -56,7 +56,7 @@ TOKENS_PER_DOCUMENT = 16
 """Documents shorter than this on average give compiled layers another shape of borders."""
 
 _MAX_HEAD_SIZE = 256  # of torch's flash kernels
-# Arguments that change the attention; `obstacle_to_custom_attention` excludes models with them.
+# Arguments that change the attention; `find_obstacle_to_custom_attention` excludes their models.
 _UNKNOWN_TO_VARLEN = ("softcap", "s_aux", "position_bias")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 # Attributes of a transformers model class that declare support for an implementation.
@@ -102,7 +102,7 @@ def choose_attention(
     }
     if getattr(model_class, "_compatible_flash_implementations", None):
         is_supported[FLASH] = False  # transformers would load compiled code from the Hub instead
-    obstacle = obstacle_to_custom_attention(model_class, shape)
+    obstacle = find_obstacle_to_custom_attention(model_class, shape)
 
     if requested == "auto":
         return _choose_fastest(
@@ -171,7 +171,7 @@ def _is_hopper() -> bool:
     return torch.cuda.get_device_capability()[0] == 9
 
 
-def obstacle_to_custom_attention(model_class: Any, shape: Any) -> str | None:
+def find_obstacle_to_custom_attention(model_class: Any, shape: Any) -> str | None:
     """Returns why `VARLEN` and `CAUSAL` cannot compute a model's attention; None if they can.
 
     Args:
@@ -413,7 +413,7 @@ def causal_attention(
                 )
                 return output.unflatten(0, (rows, length)), None
 
-            documents = document_numbers(cu_seq_lens_q, rows, length)
+            documents = number_documents(cu_seq_lens_q, rows, length)
             attention_mask = packed_mask(documents, window)
         elif window is not None:
             attention_mask = packed_mask(query.new_zeros(1, length), window)
@@ -429,7 +429,7 @@ def has_varlen_kernel(query: torch.Tensor, window: int | None) -> bool:
     return query.is_cuda and is_half and (window is None or TORCH_KERNEL.takes_window)
 
 
-def document_numbers(borders: torch.Tensor, rows: int, length: int) -> torch.Tensor:
+def number_documents(borders: torch.Tensor, rows: int, length: int) -> torch.Tensor:
     """Computes the number of each token's document, int [rows, length], from its borders.
 
     Numbers of empty documents do not occur.

@@ -47,7 +47,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)  # as for any other matmul
         state = hidden.to(dtype)
-        matrix = padded_matrix(weight, dtype)
+        matrix = pad_matrix(weight, dtype)
         classes = len(weight)
 
         losses = torch.empty(len(targets) + 1, dtype=torch.float32, device=hidden.device)
@@ -86,19 +86,19 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return (*gradients.scaled(slope[-1]), None, None, None)
 
 
-def padded_width(classes: int) -> int:
+def pad_classes(classes: int) -> int:
     """Rounds the number of classes up to a multiple of `CLASS_STEP`."""
     return -(-classes // CLASS_STEP) * CLASS_STEP
 
 
-def padded_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Casts a weight [V, d], and appends rows of zeros up to `padded_width(V)`.
+def pad_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Casts a weight [V, d], and appends rows of zeros up to `pad_classes(V)`.
 
     Tensor cores need aligned rows: with 50,257 classes, the three products of a chunk are expected
     to take 1.5 to 3 times as long as with 50,304 (calculated). A cast copies the weight anyway.
     """
     classes, size = weight.shape
-    width = padded_width(classes)
+    width = pad_classes(classes)
     if width == classes:
         return weight.to(dtype)
     matrix = weight.new_zeros((width, size), dtype=dtype)
@@ -183,12 +183,12 @@ def chunked_cross_entropy(
     return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, with_gradient)
 
 
-def chunk_rows(logits: int, classes: int) -> int:
+def compute_chunk_rows(logits: int, classes: int) -> int:
     """Computes the rows of a chunk with at most `logits` logits, padding included.
 
     The result is a multiple of `ROW_STEP`, so that matmuls fill their tiles, unless fewer rows fit.
     """
-    rows = max(1, logits // padded_width(classes))
+    rows = max(1, logits // pad_classes(classes))
     return rows if rows < ROW_STEP else rows - rows % ROW_STEP
 
 
@@ -205,7 +205,7 @@ class ChunkedLoss:
         self._head = head
         classes = int(head.out_features)
         self._unchunked = max(1, logits // classes)
-        self._rows = chunk_rows(logits, classes)
+        self._rows = compute_chunk_rows(logits, classes)
         self._name = type(model).__name__
         self._targets: torch.Tensor | None = None  # of the forward pass in progress
         self._head_output: torch.Tensor | None = None  # kept until it has been checked

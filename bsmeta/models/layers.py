@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import opaque_work
 from bsmeta.models.attention import EAGER, SDPA
-from bsmeta.models.shapes import layers_in
+from bsmeta.models.shapes import count_layers
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Returns the loss of each token but the first, float [b, L - 1], for ids and positions [b, L]."""
@@ -141,7 +141,7 @@ def encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
         return layers
 
     # MPNet and others of the library have layers of another class than `layers_of` looks for.
-    count = layers_in(encoder.config)
+    count = count_layers(encoder.config)
     for module in encoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)

@@ -50,7 +50,7 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    linear_names = linear_layers(model)
+    linear_names = list_linear_layers(model)
     original_shapes = _describe_weights(model)
     adapters = LoraConfig(
         r=keys.rank,
@@ -84,7 +84,7 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
                 layer.requires_grad_(True)
 
 
-def linear_layers(model: PreTrainedModel) -> list[str]:
+def list_linear_layers(model: PreTrainedModel) -> list[str]:
     """Lists the names of linear layers except the output, sorted, in the form of `lora.targets`."""
     output = model.get_output_embeddings()
     names = set()
@@ -214,7 +214,7 @@ def _adapted_weights(model: nn.Module) -> Iterator[_AdaptedWeight]:
         yield _AdaptedWeight(f"{base_name}.{parameter_name}", layer_name, layer)
 
 
-def plain_name(name: str) -> str:
+def strip_adapter_parts(name: str) -> str:
     """Returns the name of a weight or a layer without adapters."""
     return _WRAPPED.sub("", name)
 
@@ -236,7 +236,7 @@ def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, t
         weight = result[weight_name]
         change = layer.scaling[ADAPTER] * _multiply_factors(a, b, weight, layer)
         result[weight_name] = (weight.float() + change).to(weight.dtype)
-    return {plain_name(name): weight for name, weight in result.items()}
+    return {strip_adapter_parts(name): weight for name, weight in result.items()}
 
 
 def _multiply_factors(

@@ -59,7 +59,7 @@ def describe_file(file: Path) -> FileEntry:
     return FileEntry(file.stat().st_size, digest.hexdigest())
 
 
-def fault_of(file: Path, entry: FileEntry) -> str | None:
+def find_fault(file: Path, entry: FileEntry) -> str | None:
     """Describes how a file differs from its entry in the manifest; None if it does not."""
     try:
         if not file.is_file():

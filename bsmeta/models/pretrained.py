@@ -26,7 +26,7 @@ from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.core.model_files import read_model_and_report, read_shape
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
-from bsmeta.models.manifest import MANIFEST, UNCHECKED, fault_of, read_manifest
+from bsmeta.models.manifest import MANIFEST, UNCHECKED, find_fault, read_manifest
 from bsmeta.models.shapes import positions_of
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -132,7 +132,7 @@ def model_damage(model: Path) -> list[str] | None:
     faults = []
     for file, entry in entries.items():
         if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED:
-            fault = fault_of(root / file, entry)
+            fault = find_fault(root / file, entry)
             if fault is not None:
                 faults.append(fault)
     return faults

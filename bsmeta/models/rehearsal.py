@@ -151,7 +151,7 @@ def freeze_weights(model: PreTrainedModel, unreached: Collection[str], setting: 
     if not unreached:
         return
 
-    parts = ", ".join(whole_parts(model, unreached))
+    parts = ", ".join(summarize_weights(model, unreached))
     sizes = {name: _size(weight) for name, weight in model.named_parameters()}
     for name in unreached:
         model.get_parameter(name).requires_grad_(False)
@@ -176,7 +176,7 @@ def _size(weight: torch.Tensor) -> int:
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
-def whole_parts(model: nn.Module, names: Collection[str]) -> list[str]:
+def summarize_weights(model: nn.Module, names: Collection[str]) -> list[str]:
     """Summarizes weights by the largest modules whose trainable weights are all among them.
 
     Weights outside of these modules are listed one by one; the numbers of layers are replaced by *.

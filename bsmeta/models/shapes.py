@@ -31,7 +31,7 @@ def hidden_size_of(shape: PretrainedConfig) -> int:
     return int(text_shape(shape).hidden_size)
 
 
-def layers_in(shape: PretrainedConfig) -> int | None:
+def count_layers(shape: PretrainedConfig) -> int | None:
     """Returns the number of layers; None if the config lacks it."""
     return getattr(text_shape(shape), "num_hidden_layers", None)
 

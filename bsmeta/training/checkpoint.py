@@ -39,7 +39,7 @@ from bsmeta.models.manifest import (
     FileEntry,
     Manifest,
     describe_file,
-    fault_of,
+    find_fault,
     read_manifest,
     write_manifest,
 )
@@ -247,7 +247,7 @@ def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
         return list(faults)
 
     fault_by_file = _share(
-        sorted(expected), processes, lambda file: fault_of(folder / file, expected[file])
+        sorted(expected), processes, lambda file: find_fault(folder / file, expected[file])
     )
     return [fault for fault in fault_by_file.values() if fault is not None]
 

@@ -11,14 +11,14 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, DeviceError
 from bsmeta.training.determinism import lacks_deterministic_kernel
-from bsmeta.training.nccl_errors import nccl_fault
+from bsmeta.training.nccl_errors import find_nccl_fault
 
 # The memory of a GPU also runs out in libraries, which have their own errors.
 _OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "'out of memory'")
 
 
 @contextmanager
-def explaining_device_errors(config: RunConfig) -> Iterator[None]:
+def explain_device_errors(config: RunConfig) -> Iterator[None]:
     """Replaces errors of the device in a context by errors that name the keys to change.
 
     Raises:
@@ -53,7 +53,7 @@ def _explain(error: Exception, config: RunConfig) -> Exception | None:
             f"{'; '.join(_smaller_steps(config))}. estimate=true shows what takes the memory"
         )
 
-    return nccl_fault(error)
+    return find_nccl_fault(error)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

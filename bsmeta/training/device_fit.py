@@ -67,7 +67,7 @@ class Need:
     size: float
     per_row: float
 
-    def most_rows(self, usable: float) -> float:
+    def max_rows(self, usable: float) -> float:
         """Returns the largest number of rows that fit; 0: not even one, infinite: any."""
         if self.per_row <= 0:
             return math.inf if self.size <= usable else 0
@@ -128,7 +128,7 @@ def _remedies(can_recompute: bool) -> list[str]:
 
 
 def _describe_rows(need: Need, device: Device) -> str:
-    rows = need.most_rows(device.usable)
+    rows = need.max_rows(device.usable)
     if rows == math.inf:
         return "any"
     return f"up to {rows:,}" if rows else "none"

@@ -60,7 +60,7 @@ def memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
         return []
 
     value = (
-        f"{amount(need.needed)} needed of {amount(memory.total)} on each device "
+        f"{format_size(need.needed)} needed of {format_size(memory.total)} on each device "
         f"({memory.name}), without buffers and fragmentation"
     )
     return [("memory", value)]
@@ -77,13 +77,13 @@ def memory_notes(need: MemoryNeed, memory: DeviceMemory, config: RunConfig) -> I
     remedies.append("a launch that divides the state (ZeRO, FSDP2), or a smaller model")
 
     yield (
-        f"the run needs {amount(need.needed)} on each device, of which weights, gradients and "
-        f"optimizer take {amount(need.held)}; {memory.name} has {amount(memory.total)}, so it "
-        f"cannot fit; expected {', '.join(remedies)}"
+        f"the run needs {format_size(need.needed)} on each device, of which weights, gradients "
+        f"and optimizer take {format_size(need.held)}; {memory.name} has "
+        f"{format_size(memory.total)}, so it cannot fit; expected {', '.join(remedies)}"
     )
 
 
-def amount(size: float) -> str:
+def format_size(size: float) -> str:
     """Formats a number of bytes for display (powers of 1,024)."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

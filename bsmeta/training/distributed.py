@@ -59,7 +59,7 @@ from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.core.rendezvous import meet
 from bsmeta.training.determinism import use_deterministic_kernels
-from bsmeta.training.nccl_errors import NcclError, nccl_fault
+from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
@@ -96,7 +96,7 @@ def prepare_cpu_op() -> None:
     if builder.NAME in loaded_ops or installed_ops.get(builder.NAME):
         return
 
-    library = library_path(builder.NAME)
+    library = find_library_path(builder.NAME)
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         announcement = (
@@ -114,7 +114,7 @@ def prepare_cpu_op() -> None:
         loaded_ops[builder.NAME] = _import(builder.NAME, library)
 
 
-def library_path(name: str) -> Path:
+def find_library_path(name: str) -> Path:
     """Returns the path of the compiled op: in the environment if that can be written."""
     import deepspeed
 
@@ -233,7 +233,7 @@ def _connect(
         with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING):
             return _create_accelerator(config, deepspeed, fsdp)
     except RuntimeError as error:
-        fault = nccl_fault(error)
+        fault = find_nccl_fault(error)
         if fault is not None:
             raise fault from error
         if not is_connection_error(error):
@@ -334,7 +334,7 @@ def time_limit(seconds: float, activity: str) -> AbstractContextManager[None]:
 
 def is_connection_error(error: Exception) -> bool:
     """Whether the error only means that another rank could not be reached."""
-    if isinstance(error, NcclError) or nccl_fault(error) is not None:
+    if isinstance(error, NcclError) or find_nccl_fault(error) is not None:
         return False
     if isinstance(error, dist.DistError):
         return True

@@ -54,7 +54,7 @@ class Engine(ABC):
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         self.accelerator = accelerator
-        self.name = engine_name(accelerator)
+        self.name = name_engine(accelerator)
         self.model: Any
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         # The first call imports DeepSpeed; a save, perhaps in a hurry, should not wait for this.
@@ -96,7 +96,7 @@ class Engine(ABC):
         raise NotImplementedError
 
 
-def engine_name(accelerator: Accelerator) -> str:
+def name_engine(accelerator: Accelerator) -> str:
     """Returns the name of the engine that this launch uses."""
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:

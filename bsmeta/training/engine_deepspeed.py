@@ -13,8 +13,8 @@ from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import naming_file
 from bsmeta.training.engine import Engine
-from bsmeta.training.engines_states import only_values
-from bsmeta.training.optimization import own_settings
+from bsmeta.training.engines_states import restrict_to_values
+from bsmeta.training.optimization import keep_settings
 
 TAG = "pytorch_model"  # of DeepSpeed's checkpoints
 
@@ -64,7 +64,7 @@ class DeepSpeedEngine(Engine):
         optimizer = self.model.optimizer
         limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 overwrite it
 
-        with own_settings(optimizer), naming_file(folder), only_values():
+        with keep_settings(optimizer), naming_file(folder), restrict_to_values():
             if self.model.load_universal_checkpoint():
                 self._load_universal(folder)
                 # Checkpoints of this run are loaded in the format in which it saves them.
@@ -81,7 +81,7 @@ class DeepSpeedEngine(Engine):
         """Loads a checkpoint saved by another number of processes, and repairs the optimizer.
 
         For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first group
-        (biases would be decayed; see `own_settings`) and one shared step counter (which is then
+        (biases would be decayed; see `keep_settings`) and one shared step counter (which is then
         incremented too often).
         """
         optimizer = self.model.optimizer.optimizer

@@ -18,7 +18,7 @@ from bsmeta.core.files import format_bytes
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import naming_file
 from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.optimization import own_settings
+from bsmeta.training.optimization import keep_settings
 from bsmeta.training.processes import ALONE
 
 _PLAIN_FILE = "torch.pt"
@@ -95,7 +95,7 @@ class PlainEngine(Engine):
         from torch.distributed.checkpoint import staging  # slow; only needed if it copies
 
         pinned = self.accelerator.device.type == "cuda"
-        size = format_bytes(storage_bytes(self.state()))
+        size = format_bytes(count_storage_bytes(self.state()))
         logger.info(
             "async_save: the copy of a checkpoint takes %s of main memory%s, for the whole run",
             size,
@@ -127,7 +127,7 @@ class PlainEngine(Engine):
             with opaque_work():
                 state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
             self.plain.load_state_dict(state["model"])
-            with own_settings(self.optimizer):
+            with keep_settings(self.optimizer):
                 self.optimizer.load_state_dict(state["optimizer"])
             if self.accelerator.scaler is not None and state["scaler"] is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
@@ -149,7 +149,7 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
     model.reducer._rebuild_buckets()
 
 
-def storage_bytes(state: Any) -> int:
+def count_storage_bytes(state: Any) -> int:
     """Bytes of the tensors in a nested state on this rank; shared memory counts once."""
     bytes_by_address: dict[int, int] = {}
     for leaf in tree_leaves(state):

@@ -32,7 +32,7 @@ _RESTRICTED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
-def plain_classes() -> list[Any]:
+def list_plain_classes() -> list[Any]:
     """Returns the classes in DeepSpeed's states, none of which has effects when it is created."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -42,7 +42,7 @@ def plain_classes() -> list[Any]:
 
 
 @contextmanager
-def only_values() -> Iterator[None]:
+def restrict_to_values() -> Iterator[None]:
     """Restricts every load by torch, DeepSpeed's own included, to values.
 
     Raises:
@@ -51,7 +51,7 @@ def only_values() -> Iterator[None]:
     previous = {name: os.environ.pop(name, None) for name in (_RESTRICTED, _UNRESTRICTED)}
     os.environ[_RESTRICTED] = "1"
     try:
-        with torch.serialization.safe_globals(plain_classes()):
+        with torch.serialization.safe_globals(list_plain_classes()):
             yield
     except pickle.UnpicklingError as error:
         raise pickle.UnpicklingError(_reason(error)) from error
@@ -78,7 +78,7 @@ def check_states(folder: Path) -> None:
     Raises:
         CheckpointError: With the name of the file.
     """
-    with only_values():
+    with restrict_to_values():
         for file in sorted(folder.glob("*.pt")):
             can_map = zipfile.is_zipfile(file)
             try:
@@ -115,11 +115,11 @@ def main() -> None:
     """Runs DeepSpeed's converter."""
     from deepspeed.checkpoint import ds_to_universal
 
-    with only_values():
+    with restrict_to_values():
         ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
 if __name__ == "__main__":
     sys.exit(exit_code(main))
 elif __name__ == "__mp_main__":  # a process of the converter that was not forked
-    torch.serialization.add_safe_globals(plain_classes())
+    torch.serialization.add_safe_globals(list_plain_classes())

@@ -46,11 +46,11 @@ from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.signals import StopRequest
 from bsmeta.core.terminal import Console
 from bsmeta.training.cuda_rules import follow_cuda_rules
-from bsmeta.training.device_errors import explaining_device_errors
+from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.device_fit import Device, Need, describe_fit, find_device
-from bsmeta.training.device_memory import DeviceMemory, amount, memory_notes, memory_rows
+from bsmeta.training.device_memory import DeviceMemory, format_size, memory_notes, memory_rows
 from bsmeta.training.distributed import start
-from bsmeta.training.optimization import matrices_in_layers
+from bsmeta.training.optimization import find_layer_matrices
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Shape, Task, flops_per_token
@@ -120,7 +120,7 @@ class Activations:
         return (self.layers_recomputed if recomputing else self.layers) + self.loss
 
 
-def count(model: nn.Module) -> Counts:
+def count_parameters(model: nn.Module) -> Counts:
     """Counts parameters; the model may be on the meta device."""
     parameters = list(model.parameters())
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
@@ -136,9 +136,9 @@ def count(model: nn.Module) -> Counts:
     )
 
 
-def optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
+def count_optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
     """Computes the size of an optimizer's state, not partitioned; the model may be on `meta`."""
-    layer_matrices = matrices_in_layers(model)
+    layer_matrices = find_layer_matrices(model)
     num_values = sum(
         entry.state_values(parameter.shape, parameter in layer_matrices)
         for parameter in model.parameters()
@@ -147,11 +147,11 @@ def optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
     return 4 * num_values
 
 
-def state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bool) -> State:
+def count_state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bool) -> State:
     """Computes the size of weights, gradients and optimizer states on one device.
 
     Args:
-        optimizer: Bytes of the optimizer's state (`optimizer_bytes`).
+        optimizer: Bytes of the optimizer's state (`count_optimizer_bytes`).
         stage: None and FSDP2 keep weights in float32, regardless of the precision.
         processes: N; ZeRO-1 to 3 partition optimizer, gradients and weights in turn among them,
             and FSDP2 all three.
@@ -326,12 +326,12 @@ class Forecast:
         self.stage: Stage = zero.get("stage") if checked.launch.fsdp is None else "FSDP2"
 
         entry = OPTIMIZERS[config.optimizer_type]
-        optimizer_size = optimizer_bytes(shape.model, entry)
+        optimizer_size = count_optimizer_bytes(shape.model, entry)
         is_supported: dict[Stage, bool] = {None: True, "FSDP2": entry.takes_shards}
         stages = [stage for stage in STAGES if is_supported.get(stage, entry.by_element)]
-        self._counts = count(shape.model)
+        self._counts = count_parameters(shape.model)
         self.states = {
-            stage: state(self._counts, optimizer_size, stage, self._processes, self._half)
+            stage: count_state(self._counts, optimizer_size, stage, self._processes, self._half)
             for stage in stages
         }
 
@@ -441,7 +441,7 @@ class Forecast:
         ranks = "each rank" if self.stage == "FSDP2" else "rank 0"
         return [
             f"async_save keeps a copy of weights and optimizer in main memory: "
-            f"{amount(held.weights + held.optimizer)} on {ranks}"
+            f"{format_size(held.weights + held.optimizer)} on {ranks}"
         ]
 
     def show(self, console: Console) -> None:
@@ -471,17 +471,21 @@ class Forecast:
 
         names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
         for stage, held in self.states.items():
-            cells = [amount(held.weights), amount(held.gradients), amount(held.optimizer)]
+            cells = [
+                format_size(held.weights),
+                format_size(held.gradients),
+                format_size(held.optimizer),
+            ]
             live = self._activations.get(stage)
             if live is None:
-                cells += ["–", f"{amount(held.total)} + activations", "–"]
+                cells += ["–", f"{format_size(held.total)} + activations", "–"]
             else:
                 plain = live.total(recomputing=False)
                 recomputed = live.total(recomputing=True)
                 cells += [
-                    amount(plain),
-                    amount(held.total + plain),
-                    amount(held.total + recomputed),
+                    format_size(plain),
+                    format_size(held.total + plain),
+                    format_size(held.total + recomputed),
                 ]
 
             is_this_launch = stage == self.stage
@@ -514,7 +518,7 @@ class Forecast:
             *notes,
             f"activations: what a forward pass of {shape.rows} x {shape.length} tokens keeps for "
             f"the backward pass, with the kernels of {self._kernels()}{copies}; of these, logits "
-            f"{amount(live.loss)} (loss_chunk_logits)",
+            f"{format_size(live.loss)} (loss_chunk_logits)",
             "recomputing (gradient_checkpointing=true): the input of each layer, and one layer "
             "whole",
         ]
@@ -555,11 +559,13 @@ class Probe:
             ("tokens/s", f"{metrics['tokens_per_s']:,.0f} on all devices, without padding"),
             ("waiting for data", f"{metrics['data_wait_s']:.3f} s of these steps"),
             ("MFU", mfu),
-            ("memory", f"{amount(metrics['memory_gb'] * 2**30)} at most on this device; weights "
-             f"{amount(held.weights)} (counted {amount(expected.weights)}), optimizer "
-             f"{amount(held.optimizer)} (counted {amount(expected.optimizer)})"),
+            ("memory", f"{format_size(metrics['memory_gb'] * 2**30)} at most on this device; "
+             f"weights {format_size(held.weights)} (counted {format_size(expected.weights)}), "
+             f"optimizer {format_size(held.optimizer)} "
+             f"(counted {format_size(expected.optimizer)})"),
             ("time to finish", f"{self.max_steps:,} steps x {metrics['step_s']:.3f} s = "
-             f"{duration(self.max_steps * metrics['step_s'])}, without evaluations and saves"),
+             f"{format_duration(self.max_steps * metrics['step_s'])}, without evaluations and "
+             "saves"),
         ]  # fmt: skip
 
         table = Table(show_header=False, box=None, pad_edge=False)
@@ -640,13 +646,13 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
 
     is_here = config.estimate_card is None or (device is not None and device.is_here)
     if config.estimate_steps and is_here:
-        with explaining_device_errors(config):
+        with explain_device_errors(config):
             measured = probe(config, task, checked)
         if counted is not None:
             measured.show(console, counted)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats seconds as days, hours and minutes."""
     minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -75,7 +75,7 @@ class FSDPEngine(PlainEngine):
             # Like Accelerate for plain torch: evaluations compute in the precision of training.
             casting = accelerator.autocast()(self.model.forward)
             self.model.forward = convert_outputs_to_fp32(casting)
-        self._aside = Processes.of_group(accelerator.device).aside()
+        self._aside = Processes.of_group(accelerator.device).with_separate_group()
 
         # A tensor with several names in the model is saved under the first.
         first_names: dict[int, str] = {}
@@ -137,7 +137,7 @@ class FSDPEngine(PlainEngine):
         def weights(folder: Path) -> dict[str, torch.Tensor]:
             if not self._aside.is_main:
                 return {}
-            return self._add_shared_names(read_whole(folder, _MODEL))
+            return self._add_shared_names(read_full_tensors(folder, _MODEL))
 
         return Snapshot(self._aside, partial(write_shards, copy, processes=self._aside), weights)
 
@@ -196,7 +196,7 @@ def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Process
         dcp.load(state, storage_reader=_Reader(folder), process_group=processes.group)
 
 
-def read_whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
     """Reads the full tensors whose names begin with a prefix; returns them without the prefix.
 
     This rank reads them alone, into main memory.

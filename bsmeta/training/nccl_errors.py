@@ -29,7 +29,7 @@ class NcclError(TrainingError):
     """NCCL has failed on this rank, not because another rank was lost."""
 
 
-def nccl_fault(error: BaseException) -> NcclError | None:
+def find_nccl_fault(error: BaseException) -> NcclError | None:
     """Returns the error to report for a failure of NCCL on this rank; None for any other."""
     text = str(error)
     if isinstance(error, NcclError) or "NCCL" not in text:

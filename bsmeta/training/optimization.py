@@ -46,7 +46,7 @@ def build_optimizer(
         ConfigurationError: If the model has no parameters that the optimizer is made for.
     """
     entry = OPTIMIZERS[config.optimizer_type]
-    layer_matrices = matrices_in_layers(model) if entry.matrices_apart else set()
+    layer_matrices = find_layer_matrices(model) if entry.matrices_apart else set()
     if entry.matrices_apart and not layer_matrices:
         raise ConfigurationError(
             f"optimizer_type={config.optimizer_type}: the model has no repeated layers with "
@@ -85,7 +85,7 @@ class _GroupKey(NamedTuple):
     is_decayed: bool
 
 
-def matrices_in_layers(model: nn.Module) -> set[nn.Parameter]:
+def find_layer_matrices(model: nn.Module) -> set[nn.Parameter]:
     """Returns the trainable matrices of repeated layers (in a `ModuleList`), without embeddings."""
     matrices = set()
     for layers in model.modules():
@@ -182,7 +182,7 @@ def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
 
 
 @contextmanager
-def own_settings(optimizer: Any) -> Iterator[None]:
+def keep_settings(optimizer: Any) -> Iterator[None]:
     """Keeps the settings that the optimizer was built with while a checkpoint is loaded.
 
     A saved state contains the settings of its run: a changed `weight_decay` would be ignored.

@@ -47,7 +47,7 @@ class Processes:
             return cls(device=device)
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
-    def aside(self) -> Processes:
+    def with_separate_group(self) -> Processes:
         """Returns the same processes in a separate group, for another thread of each process.
 
         They communicate through their hosts, regardless of the device.
@@ -115,7 +115,7 @@ class Processes:
 
         All ranks first need it at the same point, so that they create the group together.
         """
-        return self if self.device.type == "cpu" else self.aside()
+        return self if self.device.type == "cpu" else self.with_separate_group()
 
     def on_main(self, action: Callable[[], Result]) -> Result:
         """Runs `action` on rank 0 only; returns its result or raises its error on every rank."""

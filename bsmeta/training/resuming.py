@@ -53,7 +53,7 @@ from bsmeta.training.checkpoint import (
 )
 from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engine import FSDP, PLAIN, engine_name
+from bsmeta.training.engine import FSDP, PLAIN, name_engine
 from bsmeta.training.engine_deepspeed import TAG
 from bsmeta.training.engines_states import check_states
 from bsmeta.training.processes import Processes
@@ -129,7 +129,7 @@ def _is_in(folder: Path, out_dir: Path) -> bool:
     return out_dir in (*folder.resolve().parents, folder.absolute().parent.resolve())
 
 
-def resume_point(
+def find_resume_point(
     config: RunConfig, max_steps: int, accelerator: Accelerator, processes: Processes, out_dir: Path
 ) -> Resume | None:
     """Finds the checkpoint and converts it if needed, before the engine is created.
@@ -148,8 +148,8 @@ def resume_point(
     state = saved.state()
     plan = BatchPlan.of(config, processes.size)
     with naming_file(saved.folder / STATE):
-        check_launch(saved, state, engine_name(accelerator), plan)
-    check_origin(saved, engine_name(accelerator), config, out_dir)
+        check_launch(saved, state, name_engine(accelerator), plan)
+    check_origin(saved, name_engine(accelerator), config, out_dir)
     check_steps(saved, max_steps)
     check_exports(config, out_dir, saved.step)
     changed = changed_settings(saved, config)
@@ -178,7 +178,7 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         return saved
     saved = open_named(Path(config.decay_from), processes, "decay_from")  # of another run
     stable = load_resolved(saved.folder / CONFIG, type(config))
-    refuse([*branch_problems(saved, stable, config)])
+    refuse([*find_branch_problems(saved, stable, config)])
     return saved
 
 
@@ -187,7 +187,7 @@ def is_readable(state: dict[str, Any], world_size: int) -> bool:
     return state["engine"] in (PLAIN, FSDP) or bool(state["world_size"] == world_size)
 
 
-def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
+def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
     """Finds the newest intact checkpoint up to a step that can be loaded without conversion.
 
     Every rank calls it and gets the same result.
@@ -295,7 +295,7 @@ def check_exports(config: RunConfig, out_dir: Path, step: int) -> None:
         )
 
 
-def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
+def list_parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
     """Returns the full shape of each parameter, even if ZeRO-3 has partitioned it."""
     return {
         name: list(getattr(parameter, "ds_shape", parameter.shape))
@@ -377,7 +377,9 @@ def convert(saved: Checkpoint, folder: Path) -> None:
         )
 
 
-def branch_problems(saved: Checkpoint, stable: RunConfig, config: RunConfig) -> Iterator[Problem]:
+def find_branch_problems(
+    saved: Checkpoint, stable: RunConfig, config: RunConfig
+) -> Iterator[Problem]:
     """Yields why a run cannot branch off at a checkpoint and only decay.
 
     Args:

@@ -17,11 +17,11 @@ from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.secrets import hide, redact
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.device_errors import explaining_device_errors
+from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, start
 from bsmeta.training.processes import Processes, close_device_groups
-from bsmeta.training.resuming import resume_point, resumes
+from bsmeta.training.resuming import find_resume_point, resumes
 from bsmeta.training.run_folder import (
     ENVIRONMENT,
     METRICS,
@@ -93,7 +93,7 @@ def run(
 
         with ProcessLog(processes.rank, processes.size) as folder.log:
             try:
-                with explaining_device_errors(config):
+                with explain_device_errors(config):
                     code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
             except Exception as error:
                 ending = watchdog.explain(explain_full_disk(error, folder.path))
@@ -129,7 +129,7 @@ def _train(
     check_is_shared(folder.path, "out_dir", processes)
 
     watchdog.enter("looking for a checkpoint to resume from")
-    resume = resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
+    resume = find_resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
     report("running", watchdog.step, None)
 

@@ -217,7 +217,7 @@ class Saver:
         return writer.commit()
 
     @contextmanager
-    def rehearsed(self, state: dict[str, Any], data: dict[str, Any]) -> Iterator[Checkpoint]:
+    def rehearse(self, state: dict[str, Any], data: dict[str, Any]) -> Iterator[Checkpoint]:
         """Writes a checkpoint of step 0 like the first save, and removes it afterwards.
 
         All ranks call it, and load the checkpoint together. Problems that would otherwise end the
@@ -259,7 +259,7 @@ class Saver:
         if self._saving is not None:
             wait([self._saving])
 
-    def finished(self) -> list[Saved]:
+    def take_finished(self) -> list[Saved]:
         """Returns the saves that were committed since the last call (rank 0)."""
         return [self._finished.get() for _ in range(self._finished.qsize())]
 

@@ -32,7 +32,7 @@ from bsmeta.training.profile import Profile
 from bsmeta.training.saving import Saver
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task
-from bsmeta.training.watchdog import Watchdog, report_of, reported_error
+from bsmeta.training.watchdog import Watchdog, make_report, rebuild_error
 
 
 @dataclass(frozen=True)
@@ -197,14 +197,14 @@ class StepRunner:
 
     def raise_error(self) -> None:
         """Raises the error that left a rank without data, on every rank. All ranks call it."""
-        rank_report = None if self._error is None else report_of(self._error)
+        rank_report = None if self._error is None else make_report(self._error)
         reports = self._processes.gather(rank_report)
         if self._error is not None:
             raise self._error
 
         for rank, report in enumerate(reports):
             if report is not None:
-                raise reported_error(rank, report)
+                raise rebuild_error(rank, report)
 
     def _rank_stats(self) -> StepStats:
         """Returns the statistics of this rank that are known on the host."""

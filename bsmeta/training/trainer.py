@@ -41,8 +41,8 @@ from bsmeta.training.resuming import (
     Resume,
     check_same_data,
     check_same_model,
-    parameter_shapes,
-    rollback_point,
+    find_rollback_point,
+    list_parameter_shapes,
 )
 from bsmeta.training.retention import check_metric
 from bsmeta.training.run_folder import RunFolder
@@ -105,7 +105,7 @@ class Trainer:
         with opaque_work():
             model = task.build_model()
             self.processes.on_main(lambda: task.rehearse(model))
-        self._shapes = parameter_shapes(model)
+        self._shapes = list_parameter_shapes(model)
 
         rank = self.processes.rank
         self.throughput = Throughput(
@@ -420,7 +420,7 @@ class Trainer:
 
         self.watchdog.enter("rehearsing a save and a load")
         began = time.perf_counter()
-        with self.saver.rehearsed(self.state_dict(), self._merged_data_state()) as saved:
+        with self.saver.rehearse(self.state_dict(), self._merged_data_state()) as saved:
             self._load(saved)
         self._last_checkpoint = None  # it is deleted after the rehearsal
 
@@ -463,7 +463,7 @@ class Trainer:
         self.task.restore(state.get("task"))
 
     def _log_saves(self) -> None:
-        for saved in self.saver.finished():
+        for saved in self.saver.take_finished():
             self.tracker.event(
                 "save",
                 saved.checkpoint.step,
@@ -503,7 +503,7 @@ class Trainer:
 
         step = self.progress.step
         self.watchdog.enter(f"step {step}: looking for a checkpoint to roll back to")
-        saved = rollback_point(self.run.path, step, self.processes)
+        saved = find_rollback_point(self.run.path, step, self.processes)
         self.tracker.event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:
             self.guards.spikes.accept(loss)

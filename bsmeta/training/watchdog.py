@@ -181,7 +181,7 @@ class Watchdog:
             if self._stopped.is_set():
                 return  # the main thread has returned in the meantime, with its own error
             try:
-                reported = self.reported()
+                reported = self.find_reported_error()
                 self._end(waited_s, blamed if reported is None else str(reported))
             finally:  # a full disk, or a closed standard error, must not keep the process alive
                 os._exit(EXIT_FAILURE)
@@ -190,7 +190,7 @@ class Watchdog:
         """Reports why the run ends to the other ranks, in the run folder and on the screen."""
         prefix = "asked to stop, but " if self._stop.name else ""
         text = redact(f"{prefix}no progress for {waited_s:.0f} s in: {self._phase[0]}. {blamed}")
-        self._publish("failure", report_of(TrainingError(text)))
+        self._publish("failure", make_report(TrainingError(text)))
         if self.run is not None and not self.run.is_replaced():
             self._write_stacks(self.run.path, text)
         print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
@@ -294,13 +294,13 @@ class Watchdog:
         if self._store is None:
             return error
         if not is_connection_error(error):
-            self._publish("failure", report_of(error))
+            self._publish("failure", make_report(error))
             return error
 
         before = self._read_beats()
         deadline = time.monotonic() + _SILENT_INTERVALS * _INTERVAL_S
         while time.monotonic() < deadline:
-            reported = self.reported()
+            reported = self.find_reported_error()
             if reported is not None:
                 return reported
             time.sleep(_REPORT_WAIT_S)
@@ -318,13 +318,13 @@ class Watchdog:
             "memory: lower data_config.num_workers or data_config.window_documents"
         )
 
-    def reported(self) -> Exception | None:
+    def find_reported_error(self) -> Exception | None:
         """Returns the error that the lowest rank has reported; None if there is no report."""
         reports = self._read_published("failure")
         if not reports:
             return None
         lowest = min(reports)
-        return reported_error(lowest, reports[lowest])
+        return rebuild_error(lowest, reports[lowest])
 
     def failure_of_another(self) -> Exception | None:
         """Returns why this rank is asked to leave, if another rank has failed or is dead.
@@ -337,7 +337,7 @@ class Watchdog:
         before = self._read_beats()
         deadline = time.monotonic() + _LEAVING_TIMEOUT_S
         while True:
-            reported = self.reported()
+            reported = self.find_reported_error()
             staying = before.keys() - self._read_published("leaving").keys()
             if reported is not None or not staying:
                 return reported
@@ -354,12 +354,12 @@ class Watchdog:
         return set(range(self._processes.rank)) <= self._silent
 
 
-def report_of(error: Exception) -> dict[str, Any]:
+def make_report(error: Exception) -> dict[str, Any]:
     """Serializes an error, so that another rank can end with the same one."""
     return {"user": isinstance(error, UserError), "message": redact(str(error))}
 
 
-def reported_error(rank: int, report: dict[str, Any]) -> Exception:
+def rebuild_error(rank: int, report: dict[str, Any]) -> Exception:
     """Rebuilds the error that another rank has reported."""
     kind = UserError if report["user"] else TrainingError
     prefix = f"rank {rank}: "

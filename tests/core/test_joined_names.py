@@ -150,6 +150,9 @@ JOINS = {
         "self._folder / f'lengths-{_digest(key)}.npy'": "a hash",
         "self._folder / f'counts-{_digest(key)}'": "a hash",
     },
+    "models/pretrained.py": {
+        "root / file": "checked by read_manifest",
+    },
     "training/checkpoint.py": {
         "out_dir / f'tmp-{folder_name(step)}'": "a number",
         "out_dir / folder_name(step)": "a number",
