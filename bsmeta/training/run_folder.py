@@ -286,7 +286,7 @@ class RunFolder:
             ) from error
 
     def _claim(self, *, resume: bool, overwrite: bool) -> None:
-        """Checks that this run may use the folder, locks it, and empties it if it may."""
+        """Checks that this run may use the folder, locks it, and deletes an earlier run in it."""
         checkpoints = checkpoint.list_checkpoints(self.path)
         foreign = _list_foreign(self.path)
         if foreign and not (resume and checkpoints):  # copied checkpoints may be resumed
