@@ -1,17 +1,18 @@
-"""Attention of a causal language model: which implementation computes it, and what it is given.
+"""Attention of a causal language model: chooses the implementation, and builds its arguments.
 
 Documents packed into one sequence restart their positions, and must not attend to each other. From
 the positions, transformers builds a mask for eager attention and sdpa. A mask rules out the fastest
-kernels, and costs a read of the device. So on GPUs:
+kernels, and costs a read of the device. Therefore, on GPUs:
 
-- flash attention (of a package, or torch's own `varlen_attn`) is given the documents' borders;
+- flash attention (of a package, or torch's own `varlen_attn`) receives the borders of documents;
   with more than one sequence in a batch it ignores positions (`_is_packed_sequence` in
   transformers 5.23), and without borders documents would silently attend to each other;
-- rows that are attended to as a whole need no mask: with joined documents (positions run through
-  the row), and with one document a row, whose padding comes last, where no target sees it.
+- whole rows (every token attends to all earlier tokens of its row) need no mask. Rows are whole
+  with joined documents, whose positions run through the row, and with one document per row, whose
+  padding comes last, where no target sees it.
 
 `VARLEN` and `CAUSAL` are registered with transformers' `AttentionInterface`. They have no function
-that builds masks, so transformers builds none and drops a mask of padding: models with them are for
+that builds masks, so transformers builds none and drops a mask of padding. Models with them are for
 training and for scoring rows that are padded on the right, not for generating from padded prompts.
 """
 
@@ -33,23 +34,32 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.shapes import head_groups, text_shape
 
-EAGER, SDPA, FLEX = "eager", "sdpa", "flex_attention"
-FLASH, FLASH_3 = "flash_attention_2", "flash_attention_3"
+EAGER = "eager"
+SDPA = "sdpa"
+FLEX = "flex_attention"
+FLASH = "flash_attention_2"
+FLASH_3 = "flash_attention_3"
+
 VARLEN = "varlen"
-"""torch's `varlen_attn`, given the documents' borders; without borders, the same as `CAUSAL`."""
+"""torch's `varlen_attn` with the borders of documents; without borders, the same as `CAUSAL`."""
+
 CAUSAL = "causal_sdpa"
-"""sdpa for rows that are attended to as a whole, without a mask."""
+"""sdpa without a mask, for whole rows."""
+
 WITH_BORDERS = (FLASH, FLASH_3, VARLEN)
-"""Implementations that are given the borders of packed documents."""
+"""Implementations that receive the borders of packed documents."""
+
 BORDERS = "document_borders"
 """Name of the tensor with the documents' borders in a micro-batch."""
+
 TOKENS_PER_DOCUMENT = 16
 """Documents shorter than this on average give compiled layers another shape of borders."""
-_FLASH_HEAD = 256  # largest head of torch's flash kernels
-# Arguments that change the attention; `obstacle_to_custom_attention` excludes models with them.
+
+_MAX_HEAD_SIZE = 256  # of torch's flash kernels
+# Arguments that change the attention; `find_obstacle_to_custom_attention` excludes their models.
 _UNKNOWN_TO_VARLEN = ("softcap", "s_aux", "position_bias")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-# The attributes of a transformers model class that declare which attention it supports.
+# Attributes of a transformers model class that declare support for an implementation.
 _SUPPORT = {
     FLASH: "_supports_flash_attn",
     FLEX: "_supports_flex_attn",
@@ -62,8 +72,8 @@ class Choice:
     """An attention implementation, and why it was chosen.
 
     Attributes:
-        name: As transformers calls it; None: its default (sdpa if the class supports it).
-        reason: For the log.
+        name: Its name in transformers; None: the default (sdpa if the class supports it).
+        reason: Reason for the log.
     """
 
     name: str | None
@@ -71,57 +81,72 @@ class Choice:
 
 
 def choose_attention(
-    wanted: str, shape: Any, *, half: bool, compiled: bool, whole_rows: bool
+    requested: str, shape: Any, *, half: bool, compiled: bool, whole_rows: bool
 ) -> Choice:
     """Chooses the attention implementation.
 
     Args:
-        wanted: The value of `attn_implementation`.
+        requested: The value of `attn_implementation`.
         shape: The transformers config of the model.
         half: Whether the model computes in bf16 or fp16, which flash attention requires.
         compiled: Whether its layers are compiled for a fixed shape, which the borders of the
             flash-attn packages do not have.
-        whole_rows: Whether each row is attended to as a whole.
+        whole_rows: Whether every token attends to all earlier tokens of its row.
 
     Raises:
-        ConfigurationError: If transformers' class of the model does not support `wanted`.
+        ConfigurationError: If transformers' class of the model does not support `requested`.
     """
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
-    can = {name: bool(getattr(kind, flag, False)) for name, flag in _SUPPORT.items()}
-    if getattr(kind, "_compatible_flash_implementations", None):
-        can[FLASH] = False  # transformers would load compiled code from the Hub in its place
-    obstacle = obstacle_to_custom_attention(kind, shape)
-    if wanted == "auto":
-        return _choose_fastest(can, obstacle, shape, half, compiled, whole_rows)
-    if not can.get(wanted, True):
-        usable = [VARLEN] if obstacle is None else []
-        usable += [name for name in can if can[name]]
-        others = ", ".join(["auto", EAGER, *usable])
-        raise ConfigurationError(
-            f"attn_implementation={wanted}: transformers cannot run it for a model of type "
-            f"{shape.model_type}; expected one of {others}"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    is_supported = {
+        name: bool(getattr(model_class, flag, False)) for name, flag in _SUPPORT.items()
+    }
+    if getattr(model_class, "_compatible_flash_implementations", None):
+        is_supported[FLASH] = False  # transformers would load compiled code from the Hub instead
+    obstacle = find_obstacle_to_custom_attention(model_class, shape)
+
+    if requested == "auto":
+        return _choose_fastest(
+            shape,
+            obstacle,
+            half=half,
+            whole_rows=whole_rows,
+            can_use_package=is_supported[FLASH] and not compiled,
         )
-    if wanted == VARLEN and obstacle is not None:
+
+    if not is_supported.get(requested, True):
+        usable = [VARLEN] if obstacle is None else []
+        usable += [name for name in is_supported if is_supported[name]]
+        expected = ", ".join(["auto", EAGER, *usable])
+        raise ConfigurationError(
+            f"attn_implementation={requested}: transformers cannot run it for a model of type "
+            f"{shape.model_type}; expected one of {expected}"
+        )
+    if requested == VARLEN and obstacle is not None:
         raise ConfigurationError(
             f"attn_implementation={VARLEN}: {obstacle}; expected another model, or "
             "attn_implementation=auto"
         )
-    if wanted == SDPA and whole_rows and obstacle is None and torch.cuda.is_available():
+
+    if requested == SDPA and whole_rows and obstacle is None and torch.cuda.is_available():
         return Choice(CAUSAL, "as configured; without a mask, because rows are whole")
-    if wanted == VARLEN and not half:
+    if requested == VARLEN and not half:
         return Choice(VARLEN, "as configured; in float32 by sdpa with a mask")
-    return Choice(wanted, "as configured")
+    return Choice(requested, "as configured")
 
 
 def _choose_fastest(
-    can: dict[str, bool], obstacle: str | None, shape: Any, half: bool, compiled: bool,
-    whole_rows: bool,
-) -> Choice:  # fmt: skip
-    """Chooses for `attn_implementation=auto`."""
+    shape: Any, obstacle: str | None, *, half: bool, whole_rows: bool, can_use_package: bool
+) -> Choice:
+    """Chooses the implementation for `attn_implementation=auto`.
+
+    Args:
+        obstacle: Why `VARLEN` and `CAUSAL` cannot be used; None if they can.
+        can_use_package: Whether the model can use a flash-attn package, if one is installed.
+    """
     if not torch.cuda.is_available():
         return Choice(None, "there is no GPU")
 
-    if half and not compiled and can[FLASH]:
+    if half and can_use_package:
         if is_flash_attn_3_available() and not attention_dropout(shape) and _is_hopper():
             return Choice(FLASH_3, "flash-attn-3 is installed")
         if is_flash_attn_2_available():
@@ -142,44 +167,45 @@ def _choose_fastest(
 
 
 def _is_hopper() -> bool:
-    """Whether the GPU is one that the kernels of flash-attn-3 are written for."""
+    """Whether the kernels of flash-attn-3 support the GPU."""
     return torch.cuda.get_device_capability()[0] == 9
 
 
-def obstacle_to_custom_attention(kind: Any, shape: Any) -> str | None:
-    """Why a model's attention cannot be computed by `VARLEN` or `CAUSAL`; None if it can.
+def find_obstacle_to_custom_attention(model_class: Any, shape: Any) -> str | None:
+    """Returns why `VARLEN` and `CAUSAL` cannot compute a model's attention; None if they can.
 
     Args:
-        kind: The transformers class of the model.
+        model_class: The transformers class of the model.
         shape: Its config.
     """
     text = text_shape(shape)
     if not (
-        getattr(kind, "_supports_flash_attn", False)
-        and getattr(kind, "_supports_attention_backend", False)
+        getattr(model_class, "_supports_flash_attn", False)
+        and getattr(model_class, "_supports_attention_backend", False)
     ):
         return f"transformers' class for {shape.model_type} takes no other attention"
-    if getattr(kind, "_compatible_flash_implementations", None):
+    if getattr(model_class, "_compatible_flash_implementations", None):
         return f"{shape.model_type} needs kernels with attention sinks or blocks"
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"{shape.model_type} caps the logits of its attention"
     if attention_dropout(shape):
         return "the model has dropout in its attention"
+
     heads, _ = head_groups(shape)
-    size = getattr(text, "head_dim", None) or int(text.hidden_size) // (heads or 1)
-    if size > _FLASH_HEAD or size % 8 or hasattr(text, "v_head_dim"):
+    head_size = getattr(text, "head_dim", None) or int(text.hidden_size) // (heads or 1)
+    if head_size > _MAX_HEAD_SIZE or head_size % 8 or hasattr(text, "v_head_dim"):
         return f"torch's flash attention has no kernel for the heads of {shape.model_type}"
     return None
 
 
 def attention_dropout(shape: Any) -> float:
-    """The probability of dropout of attention weights."""
+    """Returns the dropout probability of attention weights."""
     text = text_shape(shape)
     return max(float(getattr(text, name, None) or 0.0) for name in _DROPOUTS)
 
 
 def borders_of(position_ids: torch.Tensor) -> torch.Tensor:
-    """Computes where each document of a batch begins, followed by the end of the last.
+    """Computes the start of each document of a batch, followed by the end of the last one.
 
     Args:
         position_ids: int [b, L], restarting at 0 with each document and each row.
@@ -193,10 +219,10 @@ def borders_of(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def pad_borders(borders: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Repeats the last border up to a number that most batches of this size share.
+    """Repeats the last border until the length is one that most batches of this size share.
 
-    Compiled layers then see one shape; each repetition is an empty document. Batches of shorter
-    documents than `TOKENS_PER_DOCUMENT` get twice the number of borders, and so on.
+    Compiled layers then see one shape; each repetition is an empty document. The length doubles as
+    often as necessary for batches whose documents are shorter than `TOKENS_PER_DOCUMENT`.
 
     Args:
         borders: int32 [documents + 1].
@@ -216,31 +242,36 @@ def attention_arguments(
     Args:
         position_ids: int [b, L], on the device.
         document_borders: `borders_of(position_ids)`, on the device, for `WITH_BORDERS`; None if
-            each row is attended to as a whole.
+            rows are whole.
     """
     if implementation == CAUSAL or (implementation == VARLEN and document_borders is None):
         return {}
+
     if implementation in WITH_BORDERS:
         assert document_borders is not None
-        longest = position_ids.shape[1]  # an upper bound is enough
+        max_length = position_ids.shape[1]  # an upper bound is enough
         return {
             "cu_seq_lens_q": document_borders,
             "cu_seq_lens_k": document_borders,
-            "max_length_q": longest,
-            "max_length_k": longest,
+            "max_length_q": max_length,
+            "max_length_k": max_length,
         }
+
     documents = (position_ids == 0).cumsum(1)
     if implementation == FLEX:
 
-        def sees(b: Any, h: Any, q: Any, k: Any) -> Any:
+        def may_attend(b: Any, h: Any, q: Any, k: Any) -> Any:
             return (q >= k) & (documents[b, q] == documents[b, k])
 
         rows, length = position_ids.shape
         device = str(position_ids.device)
-        return {"attention_mask": create_block_mask(sees, rows, None, length, length, device)}
+        block_mask = create_block_mask(may_attend, rows, None, length, length, device)
+        return {"attention_mask": block_mask}
+
     if implementation == SDPA and position_ids.device.type == "cuda":
         # Otherwise transformers would wait for the device to learn whether documents are packed.
         return {"attention_mask": packed_mask(documents)}
+
     return {}
 
 
@@ -249,21 +280,23 @@ def packed_mask(documents: torch.Tensor, window: int | None = None) -> torch.Ten
 
     Args:
         documents: int [b, L], the number of each token's document in its row.
-        window: The most tokens that a token attends to, itself included; None: without a limit.
+        window: Maximum number of tokens that a token attends to, itself included; None: no limit.
     """
     length = documents.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     if window is not None:
         causal = causal.triu(1 - window)
-    return ((documents.unsqueeze(2) == documents.unsqueeze(1)) & causal).unsqueeze(1)
+
+    same_document = documents.unsqueeze(2) == documents.unsqueeze(1)
+    return (same_document & causal).unsqueeze(1)
 
 
 class VarlenKernel:
-    """torch's `varlen_attn`, called by the parameters that its version has.
+    """torch's `varlen_attn`, called with the parameters of the installed version.
 
     Args:
-        function: `torch.nn.attention.varlen.varlen_attn`, which torch 2.10 has with `is_causal`,
-            and later versions with `window_size`, `scale` and `enable_gqa`.
+        function: `torch.nn.attention.varlen.varlen_attn`: in torch 2.10 with `is_causal`, in later
+            versions with `window_size`, `scale` and `enable_gqa`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -274,9 +307,15 @@ class VarlenKernel:
         self._takes_groups = "enable_gqa" in parameters
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, borders: torch.Tensor,
-        longest: int, scaling: float, window: int | None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        borders: torch.Tensor,
+        max_length: int,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
         """Computes causal attention within documents.
 
         Args:
@@ -284,9 +323,9 @@ class VarlenKernel:
             key: [tokens, groups, d].
             value: [tokens, groups, d].
             borders: int32 [documents + 1].
-            longest: An upper bound of the tokens of a document.
+            max_length: An upper bound of the tokens of a document.
             scaling: Factor of the products of queries and keys.
-            window: The most tokens that a token attends to, itself included.
+            window: Maximum number of tokens that a token attends to, itself included.
 
         Returns:
             [tokens, heads, d].
@@ -307,9 +346,11 @@ class VarlenKernel:
         if groups > 1 and self._takes_groups:
             options["enable_gqa"] = True
         elif groups > 1:
-            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+            key = key.repeat_interleave(groups, 1)
+            value = value.repeat_interleave(groups, 1)
+
         output: torch.Tensor = self._function(
-            query, key, value, borders, borders, longest, longest, **options
+            query, key, value, borders, borders, max_length, max_length, **options
         )
         return output
 
@@ -330,17 +371,17 @@ def causal_attention(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Computes attention as transformers calls it, within documents if their borders are given.
+    """Computes attention with the signature of transformers, within documents if it has borders.
 
-    On a GPU in half precision by torch's `varlen_attn`, elsewhere by sdpa with a mask.
+    Uses torch's `varlen_attn` on a GPU in half precision, elsewhere sdpa with a mask.
 
     Args:
         query: [b, heads, L, d].
         key: [b, groups, L, d].
         value: [b, groups, L, d].
-        attention_mask: None, or a mask [b, 1, L, L] that the caller has built.
+        attention_mask: None, or a mask [b, 1, L, L].
         cu_seq_lens_q: The borders of the documents, int32 [documents + 1]; None: rows are whole.
         max_length_q: An upper bound of the tokens of a document.
 
@@ -348,11 +389,11 @@ def causal_attention(
         [b, L, heads, d], and None in place of attention weights.
     """
     rows, _, length, size = query.shape
-    is_causal = more.get("is_causal")
+    is_causal = options.get("is_causal")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
 
-    # What sees later tokens is left as it is, for `check_causality` to refuse.
+    # Attention to later tokens is computed unchanged; `check_causality` refuses such a model.
     if attention_mask is None and is_causal and key.shape[2] == length:
         window = None if sliding_window is None or sliding_window >= length else sliding_window
         if cu_seq_lens_q is not None:
@@ -360,7 +401,7 @@ def causal_attention(
             if has_varlen_kernel(query, window):
                 assert not dropout
                 assert max_length_q is not None
-                assert all(more.get(name) is None for name in _UNKNOWN_TO_VARLEN)
+                assert all(options.get(name) is None for name in _UNKNOWN_TO_VARLEN)
                 output = TORCH_KERNEL(
                     query.transpose(1, 2).flatten(0, 1),
                     key.transpose(1, 2).flatten(0, 1),
@@ -371,33 +412,34 @@ def causal_attention(
                     window,
                 )
                 return output.unflatten(0, (rows, length)), None
-            documents = document_numbers(cu_seq_lens_q, rows, length)
+
+            documents = number_documents(cu_seq_lens_q, rows, length)
             attention_mask = packed_mask(documents, window)
         elif window is not None:
             attention_mask = packed_mask(query.new_zeros(1, length), window)
 
     return sdpa_attention_forward(
-        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
     )
 
 
 def has_varlen_kernel(query: torch.Tensor, window: int | None) -> bool:
-    """Whether torch's kernel takes a query on this device, in this dtype, with this window."""
+    """Whether torch's kernel supports the device and dtype of a query, and the window."""
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     return query.is_cuda and is_half and (window is None or TORCH_KERNEL.takes_window)
 
 
-def document_numbers(borders: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """The number of each token's document, int [rows, length], from the borders of `borders_of`.
+def number_documents(borders: torch.Tensor, rows: int, length: int) -> torch.Tensor:
+    """Computes the number of each token's document, int [rows, length], from its borders.
 
-    Empty documents have numbers that no token has.
+    Numbers of empty documents do not occur.
     """
     tokens = torch.arange(rows * length, device=borders.device, dtype=borders.dtype)
     return torch.bucketize(tokens, borders, right=True).view(rows, length)
 
 
 def _lower_precision(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Casts tensors as autocast does for sdpa, which it does not know `varlen_attn` to be."""
+    """Casts tensors like autocast for sdpa: it does not know `varlen_attn`."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)

@@ -1,12 +1,12 @@
 """Cross-entropy in chunks of rows, so that the logits of a micro-batch never exist at once.
 
 With a vocabulary of 50,257, the logits of 8,192 tokens take 1.6 GB in float32, and their gradient
-as much again. `ChunkedCrossEntropy` computes the gradients of hidden states and output layer chunk
-by chunk in the forward pass, while the chunk's logits exist (as in Liger, Hsu et al. 2024, section
-3.2), so that nothing is computed twice; the backward pass only scales them. `ChunkedLoss` makes a
-model do this inside its own forward pass, in place of its output layer. So it works under every
-engine: hooks on the model and on the output layer (gathering its weight under ZeRO-3, averaging its
-gradient under DDP) run as usual, and the weight may be tied to the embedding.
+takes the same again. `ChunkedCrossEntropy` computes the gradients of hidden states and output layer
+chunk by chunk in the forward pass, while the chunk's logits exist (as in Liger, Hsu et al. 2024,
+section 3.2), so nothing is computed twice; the backward pass only scales them. `ChunkedLoss` makes
+a model do this inside its own forward pass, in place of its output layer. It therefore works under
+every engine: hooks on the model and on the output layer (gathering its weight under ZeRO-3,
+averaging its gradient under DDP) run as usual, and the weight may be tied to the embedding.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from bsmeta.core.errors import ConfigurationError
 
 IGNORED = -100
 """A target that is excluded from the loss."""
+
 CLASS_STEP = 64
-"""The classes of the loss in chunks are padded to a multiple of it: 128 bytes of bf16."""
+"""The number of classes is padded to a multiple of this: 128 bytes of bf16."""
+
 ROW_STEP = 128
-"""Rows of a chunk are a multiple of it: the tile of a matmul on tensor cores."""
+"""The rows of a chunk are a multiple of this: the tile of a matmul on tensor cores."""
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -32,36 +34,46 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-        targets: torch.Tensor, rows: int, with_gradient: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        rows: int,
+        with_gradient: bool,
+    ) -> torch.Tensor:
         device = hidden.device.type
-        # In which autocast would compute a matmul
-        is_cast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if is_cast else hidden.dtype
-        state, matrix = hidden.to(dtype), padded_matrix(weight, dtype)
+        dtype = hidden.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)  # as for any other matmul
+        state = hidden.to(dtype)
+        matrix = pad_matrix(weight, dtype)
         classes = len(weight)
 
         losses = torch.empty(len(targets) + 1, dtype=torch.float32, device=hidden.device)
         gradients = _Gradients(hidden, weight, bias, len(matrix)) if with_gradient else None
         with torch.autocast(device, enabled=False):
             for start in range(0, len(targets), rows):
-                part = slice(start, min(start + rows, len(targets)))
-                wanted = targets[part]
-                logits = functional.linear(state[part], matrix).float()
+                chunk = slice(start, min(start + rows, len(targets)))
+                chunk_targets = targets[chunk]
+                logits = functional.linear(state[chunk], matrix).float()
                 if bias is not None:
                     logits[:, :classes] += bias
-                logits[:, classes:] = -torch.inf  # classes that do not exist have no probability
-                counts = wanted != IGNORED
-                index = wanted.clamp(min=0).unsqueeze(1)
+                logits[:, classes:] = -torch.inf  # padding has no probability
+
+                is_counted = chunk_targets != IGNORED
+                index = chunk_targets.clamp(min=0).unsqueeze(1)
                 norm = logits.logsumexp(1)
-                losses[part] = (norm - logits.gather(1, index).squeeze(1)) * counts
+                losses[chunk] = (norm - logits.gather(1, index).squeeze(1)) * is_counted
 
                 if gradients is not None:
+                    # The gradient of the loss over the logits: softmax minus one-hot targets. It is
+                    # computed in place of the logits.
                     slope = logits.sub_(norm.unsqueeze(1)).exp_()
                     slope.scatter_add_(1, index, -torch.ones_like(slope[:, :1]))
-                    slope.mul_(counts.unsqueeze(1))
-                    gradients.add(part, slope, state[part], matrix)
+                    slope.mul_(is_counted.unsqueeze(1))
+                    gradients.add(chunk, slope, state[chunk], matrix)
+
         losses[-1] = losses[:-1].sum()
         ctx.gradients = gradients
         return losses
@@ -69,23 +81,24 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients = ctx.gradients
+        ctx.gradients = None  # frees their memory
         return (*gradients.scaled(slope[-1]), None, None, None)
 
 
-def padded_width(classes: int) -> int:
-    """The smallest multiple of `CLASS_STEP` that is not smaller than the number of classes."""
+def pad_classes(classes: int) -> int:
+    """Rounds the number of classes up to a multiple of `CLASS_STEP`."""
     return -(-classes // CLASS_STEP) * CLASS_STEP
 
 
-def padded_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Casts a weight [V, d], and appends rows of zeros up to `padded_width(V)`.
+def pad_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Casts a weight [V, d], and appends rows of zeros up to `pad_classes(V)`.
 
     Tensor cores need aligned rows: with 50,257 classes, the three products of a chunk are expected
     to take 1.5 to 3 times as long as with 50,304 (calculated). A cast copies the weight anyway.
     """
     classes, size = weight.shape
-    width = padded_width(classes)
+    width = pad_classes(classes)
     if width == classes:
         return weight.to(dtype)
     matrix = weight.new_zeros((width, size), dtype=dtype)
@@ -96,51 +109,63 @@ def padded_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class _Gradients:
     """Gradients of hidden states, weight and bias, accumulated chunk by chunk.
 
-    Those of weight and bias are in float32, whatever the dtype of the matmuls.
+    Weight and bias are accumulated in float32, regardless of the dtype of the matmuls.
 
     Args:
-        width: Classes with the padding.
+        width: Number of classes with the padding.
     """
 
     def __init__(
         self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, width: int
     ) -> None:
-        self._dtype, self._classes = weight.dtype, len(weight)
+        self._dtype = weight.dtype
+        self._classes = len(weight)
         self._hidden = torch.empty_like(hidden)
-        self._weight, self._bias = (
-            None
-            if parameter is None or not parameter.requires_grad
-            else parameter.new_zeros((width, *parameter.shape[1:]), dtype=torch.float32)
-            for parameter in (weight, bias)
-        )
+        self._weight = self._make_sum(weight, width)
+        self._bias = self._make_sum(bias, width)
+
+    @staticmethod
+    def _make_sum(parameter: torch.Tensor | None, width: int) -> torch.Tensor | None:
+        if parameter is None or not parameter.requires_grad:
+            return None
+        return parameter.new_zeros((width, *parameter.shape[1:]), dtype=torch.float32)
 
     def add(
-        self, part: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
+        self, chunk: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
     ) -> None:
         """Adds a chunk, given the gradient of its loss over its logits (float32 [rows, width])."""
         if self._bias is not None:
             self._bias += slope.sum(0)
-        narrow = slope.to(state.dtype)
-        self._hidden[part] = narrow @ matrix
+
+        cast_slope = slope.to(state.dtype)
+        self._hidden[chunk] = cast_slope @ matrix
         if self._weight is not None:
             if state.dtype == torch.float32:
-                self._weight.addmm_(narrow.t(), state)
+                self._weight.addmm_(cast_slope.t(), state)
             else:
-                self._weight += narrow.t() @ state
+                self._weight += cast_slope.t() @ state
 
     def scaled(self, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Returns the gradients times a factor; may be called only once."""
-        weight, bias = (
-            None if sums is None else sums[: self._classes].mul_(factor).to(self._dtype)
-            for sums in (self._weight, self._bias)
+        return (
+            self._hidden.mul_(factor),
+            self._scale_sum(self._weight, factor),
+            self._scale_sum(self._bias, factor),
         )
-        return self._hidden.mul_(factor), weight, bias
+
+    def _scale_sum(self, total: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor | None:
+        if total is None:
+            return None
+        return total[: self._classes].mul_(factor).to(self._dtype)
 
 
 def chunked_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
     rows: int,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Computes the cross-entropy of n targets under a linear layer with d inputs and V outputs.
 
     Args:
@@ -148,22 +173,22 @@ def chunked_cross_entropy(
         weight: [V, d].
         bias: [V], or None.
         targets: int64 [n], each a class, or `IGNORED`.
-        rows: For how many targets logits exist at once.
+        rows: Number of targets in a chunk, whose logits exist at once.
 
     Returns:
-        float32 [n + 1]: the losses (0 for ignored targets), then their sum, through which alone
-        gradients flow.
+        float32 [n + 1]: the losses (0 for ignored targets), then their sum. Gradients flow only
+        through the sum.
     """
     with_gradient = torch.is_grad_enabled()
     return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, with_gradient)
 
 
-def chunk_rows(logits: int, classes: int) -> int:
-    """The rows of a chunk of at most this many logits, with the padding of the classes.
+def compute_chunk_rows(logits: int, classes: int) -> int:
+    """Computes the rows of a chunk with at most `logits` logits, padding included.
 
-    A multiple of `ROW_STEP`, so that the matmuls fill their tiles, unless fewer rows fit.
+    The result is a multiple of `ROW_STEP`, so that matmuls fill their tiles, unless fewer rows fit.
     """
-    rows = max(1, logits // padded_width(classes))
+    rows = max(1, logits // pad_classes(classes))
     return rows if rows < ROW_STEP else rows - rows % ROW_STEP
 
 
@@ -172,7 +197,7 @@ class ChunkedLoss:
 
     Args:
         model: The model; its output layer is changed in place, its weights and their names are not.
-        logits: How many logits may exist at once.
+        logits: Maximum number of logits that exist at once.
     """
 
     def __init__(self, model: nn.Module, logits: int) -> None:
@@ -180,18 +205,18 @@ class ChunkedLoss:
         self._head = head
         classes = int(head.out_features)
         self._unchunked = max(1, logits // classes)
-        self._rows = chunk_rows(logits, classes)
-        self._targets: torch.Tensor | None = None
-        self._given: torch.Tensor | None = None
-        self._checked = False
+        self._rows = compute_chunk_rows(logits, classes)
         self._name = type(model).__name__
+        self._targets: torch.Tensor | None = None  # of the forward pass in progress
+        self._head_output: torch.Tensor | None = None  # kept until it has been checked
+        self._checked = False
         head.forward = self._forward
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
         """Whether the model's output layer is a linear layer."""
-        find = getattr(model, "get_output_embeddings", None)
-        return callable(find) and type(find()) is nn.Linear
+        get_head = getattr(model, "get_output_embeddings", None)
+        return callable(get_head) and type(get_head()) is nn.Linear
 
     def pays(self, rows: int) -> bool:
         """Whether the logits of these targets exceed the chunk limit."""
@@ -207,36 +232,46 @@ class ChunkedLoss:
             targets: int64 [b, L]: the next token at each position, or `IGNORED`.
 
         Returns:
-            The sum of losses (a scalar with a gradient), and each loss, float32 [b, L], without.
+            The sum of losses (a scalar with a gradient), and each loss (float32 [b, L], without a
+            gradient).
 
         Raises:
             ConfigurationError: If the model does not return the output of its output layer.
         """
         self._targets = targets
         try:
-            found = model(**inputs).logits
+            losses = model(**inputs).logits
         finally:
             self._targets = None
-        given, self._given = self._given, None
+
+        head_output = self._head_output
+        self._head_output = None
         if not self._checked:  # only once, because it waits for the device
             self._checked = True
-            if given is None or found.shape != given.shape or not torch.equal(found, given):
+            is_unchanged = (
+                head_output is not None
+                and losses.shape == head_output.shape
+                and torch.equal(losses, head_output)
+            )
+            if not is_unchanged:
                 raise ConfigurationError(
                     f"loss_chunk_logits: {self._name} scales or cuts its logits after the output "
                     "layer, so that their loss cannot be taken in chunks; expected "
                     "loss_chunk_logits=0 for this model"
                 )
-        flat = found.view(-1)
+
+        flat = losses.view(-1)
         return flat[-1], flat[:-1].detach().view(targets.shape)
 
     def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Replaces the forward of the output layer; hooks have already gathered its weight."""
-        weight, bias = self._head.weight, self._head.bias
+        weight = self._head.weight
+        bias = self._head.bias
         if self._targets is None:
             return functional.linear(hidden, weight, bias)
         losses = chunked_cross_entropy(
             hidden.flatten(0, -2), weight, bias, self._targets.flatten(), self._rows
         )
         if not self._checked:
-            self._given = losses.detach()
+            self._head_output = losses.detach()
         return losses

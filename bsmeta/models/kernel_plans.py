@@ -1,8 +1,9 @@
-"""Attention kernels that are planned for each shape, for batches of many shapes.
+"""Disables attention kernels that are planned for each shape, for batches of many shapes.
 
 cuDNN plans its attention for each new number of rows and length, which is expected to take 25 to
 150 ms (not measured). Without it, sdpa uses flash or memory-efficient attention, which need no
-plan. cuDNN is left out and not put last, because torch sets its own order at the first call.
+plan. cuDNN is disabled, not given the lowest priority, because torch sets its own order at the
+first call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 @contextmanager
 def without_planned_attention() -> Iterator[None]:
-    """A context in which sdpa leaves out cuDNN."""
+    """Disables cuDNN for sdpa in a context."""
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     leave_out_planned_attention()
     try:
@@ -25,8 +26,8 @@ def without_planned_attention() -> Iterator[None]:
 
 
 def leave_out_planned_attention() -> None:
-    """Has sdpa leave out cuDNN for the rest of the process.
+    """Disables cuDNN for sdpa for the rest of the process.
 
-    For training, whose backward pass may compute layers again, outside of any context.
+    Training needs this, because its backward pass may recompute layers outside of any context.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,7 +1,7 @@
-"""Changes to a model that make it faster or smaller in memory, and not what it computes.
+"""Makes a model faster or smaller in memory without changing its results.
 
-Documents packed into one sequence must not attend to each other, however attention is computed
-(`models.attention`); `check_isolation` tests for that.
+Documents packed into one sequence must not attend to each other, under any implementation of
+attention (`models.attention`); `check_isolation` tests for this.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import opaque_work
 from bsmeta.models.attention import EAGER, SDPA
-from bsmeta.models.shapes import layers_in
+from bsmeta.models.shapes import count_layers
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Returns the loss of each token but the first, float [b, L - 1], for ids and positions [b, L]."""
 
 
 @torch.no_grad()
@@ -29,20 +30,26 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
     """Checks that changing a document does not change the losses of the one packed after it.
 
     Args:
-        losses: Returns the loss of each token but the first, float [b, L - 1], for ids and
-            positions.
         like: A batch of ids [b, L]; only its shape and device matter. All ranks have the same
             shape.
+        name: Name of the attention implementation.
+
+    Raises:
+        ConfigurationError: If packed documents see each other.
     """
     rows, length = like.shape
     half = length // 2
     if half < 2:
         return
+
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (2, rows, length), generator=generator)
     ids[1, :, half:] = ids[0, :, half:]
     positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand(rows, -1)
-    first, second = (losses(row.to(like.device), positions.to(like.device)) for row in ids)
+    positions = positions.to(like.device)
+    first = losses(ids[0].to(like.device), positions)
+    second = losses(ids[1].to(like.device), positions)
+
     # As tight as for causality: BLOOM's random weights change losses of 8.3 by less than 0.001.
     if not torch.allclose(first[:, half:], second[:, half:], rtol=0, atol=1e-4):
         others = "" if name in (SDPA, EAGER) else "attn_implementation=sdpa, or "
@@ -56,22 +63,28 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
 
 @torch.no_grad()
 def check_positions(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
-    """Checks that a document has the same losses wherever it is packed in a sequence.
+    """Checks that a document has the same losses at any position in a packed sequence.
 
-    Only in float32: elsewhere attention rounds by the place of a token.
+    Call it in float32 only: in other types, rounding in attention depends on the position. The
+    model must have passed `check_isolation`.
 
     Args:
-        losses: As for `check_isolation`, which passes.
-        like: As there.
+        like: A batch of ids [b, L]; only its shape and device matter.
+
+    Raises:
+        ConfigurationError: If the model ignores position_ids.
     """
     rows, length = like.shape
     half = length // 2
     if half < 2:
         return
+
     generator = torch.Generator().manual_seed(0)
     documents = torch.randint(vocabulary, (2, rows, half), generator=generator).to(like.device)
     padding = documents.new_zeros(rows, length - 2 * half)
     positions = torch.arange(half, device=like.device).repeat(3)[:length].expand(rows, -1)
+
+    # The first document, once before and once after the second.
     leading = losses(torch.cat([*documents, padding], 1), positions)[:, : half - 1]
     swapped = losses(torch.cat([*documents.flip(0), padding], 1), positions)
     following = swapped[:, half : 2 * half - 1]
@@ -86,18 +99,28 @@ def check_positions(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
 
 @torch.no_grad()
 def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
-    """Checks that changing the second half of a sequence does not change the losses before it."""
+    """Checks that changing the second half of a sequence does not change the losses before it.
+
+    Args:
+        like: A batch of ids [b, L]; only its shape and device matter.
+
+    Raises:
+        ConfigurationError: If tokens attend to later tokens.
+    """
     rows, length = like.shape
     half = length // 2
     if half < 2:
         return
+
     ids = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
     changed = ids.clone()
     changed[:, half:] = (changed[:, half:] + 1) % vocabulary
     positions = torch.arange(length).expand(rows, -1).to(like.device)
-    first, second = (losses(each.to(like.device), positions) for each in (ids, changed))
-    # The loss at half - 1 is that of the first changed token. Those before it are equal to the last
-    # digit; the tolerance is tight because small random weights cause only small differences.
+    first = losses(ids.to(like.device), positions)
+    second = losses(changed.to(like.device), positions)
+
+    # The first changed token has the loss at half - 1. Earlier losses are equal to the last digit;
+    # the tolerance is tight because small random weights cause only small differences.
     if not torch.allclose(first[:, : half - 1], second[:, : half - 1], rtol=0, atol=1e-4):
         raise ConfigurationError(
             "model_name (or model_config_file): tokens of this model see those after them, which "
@@ -107,23 +130,29 @@ def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a transformers model, in order."""
+    """Returns the repeated layers of a transformers model, in order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def encoder_layers(encoder: PreTrainedModel) -> list[nn.Module]:
-    """The layers of an encoder, in order; none if they share their weights, as ALBERT's do."""
-    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
-    count = layers_in(encoder.config)
-    # MPNet and others of the library have no layers of the class that `layers_of` looks for.
-    return layers_of(encoder) or next((list(one) for one in lists if len(one) == count), [])
+    """Returns the layers of an encoder, in order; none if they share weights, as in ALBERT."""
+    layers = layers_of(encoder)
+    if layers:
+        return layers
+
+    # MPNet and others of the library have layers of another class than `layers_of` looks for.
+    count = count_layers(encoder.config)
+    for module in encoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    return []
 
 
 def recompute(model: nn.Module, every: int) -> None:
     """Keeps no activations inside every n-th layer; the backward pass recomputes them.
 
     Raises:
-        ConfigurationError: If the model cannot do it in some layers only.
+        ConfigurationError: If the model can only recompute all layers or none.
     """
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     layers = layers_of(model)
@@ -137,11 +166,11 @@ def recompute(model: nn.Module, every: int) -> None:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compiles each layer for the shape that it is called with.
+    """Compiles each layer for the shape of its inputs.
 
-    All layers share the compiled code, so that it takes seconds and not minutes; the rest of the
-    model (embedding, output layer and loss) does not benefit from compilation. Only the forward
-    pass is compiled, not the hooks of a layer, by which FSDP2 gathers its weights beforehand.
+    All layers share the compiled code, so compilation takes seconds and not minutes; embedding,
+    output layer and loss do not benefit from it. Only the forward pass is compiled, not the hooks
+    of a layer, in which FSDP2 gathers its weights beforehand.
 
     Raises:
         ConfigurationError: If the model's layers cannot be found.
@@ -158,16 +187,16 @@ def compile_layers(model: nn.Module) -> None:
 
 @cache
 def _report_compilation() -> None:
-    """Has torch report each compilation of this process, in whatever step, as progress."""
+    """Makes every compilation of this process, in any step, count as progress."""
     from torch._dynamo.callback import callback_handler
 
-    running = ExitStack()  # torch calls the two in pairs
+    running = ExitStack()  # torch calls both callbacks in pairs
     callback_handler.register_start_callback(lambda _: running.enter_context(opaque_work()))
     callback_handler.register_end_callback(lambda _: running.close())
 
 
 def run_uncompiled(compiled: bool) -> AbstractContextManager[Any]:
-    """A context in which compiled layers run uncompiled, for batches of other shapes."""
+    """Returns a context in which compiled layers run uncompiled, for batches of other shapes."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
@@ -187,10 +216,12 @@ def use_liger(model: nn.Module) -> None:
             f"liger_kernel: Liger cannot be imported ({error}); pip install liger-kernel, or "
             "liger_kernel=false"
         ) from error
-    kind = model.config.model_type  # type: ignore[union-attr]
-    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+
+    model_type = model.config.model_type  # type: ignore[union-attr]
+    if model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise ConfigurationError(
-            f"liger_kernel: Liger has no kernels for {kind}; expected liger_kernel=false"
+            f"liger_kernel: Liger has no kernels for {model_type}; expected liger_kernel=false"
         )
-    # The loss is computed here in any case, not by Liger.
+
+    # The loss is always computed by this package.
     _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)

@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685).
 
-They are added by peft, and merged for export: the weight W of an adapted layer stays as it is, and
-the layer computes with W + s·B·A, where only A (rank × inputs) and B (outputs × rank, 0 at first)
-are trained, and s is alpha / rank.
+They are added by peft, and merged for export: the weight W of an adapted layer stays unchanged, and
+the layer computes with W + s·B·A. Only A (rank × inputs) and B (outputs × rank, 0 at first) are
+trained; s is alpha / rank.
 
-The experts of a mixture are one tensor for all of them (experts × outputs × inputs, or transposed).
-peft gives such a tensor one A and one B with a block for each expert, and wraps its layer once for
-each of its tensors: the state dict then has the layer's weights under `base_layer.base_layer.`.
+The experts of a mixture share one tensor (experts × outputs × inputs, or transposed). peft gives
+such a tensor one A and one B with a block for each expert, and wraps its layer once for each of its
+tensors: the state dict then has the layer's weights under `base_layer.base_layer.`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +26,9 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.log_once import log_once
 
 ADAPTER = "default"
-ALL_LINEAR = "all-linear"  # peft's name for all linear layers but the output layer
+"""Name of the adapter in peft."""
+
+ALL_LINEAR = "all-linear"  # peft's name for all linear layers except the output layer
 LINEAR = (nn.Linear, Conv1D)
 _WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")
 
@@ -34,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bool) -> None:
-    """Freezes a model, and gives its linear layers adapters.
+    """Freezes a model, and adds adapters to its linear layers.
 
-    Experts that get none, because peft does not know their layer, are logged.
+    Experts without adapters, because peft does not know their layer, are logged.
 
     Args:
-        train_embeddings: Also trains the embeddings, and the output layer: those of new tokens are
-            random.
+        train_embeddings: Whether to train the embeddings and the output layer, too, because their
+            weights for new tokens are random.
 
     Raises:
         ConfigurationError: If the model has no layer of `lora.targets`, peft cannot adapt one of
@@ -48,7 +50,8 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    linear, plain = linear_layers(model), _described(model)
+    linear_names = list_linear_layers(model)
+    original_shapes = _describe_weights(model)
     adapters = LoraConfig(
         r=keys.rank,
         lora_alpha=2 * keys.rank if keys.alpha is None else keys.alpha,
@@ -58,40 +61,45 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
     try:
         inject_adapter_in_model(adapters, model, ADAPTER)
     except ValueError as error:
-        raise _refusal(keys, str(error), linear) from error
+        raise _describe_refusal(keys, str(error), linear_names) from error
+
     for name, layer in _uncallable_layers(model):
         reason = f"peft cannot adapt '{name}', a {type(layer).__name__} with a result of its own"
-        raise _refusal(keys, reason, linear)
+        raise _describe_refusal(keys, reason, linear_names)
+
     try:
-        is_restored = _described(model, merge=True) == plain
+        is_restored = _describe_weights(model, merge=True) == original_shapes
     except KeyError as error:
-        raise _refusal(keys, f"the adapters of {error} cannot be merged", linear) from error
+        reason = f"the adapters of {error} cannot be merged"
+        raise _describe_refusal(keys, reason, linear_names) from error
     if not is_restored:
-        raise _refusal(keys, "merged adapters leave other weights than the model's", linear)
+        reason = "merged adapters leave other weights than the model's"
+        raise _describe_refusal(keys, reason, linear_names)
+
     if not keys.targets:
-        _log_stacks_without(model)
+        _log_unadapted_stacks(model)
     if train_embeddings:
         for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
             if layer is not None:
                 layer.requires_grad_(True)
 
 
-def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of linear layers but the output, as `lora.targets` takes them, in order."""
+def list_linear_layers(model: PreTrainedModel) -> list[str]:
+    """Lists the names of linear layers except the output, sorted, in the form of `lora.targets`."""
     output = model.get_output_embeddings()
-    return sorted(
-        {
-            name.rpartition(".")[2]
-            for name, layer in model.named_modules()
-            if type(layer) in LINEAR and layer is not output
-        }
-    )
+    names = set()
+    for path, layer in model.named_modules():
+        if type(layer) in LINEAR and layer is not output:
+            names.add(path.rpartition(".")[2])
+    return sorted(names)
 
 
-def _refusal(keys: LoraKeys, reason: str, linear: Collection[str]) -> ConfigurationError:
-    """The error for targets that peft cannot adapt, with those that it can."""
-    working = [name for name in linear if f"'{name}'" not in reason]
-    fix = f"lora.targets=[{','.join(working)}]"
+def _describe_refusal(
+    keys: LoraKeys, reason: str, linear_names: Collection[str]
+) -> ConfigurationError:
+    """Builds the error for targets that peft cannot adapt; it suggests all other linear layers."""
+    usable = [name for name in linear_names if f"'{name}'" not in reason]
+    fix = f"lora.targets=[{','.join(usable)}]"
     if "lora_dropout" in reason:
         reason = (
             "the weights of its experts are one tensor, whose adapters work without dropout only "
@@ -105,116 +113,148 @@ def _refusal(keys: LoraKeys, reason: str, linear: Collection[str]) -> Configurat
     )
 
 
-def _described(model: nn.Module, *, merge: bool = False) -> dict[str, torch.Size]:
-    """The names and shapes of a model's weights (merged: without adapters); copies no weight."""
+def _describe_weights(model: nn.Module, *, merge: bool = False) -> dict[str, torch.Size]:
+    """Returns the names and shapes of a model's weights, without copying them.
+
+    Args:
+        merge: Whether to merge the adapters into the weights.
+    """
     weights = {
-        name: torch.empty(_whole_shape(weight), dtype=weight.dtype, device="meta")
+        name: torch.empty(_full_shape(weight), dtype=weight.dtype, device="meta")
         for name, weight in model.state_dict(keep_vars=True).items()
     }
-    return {
-        name: weight.shape
-        for name, weight in (merged(model, weights) if merge else weights).items()
-    }
+    if merge:
+        weights = merged(model, weights)
+    return {name: weight.shape for name, weight in weights.items()}
 
 
-def _whole_shape(weight: torch.Tensor) -> torch.Size:
-    """The shape of a weight, also of one that ZeRO-3 has partitioned already."""
+def _full_shape(weight: torch.Tensor) -> torch.Size:
+    """Returns the shape of a weight, even if ZeRO-3 has partitioned it already."""
     shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
     return shape
 
 
 def _uncallable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields adapted layers that can be called without their adapters only.
+    """Yields the names and base layers of adapted layers that only work without their adapters.
 
     The router of Phi-3.5-MoE is a linear layer that returns a tuple.
     """
-    for _, name, layer in _adapted_weights(model):
-        base = layer.get_base_layer()
+    for adapted in _adapted_weights(model):
+        base = adapted.layer.get_base_layer()
         if type(base) in LINEAR or not isinstance(base, LINEAR) or hasattr(base.weight, "ds_shape"):
             continue
-        inputs = torch.zeros(1, layer.in_features, device=base.weight.device)
-        if _can_call(base, inputs) and not _can_call(layer, inputs):
-            yield name.rpartition(".")[2], base
+
+        inputs = torch.zeros(1, adapted.layer.in_features, device=base.weight.device)
+        if _can_call(base, inputs) and not _can_call(adapted.layer, inputs):
+            yield adapted.layer_name.rpartition(".")[2], base
 
 
 @torch.no_grad()
 def _can_call(layer: nn.Module, inputs: torch.Tensor) -> bool:
     try:
         layer(inputs)
-    except Exception:  # whatever a class raises
+    except Exception:  # any error of a class
         return False
     return True
 
 
-def _log_stacks_without(model: nn.Module) -> None:
-    """Logs stacks of matrices, such as experts, that stay as they are, and their share."""
-    adapted = {name for name, _, _ in _adapted_weights(model)}
-    sizes = {name: _whole_shape(weight).numel() for name, weight in model.named_parameters()}
-    left = {
-        name: sizes[name]
-        for name, weight in model.named_parameters()
-        if _is_stack(_whole_shape(weight)) and name not in adapted and "conv" not in name
-    }
-    if left:
-        names = sorted({name.rpartition(".")[2] for name in left})
-        log_once(
-            logger,
-            logging.WARNING,
-            f"lora: no adapters on {', '.join(names)}, which are no linear layers (but experts in "
-            f"one tensor, for example): they stay as they are ({sum(left.values()):,} of "
-            f"{sum(sizes.values()):,} parameters)",
-        )
+def _log_unadapted_stacks(model: nn.Module) -> None:
+    """Logs stacks of matrices, such as experts, that have no adapters, and their share."""
+    adapted_names = {adapted.weight_name for adapted in _adapted_weights(model)}
+    sizes: dict[str, int] = {}
+    unadapted: list[str] = []
+    for name, weight in model.named_parameters():
+        shape = _full_shape(weight)
+        sizes[name] = shape.numel()
+        if _is_stack(shape) and name not in adapted_names and "conv" not in name:
+            unadapted.append(name)
+    if not unadapted:
+        return
+
+    last_names = sorted({name.rpartition(".")[2] for name in unadapted})
+    log_once(
+        logger,
+        logging.WARNING,
+        f"lora: no adapters on {', '.join(last_names)}, which are no linear layers (but experts in "
+        f"one tensor, for example): they stay as they are "
+        f"({sum(sizes[name] for name in unadapted):,} of {sum(sizes.values()):,} parameters)",
+    )
 
 
 def _is_stack(shape: torch.Size) -> bool:
     return len(shape) == 3 and min(shape) > 1
 
 
-def _adapted_weights(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """Yields each weight with an adapter: its name in the state dict, and the adapted layer's."""
-    for name, layer in model.named_modules():
+class _AdaptedWeight(NamedTuple):
+    """A weight with an adapter.
+
+    Attributes:
+        weight_name: Its name in the state dict.
+        layer_name: Name of the adapted layer.
+        layer: The layer of peft.
+    """
+
+    weight_name: str
+    layer_name: str
+    layer: Any
+
+
+def _adapted_weights(model: nn.Module) -> Iterator[_AdaptedWeight]:
+    for layer_name, layer in model.named_modules():
         scales = getattr(layer, "scaling", None)
         if not isinstance(scales, Mapping) or ADAPTER not in scales:
             continue
-        weight, inner = f"{name}.base_layer", layer.base_layer
-        while hasattr(inner, "base_layer"):  # of a layer with several adapted tensors
-            weight, inner = f"{weight}.base_layer", inner.base_layer
-        yield f"{weight}.{getattr(layer, 'parameter_name', 'weight')}", name, layer
+
+        base_name = f"{layer_name}.base_layer"
+        base = layer.base_layer
+        while hasattr(base, "base_layer"):  # of a layer with several adapted tensors
+            base_name = f"{base_name}.base_layer"
+            base = base.base_layer
+        parameter_name = getattr(layer, "parameter_name", "weight")
+        yield _AdaptedWeight(f"{base_name}.{parameter_name}", layer_name, layer)
 
 
-def plain_name(name: str) -> str:
-    """The name that a weight or a layer has without adapters."""
+def strip_adapter_parts(name: str) -> str:
+    """Returns the name of a weight or a layer without adapters."""
     return _WRAPPED.sub("", name)
 
 
 def merged(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a model without adapters that computes the same.
+    """Merges the adapters of a model into its weights.
 
     Args:
-        model: With the adapters of `add_adapters`, or without any.
-        weights: Its full state dict, which is left as it is.
+        model: A model with the adapters of `add_adapters`, or without any.
+        weights: The full state dict of the model, which is not changed.
+
+    Returns:
+        The state dict of an equivalent model without adapters.
     """
-    found = dict(weights)
-    for weight, name, layer in _adapted_weights(model):
-        low, high = (found.pop(f"{name}.lora_{part}.{ADAPTER}.weight") for part in "AB")
-        change = layer.scaling[ADAPTER] * _product(low.float(), high.float(), found[weight], layer)
-        found[weight] = (found[weight].float() + change).to(found[weight].dtype)
-    return {plain_name(name): weight for name, weight in found.items()}
+    result = dict(weights)
+    for weight_name, layer_name, layer in _adapted_weights(model):
+        a = result.pop(f"{layer_name}.lora_A.{ADAPTER}.weight").float()
+        b = result.pop(f"{layer_name}.lora_B.{ADAPTER}.weight").float()
+        weight = result[weight_name]
+        change = layer.scaling[ADAPTER] * _multiply_factors(a, b, weight, layer)
+        result[weight_name] = (weight.float() + change).to(weight.dtype)
+    return {strip_adapter_parts(name): weight for name, weight in result.items()}
 
 
-def _product(
-    low: torch.Tensor, high: torch.Tensor, weight: torch.Tensor, layer: Any
+def _multiply_factors(
+    a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor, layer: Any
 ) -> torch.Tensor:
-    """B·A in the shape of the weight.
+    """Computes B·A in the shape of the weight.
 
     Args:
-        low: [rank, inputs]; for n experts [n·rank, inputs], expert by expert.
-        high: [outputs, rank]; for n experts [outputs, rank·n], the experts of a rank side by side.
+        a: [rank, inputs]; for n experts [n·rank, inputs], expert by expert.
+        b: [outputs, rank]; for n experts [outputs, rank·n], the experts of a rank side by side.
     """
     if weight.ndim < 3:
-        change = high @ low
+        change = b @ a
         return change.T if layer.fan_in_fan_out else change
-    blocks = low.unflatten(0, (len(weight), -1))
+
+    num_experts = len(weight)
+    a_by_expert = a.unflatten(0, (num_experts, -1))  # [experts, rank, inputs]
+    b_by_expert = b.unflatten(1, (-1, num_experts))  # [outputs, rank, experts]
     is_transposed = getattr(layer.get_base_layer(), "is_transposed", False)
-    form = "eio" if is_transposed else "eoi"
-    return torch.einsum(f"ore,eri->{form}", high.unflatten(1, (-1, len(weight))), blocks)
+    result_axes = "eio" if is_transposed else "eoi"
+    return torch.einsum(f"ore,eri->{result_axes}", b_by_expert, a_by_expert)

@@ -1,7 +1,7 @@
 """The manifest of a folder: size and checksum of each file, so that damage is detected before use.
 
 A bit flip in a weights file would otherwise load without an error. A checkpoint has one manifest
-for all its files (written by `training.checkpoint`), an exported model its own.
+for all its files (written by `training.checkpoint`), and so has an exported model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from bsmeta.core.parsing import decode_json
 from bsmeta.core.progress import report_progress
 
 MANIFEST = "manifest.json"
-FORMAT = 1  # of a standalone model folder; checkpoints have their own version
+FORMAT = 1
+"""Version of the format of a standalone model folder; checkpoints have another version."""
+
 UNCHECKED = ("README.md",)
 """Files of a model folder that users may edit, and that do not affect the model."""
 
@@ -57,7 +59,7 @@ def describe_file(file: Path) -> FileEntry:
     return FileEntry(file.stat().st_size, digest.hexdigest())
 
 
-def fault_of(file: Path, entry: FileEntry) -> str | None:
+def find_fault(file: Path, entry: FileEntry) -> str | None:
     """Describes how a file differs from its entry in the manifest; None if it does not."""
     try:
         if not file.is_file():
@@ -102,6 +104,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def write_model_manifest(folder: Path) -> None:
     """Writes the manifest of a standalone model folder."""
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    left_out = (MANIFEST, *UNCHECKED)
-    entries = {name: describe_file(paths[name]) for name in sorted(paths) if name not in left_out}
+    excluded = (MANIFEST, *UNCHECKED)
+    entries = {name: describe_file(paths[name]) for name in sorted(paths) if name not in excluded}
     write_manifest(folder, Manifest(FORMAT, entries))

@@ -1,12 +1,12 @@
-"""The rehearsal of a model before its first step: what would otherwise fail, or be left out, later.
+"""Rehearses a model before its first step, to detect faults that would otherwise appear later.
 
 Each fault is one error, on every rank:
 
-- weights that no gradient reaches (the vision tower of a model that gets text alone, or the
-  cross-attention of a decoder without its encoder) are frozen and named: torch's data parallel
-  fails in the second step of a model that has some;
-- the model is exported, with adapters that are not zero, loaded again, and must compute the same;
-- the loss of the model's class must be the one that is trained on.
+- Weights that no gradient reaches (the vision tower of a model that gets text alone, or the
+  cross-attention of a decoder without its encoder) are frozen and named: with such weights, torch's
+  data parallel fails in the second step.
+- The model is exported, with nonzero adapters, and loaded again; its results must be the same.
+- The loss of the model's class must equal the training loss.
 """
 
 from __future__ import annotations
@@ -33,63 +33,70 @@ from bsmeta.models.manifest import write_model_manifest
 from bsmeta.models.pretrained import load_weights, whole_weights
 
 TOKENS = 16
-"""Tokens of the sequence that a model is tried with."""
+"""Length of the sequence on which a model is tried."""
+
 EXPORTED = 2**26
-"""The most parameters of a model that is exported and loaded again for the rehearsal."""
+"""Maximum number of parameters of a model that is exported and loaded again for the rehearsal."""
+
 EAGER = "eager"
 """The attention that every class has, and that runs on every device."""
-_PARTITIONED = "ds_shape"  # attribute of a parameter of which ZeRO-3 has kept a part
+
+_PARTITIONED = "ds_shape"  # attribute of a parameter that ZeRO-3 has partitioned
 
 Export = Callable[[nn.Module, dict[str, torch.Tensor], Path], None]
+"""Writes a model with a state dict to a folder."""
 
 Adapt = Callable[[PreTrainedModel], None]
+"""Adds adapters to a model without any."""
 
 logger = logging.getLogger(__name__)
 
 
-def _leave(model: PreTrainedModel) -> None:
-    """Adds no adapters."""
+def _add_no_adapters(model: PreTrainedModel) -> None:
+    """Leaves a model unchanged."""
 
 
-def unreached_weights(model: PreTrainedModel, adapt: Adapt = _leave) -> list[str]:
-    """The names of trainable weights that no gradient reaches if the model is given text alone.
+def unreached_weights(model: PreTrainedModel, adapt: Adapt = _add_no_adapters) -> list[str]:
+    """Lists the trainable weights that no gradient reaches if the inputs are text alone.
 
-    They are read off the graph of a forward pass on torch's fake tensors, which computes nothing,
-    whatever the size of the model. A class whose forward pass depends on values is called with its
-    weights, if this process has them; without them, all of its weights count as reached.
+    They follow from the graph of a forward pass on torch's fake tensors, which computes nothing and
+    so suits a model of any size. A class whose forward pass depends on values is called with its
+    weights, if this process has them; otherwise all of its weights count as reached.
 
     Args:
-        adapt: Adds the adapters that the model has to a model without any.
+        adapt: Adds the adapters of the model to a copy without adapters.
     """
     names = [name for name, weight in model.named_parameters() if weight.requires_grad]
     try:
-        reached = _reached_in_copy(model, adapt)
-    except Exception as error:  # whatever a class raises that needs values
-        if _is_elsewhere(model):
+        reached = _trace_copy(model, adapt)
+    except Exception as error:  # any error of a class that needs values
+        if _lacks_weights(model):
             logger.info("%s cannot be tried without weights: %s", type(model).__name__, error)
             return []
-        reached = _reached(model)
+        reached = _trace_model(model)
     return [name for name in names if name not in reached]
 
 
-def _is_elsewhere(model: nn.Module) -> bool:
-    """Whether this process does not have the values of all weights."""
+def _lacks_weights(model: nn.Module) -> bool:
+    """Whether this process lacks the values of some weights."""
     return any(
         weight.device.type == "meta" or hasattr(weight, _PARTITIONED)
         for weight in model.parameters()
     )
 
 
-def _reached_in_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
+def _trace_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
+    """Returns the names of weights that a gradient reaches, in a copy on fake tensors."""
     with torch.device("meta"), whole_weights():
         copy = new_model(
             AutoModelForCausalLM,
             deepcopy(model.config),
             dtype=torch.float32,
             attn_implementation=EAGER,
-            experts_implementation="batched_mm",  # the others depend on values
+            experts_implementation="batched_mm",  # other implementations depend on values
         )
         adapt(copy)
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = {
             name: torch.empty(weight.shape).requires_grad_(weight.requires_grad)
@@ -101,79 +108,89 @@ def _reached_in_copy(model: PreTrainedModel, adapt: Adapt) -> set[str]:
         }
         inputs = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long), "use_cache": False}
         outputs = functional_call(copy, {**weights, **buffers}, (), inputs)
-        leaves = _leaves(outputs.logits)
-    return {name for name, weight in weights.items() if id(weight) in leaves}
+        leaf_ids = _find_leaves(outputs.logits)
+    return {name for name, weight in weights.items() if id(weight) in leaf_ids}
 
 
-def _reached(model: PreTrainedModel) -> set[str]:
+def _trace_model(model: PreTrainedModel) -> set[str]:
+    """Returns the names of weights that a gradient reaches, in a forward pass of the model."""
     was_training = model.training
     model.eval()
     ids = torch.arange(TOKENS).unsqueeze(0) % 2
-    leaves = _leaves(model(input_ids=ids, use_cache=False).logits)
+    leaf_ids = _find_leaves(model(input_ids=ids, use_cache=False).logits)
     model.train(was_training)
-    return {name for name, weight in model.named_parameters() if id(weight) in leaves}
+    return {name for name, weight in model.named_parameters() if id(weight) in leaf_ids}
 
 
-def _leaves(output: torch.Tensor) -> set[int]:
-    """The ids of the tensors to which the backward pass of an output adds gradients."""
-    found, seen, waiting = set(), set(), [output.grad_fn]
-    while waiting:
-        function: Any = waiting.pop()
+def _find_leaves(output: torch.Tensor) -> set[int]:
+    """Returns the ids of the tensors to which the backward pass of an output adds gradients."""
+    leaf_ids: set[int] = set()
+    seen: set[Any] = set()
+    pending: list[Any] = [output.grad_fn]
+    while pending:
+        function = pending.pop()
         if function is None or function in seen:
             continue
         seen.add(function)
+
         if hasattr(function, "variable"):
-            found.add(id(function.variable))
-        waiting += [following for following, _ in function.next_functions]
-    return found
+            leaf_ids.add(id(function.variable))
+        pending += [next_function for next_function, _ in function.next_functions]
+    return leaf_ids
 
 
-def freeze_weights(model: PreTrainedModel, unreached: Collection[str], where: str) -> None:
-    """Freezes weights that no gradient reaches, and logs which parts of the model they are.
+def freeze_weights(model: PreTrainedModel, unreached: Collection[str], setting: str) -> None:
+    """Freezes weights that no gradient reaches, and logs the parts of the model they belong to.
 
     Args:
-        where: The key that names the model, and its value.
+        setting: Key and value that name the model, for messages: `model_name=gpt2`.
 
     Raises:
-        ConfigurationError: If nothing is left to be trained.
+        ConfigurationError: If no trainable weights remain.
     """
     if not unreached:
         return
-    parts = ", ".join(whole_parts(model, unreached))
+
+    parts = ", ".join(summarize_weights(model, unreached))
     sizes = {name: _size(weight) for name, weight in model.named_parameters()}
     for name in unreached:
         model.get_parameter(name).requires_grad_(False)
+
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ConfigurationError(
-            f"{where}: nothing of the model would be trained, because text alone gives no gradient "
-            f"to {parts}; expected a model with weights between its tokens and its logits, and "
-            "adapters (lora.targets) of some of these"
+            f"{setting}: nothing of the model would be trained, because text alone gives no "
+            f"gradient to {parts}; expected a model with weights between its tokens and its "
+            "logits, and adapters (lora.targets) of some of these"
         )
     logger.info(
         "%s: %s get no gradient from text alone: they are frozen, and exported as they are (%s of "
-        "%s parameters)", where, parts, f"{sum(sizes[name] for name in unreached):,}",
+        "%s parameters)",
+        setting,
+        parts,
+        f"{sum(sizes[name] for name in unreached):,}",
         f"{sum(sizes.values()):,}",
-    )  # fmt: skip
+    )
 
 
 def _size(weight: torch.Tensor) -> int:
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
-def whole_parts(model: nn.Module, names: Collection[str]) -> list[str]:
-    """The largest modules all of whose trainable weights are among the names.
+def summarize_weights(model: nn.Module, names: Collection[str]) -> list[str]:
+    """Summarizes weights by the largest modules whose trainable weights are all among them.
 
-    Weights beside these modules are listed themselves; the numbers of layers are left out.
+    Weights outside of these modules are listed one by one; the numbers of layers are replaced by *.
     """
-    wanted = set(names)
+    listed_weights = set(names)
     parts: list[str] = []
-    for module, layer in model.named_modules():
-        own = [
-            f"{module}.{name}" for name, weight in layer.named_parameters() if weight.requires_grad
+    for path, module in model.named_modules():
+        weights = [
+            f"{path}.{name}" for name, weight in module.named_parameters() if weight.requires_grad
         ]
-        if module and own and wanted.issuperset(own) and not _is_inside(module, parts):
-            parts.append(module)
-    parts += [name for name in sorted(wanted) if not _is_inside(name, parts)]
+        if path and weights and listed_weights.issuperset(weights) and not _is_inside(path, parts):
+            parts.append(path)
+
+    parts += [name for name in sorted(listed_weights) if not _is_inside(name, parts)]
     return list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", part) for part in parts))
 
 
@@ -184,46 +201,48 @@ def _is_inside(name: str, parts: Iterable[str]) -> bool:
 def is_tried(model: nn.Module) -> bool:
     """Whether the export of a model is tried before the first step.
 
-    That of a model of more than `EXPORTED` parameters, or whose weights are on other ranks, is not:
-    to write it would take minutes.
+    It is not tried for a model with more than `EXPORTED` parameters, because writing it would take
+    minutes, nor if some weights are on other ranks only.
     """
-    return sum(map(_size, model.parameters())) <= EXPORTED and not _is_elsewhere(model)
+    return sum(map(_size, model.parameters())) <= EXPORTED and not _lacks_weights(model)
 
 
-def check_export(model: PreTrainedModel, export: Export, where: str) -> None:
-    """Exports a model, loads it again, and compares what the two compute.
+def check_export(model: PreTrainedModel, export: Export, setting: str) -> None:
+    """Exports a model, loads it again, and compares the results of both.
 
     Args:
-        model: A model for this purpose, as its class builds it; its adapters, which are zero before
-            the first step, are given random values.
-        export: Writes a model with these weights, its state dict, into a folder.
-        where: The key that is the cause if it cannot be exported, and its value.
+        model: A model built for this check; its adapters, which are zero before the first step, are
+            filled with random values.
+        setting: Key and value that a failure of the export is blamed on, for messages.
 
     Raises:
-        ConfigurationError: If it cannot be exported, or computes something else afterwards.
+        ConfigurationError: If it cannot be exported, or its results differ afterwards.
         DataError: If the exported model cannot be loaded.
     """
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.eval().named_parameters():
         if f".lora_B.{ADAPTER}." in name:
             weight.data.normal_(std=0.02, generator=generator)
+
     with tempfile.TemporaryDirectory(prefix="bsmeta-rehearsal-") as folder:
         try:
             export(model, model.state_dict(), Path(folder))
         except (UserError, MemoryError):
             raise
-        except OSError as error:  # a full disk, which may not be that of the run
+        except OSError as error:  # such as a full disk, perhaps not the disk of the run
             logger.warning("the export could not be tried in %s: %s", folder, error)
             return
         except Exception as error:
             raise ConfigurationError(
-                f"{where}: the model could not be exported at the first save ({error!r}); expected "
-                "one whose weights transformers can save"
+                f"{setting}: the model could not be exported at the first save ({error!r}); "
+                "expected one whose weights transformers can save"
             ) from error
+
         write_model_manifest(Path(folder))
         loaded = load_weights(
-            folder, f"{where}: its export", dtype=torch.float32, attn_implementation=EAGER
+            folder, f"{setting}: its export", dtype=torch.float32, attn_implementation=EAGER
         )
+
     ids = torch.arange(TOKENS).unsqueeze(0) % 2
     with torch.no_grad():
         before = model(input_ids=ids, use_cache=False).logits
@@ -231,35 +250,39 @@ def check_export(model: PreTrainedModel, export: Export, where: str) -> None:
     largest = float(before.abs().max())
     if not torch.allclose(after, before, rtol=1e-4, atol=1e-4 * largest):
         raise ConfigurationError(
-            f"{where}: the exported model would not compute what was trained: its logits differ by "
-            f"up to {float((after - before).abs().max()):.3g} (the largest is {largest:.3g})"
+            f"{setting}: the exported model would not compute what was trained: its logits differ "
+            f"by up to {float((after - before).abs().max()):.3g} (the largest is {largest:.3g})"
         )
 
 
-def check_loss(model: nn.Module, inputs: dict[str, Any], loss: torch.Tensor, where: str) -> None:
-    """Compares the loss that a run trains on with the loss of the model's own class.
+def check_loss(model: nn.Module, inputs: dict[str, Any], loss: torch.Tensor, setting: str) -> None:
+    """Compares the training loss with the loss of the model's own class.
 
-    Classes take labels either as the inputs, or as the next token of each.
+    Some classes expect the inputs themselves as labels, others the next token at each position.
 
     Args:
         inputs: Arguments of the model; `input_ids`, int64 [b, L], are also the targets.
-        loss: The mean over the targets that the run would train on.
-        where: The key that names the model, and its value.
+        loss: The training loss, the mean over the targets.
+        setting: Key and value that name the model, for messages: `model_name=gpt2`.
 
     Raises:
-        ConfigurationError: If the class adds something that the run would leave out.
+        ConfigurationError: If the class adds a term that the training loss lacks.
     """
     ids = inputs["input_ids"]
-    following = nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
-    loss, losses = loss.detach().float(), []
-    for labels in (ids, following):
-        losses.append(model(**inputs, labels=labels).loss.detach().float())
-        if torch.allclose(losses[-1], loss, rtol=1e-4, atol=1e-4, equal_nan=True):
+    next_ids = nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
+
+    loss = loss.detach().float()
+    class_losses = []
+    for labels in (ids, next_ids):
+        class_loss = model(**inputs, labels=labels).loss.detach().float()
+        if torch.allclose(class_loss, loss, rtol=1e-4, atol=1e-4, equal_nan=True):
             return
+        class_losses.append(class_loss)
+
     raise ConfigurationError(
-        f"{where}: on random tokens, the loss of the model's own class is {float(losses[0]):.4f}, "
-        f"and the loss that the run would train on {float(loss):.4f}: the class adds a term that "
-        "is not known here. Expected a model whose loss is the cross-entropy of the next token, "
-        "with or without the auxiliary loss of its router. Fix: turn the term off in its "
-        "config.json, or name another model"
+        f"{setting}: on random tokens, the loss of the model's own class is "
+        f"{float(class_losses[0]):.4f}, and the loss that the run would train on "
+        f"{float(loss):.4f}: the class adds a term that is not known here. Expected a "
+        "model whose loss is the cross-entropy of the next token, with or without the auxiliary "
+        "loss of its router. Fix: turn the term off in its config.json, or name another model"
     )

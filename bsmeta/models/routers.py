@@ -1,8 +1,9 @@
-"""The loss that a mixture of experts adds to the cross-entropy, and the load of its experts.
+"""The auxiliary loss of a mixture of experts, and the load of its experts.
 
-With `output_router_logits` in its config, a class of transformers adds an auxiliary loss, which
-grows with the imbalance of its experts (Fedus et al. 2022, arXiv 2101.03961, equation 4), times
-`router_aux_loss_coef`, when it is called with labels. The training calls it without labels.
+With `output_router_logits` in its config, a class of transformers that is called with labels adds
+`router_aux_loss_coef` times an auxiliary loss, which grows with the imbalance of its experts (Fedus
+et al. 2022, arXiv 2101.03961, equation 4). The training calls it without labels and adds the loss
+itself.
 """
 
 from __future__ import annotations
@@ -21,49 +22,64 @@ _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 class RouterLoss:
     """The auxiliary loss and the load of the experts in the last forward pass of a model.
 
-    A hook of the model itself takes them from its outputs, so that it does not matter what an
-    engine wraps the model in.
+    A hook of the model itself takes them from its outputs, so it works with any wrapper of an
+    engine.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         text = text_shape(model.config)
-        values = (getattr(owner, name, None) for owner in (model, text) for name in _COEFFICIENTS)
-        self._coefficient = next((float(value) for value in values if value is not None), 0.0)
-        self._chosen = int(getattr(text, "num_experts_per_tok", 1))
+        self._coefficient = _find_coefficient(model, text)
+        self._experts_per_token = int(getattr(text, "num_experts_per_tok", 1))
         self._auxiliary: torch.Tensor | None = None
         self._logits: tuple[torch.Tensor, ...] = ()
-        model.register_forward_hook(self._keep)
+        model.register_forward_hook(self._record_outputs)
 
     @staticmethod
     def is_added(shape: PretrainedConfig) -> bool:
-        """Whether the model's class adds the loss, as its config says."""
+        """Whether the config tells the model's class to add the loss."""
         shapes = (shape, text_shape(shape))
-        return any(getattr(part, "output_router_logits", False) for part in shapes)
+        return any(getattr(each, "output_router_logits", False) for each in shapes)
 
-    def _keep(self, _: nn.Module, __: Any, outputs: Any) -> None:
+    def _record_outputs(self, _: nn.Module, __: Any, outputs: Any) -> None:
         self._auxiliary = getattr(outputs, "aux_loss", None)
         logits = getattr(outputs, "router_logits", None) or ()
         self._logits = tuple(layer.detach() for layer in logits if layer is not None)
 
     def total(self, targets: torch.Tensor) -> torch.Tensor:
-        """The loss that is added, as a sum over the targets of the batch.
+        """Returns the auxiliary loss times its coefficient and the number of targets.
 
-        It is a mean over the tokens of the batch, padding included, as in the model's class.
+        The auxiliary loss is a mean over the tokens of the batch, padding included, as in the
+        model's class.
 
         Args:
-            targets: The number of targets, a scalar tensor.
+            targets: Number of targets of the batch, a scalar tensor.
         """
         if self._auxiliary is None:
             return targets * 0.0
         return self._coefficient * self._auxiliary.float() * targets
 
     def load(self) -> torch.Tensor | None:
-        """How many tokens each expert was chosen for, in all layers: float32 [experts]."""
+        """Counts the tokens routed to each expert, summed over all layers: float32 [experts].
+
+        Returns None if the model returned no router logits.
+        """
         if not self._logits:
             return None
+
         experts = torch.arange(self._logits[0].shape[-1], device=self._logits[0].device)
         counts = torch.zeros(len(experts), device=experts.device)
         for layer in self._logits:
-            chosen = layer.topk(min(self._chosen, len(experts)), dim=-1).indices
-            counts += (chosen.reshape(-1, 1) == experts).sum(0)
+            per_token = min(self._experts_per_token, len(experts))
+            routed = layer.topk(per_token, dim=-1).indices
+            counts += (routed.reshape(-1, 1) == experts).sum(0)
         return counts
+
+
+def _find_coefficient(model: PreTrainedModel, text: Any) -> float:
+    """Finds the coefficient of the auxiliary loss, an attribute of the model or its config."""
+    for owner in (model, text):
+        for name in _COEFFICIENTS:
+            value = getattr(owner, name, None)
+            if value is not None:
+                return float(value)
+    return 0.0

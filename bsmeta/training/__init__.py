@@ -1,1 +1,1 @@
-"""The training loop and what it is built on: processes, optimizer, checkpoints, run folder."""
+"""The training loop and its foundations: processes, optimizer, checkpoints, run folder."""

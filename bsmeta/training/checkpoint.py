@@ -10,9 +10,9 @@
         manifest.json       size and xxh3 of each file above, written last
 
 A checkpoint is valid only if its manifest matches its files and `state/` and `rng/` hold no other
-files. A bit flip in a weights file would otherwise load without an error. That says nothing about
-who wrote it: whatever else is wrong with the content of a file is reported with its name
-(`naming_file`), and no file is read in a way that could run code.
+files. A bit flip in a weights file would otherwise load without an error. A manifest says nothing
+about who wrote the checkpoint: any other error in the content of a file is reported with the name
+of the file (`naming_file`), and no file is read in a way that could run code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -39,10 +39,11 @@ from bsmeta.models.manifest import (
     FileEntry,
     Manifest,
     describe_file,
-    fault_of,
+    find_fault,
     read_manifest,
     write_manifest,
 )
+from bsmeta.training.guards import GuardsState
 from bsmeta.training.shared_folder import TOKEN
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
@@ -56,14 +57,15 @@ STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
 REHEARSAL = ".rehearsal"
-"""A folder of the run folder, in which the first save is rehearsed before the first step."""
+"""Folder in the run folder where the first save is rehearsed before the first step."""
 LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
-_NOT_OF_A_FILE = {"OutOfMemoryError", "DistError"}  # of torch, which is not imported here
+# Errors that do not come from the content of a file, by name: torch is not imported here.
+_OTHER_ERRORS = {"OutOfMemoryError", "DistError"}
 Result = TypeVar("Result")
 
 
-class TrainerState(TypedDict, total=False):
-    """The types of what the trainer saves in `trainer_state.json`."""
+class TrainerState(GuardsState, total=False):
+    """Types of the keys of `trainer_state.json`."""
 
     progress: dict[str, Any]
     phase: int
@@ -72,26 +74,23 @@ class TrainerState(TypedDict, total=False):
     engine: str
     parameters: dict[str, list[int]]
     evaluation: list[dict[str, Any]]
-    consecutive_skips: int
-    last_losses: list[float]
-    early_stopping: dict[str, Any]
 
 
 @contextmanager
 def naming_file(file: Path, *, other_errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Raises a `CheckpointError` that names the file for any error about its content.
 
-    A GPU without memory and a lost rank are no such errors.
+    Exhausted GPU memory and the loss of a rank are not errors of the file.
 
     Args:
-        other_errors: Further types of errors that have another cause.
+        other_errors: Further types of errors that do not come from the file.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, (UserError, CheckpointError, TrainingError, *other_errors)):
             raise
-        if {parent.__name__ for parent in type(error).__mro__} & _NOT_OF_A_FILE:
+        if {parent.__name__ for parent in type(error).__mro__} & _OTHER_ERRORS:
             raise
         kind = type(error).__name__
         raise CheckpointError(f"{file}: cannot be read ({kind}: {error})") from error
@@ -105,10 +104,10 @@ class Checkpoint:
     step: int
 
     def state(self) -> dict[str, Any]:
-        """The trainer's state.
+        """Reads the state of the trainer.
 
         Raises:
-            CheckpointError: If the file is not what a trainer saves.
+            CheckpointError: If the file cannot be read, or a value has another type.
         """
         content = self._read(STATE)
         with naming_file(self.folder / STATE):
@@ -116,10 +115,10 @@ class Checkpoint:
         return content
 
     def data(self) -> dict[str, Any]:
-        """The state of the data, whose content the stream of the task checks.
+        """Reads the state of the data, whose content the stream of the task checks.
 
         Raises:
-            CheckpointError: If the file is no JSON object.
+            CheckpointError: If the file is not a JSON object.
         """
         return self._read(DATA)
 
@@ -132,24 +131,24 @@ class Checkpoint:
         return content
 
 
-def name(step: int) -> str:
-    """The folder name of a checkpoint (without `=`, which would break a Hydra override)."""
+def folder_name(step: int) -> str:
+    """Returns the folder name of a checkpoint (without `=`, which would break a Hydra override)."""
     return f"checkpoint-{step}step"
 
 
 def temporary_folder(out_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step is written before it is committed."""
-    return out_dir / f"tmp-{name(step)}"
+    """Returns the folder to which the checkpoint of a step is written until it is committed."""
+    return out_dir / f"tmp-{folder_name(step)}"
 
 
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
     """Lists the checkpoints of a run folder, oldest first, without reading their content."""
-    found = [
-        Checkpoint(entry, int(match[1]))
-        for entry in out_dir.glob("checkpoint-*step")
-        if (match := CHECKPOINT_NAME.fullmatch(entry.name)) and entry.is_dir()
-    ]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    checkpoints = []
+    for entry in out_dir.glob("checkpoint-*step"):
+        match = CHECKPOINT_NAME.fullmatch(entry.name)
+        if match and entry.is_dir():
+            checkpoints.append(Checkpoint(entry, int(match[1])))
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
 class Writer:
@@ -158,14 +157,15 @@ class Writer:
     def __init__(self, out_dir: Path, step: int, processes: Processes) -> None:
         self.step = step
         self._processes = processes
-        self._final = out_dir / name(step)
+        self._final = out_dir / folder_name(step)
         self.folder = temporary_folder(out_dir, step)
         processes.on_main(self._begin)
 
     def _begin(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        # Not the run folder: if that is deleted, `RunFolder.keep` rebuilds it with all that marks
-        # it as a run's, and would take a folder that it does not know for the user's own.
+        # Without the parents: if the run folder is deleted, only `RunFolder.keep` may rebuild it,
+        # with the files that mark it as the folder of a run. Without them it would be taken for a
+        # folder of the user.
         self.folder.mkdir()
         (self.folder / "rng").mkdir()
 
@@ -176,9 +176,10 @@ class Writer:
         """Writes the manifest and renames the folder: the checkpoint exists fully or not at all.
 
         Raises:
-            FileNotFoundError: If something else has deleted a part of it.
+            FileNotFoundError: If a part of it was deleted meanwhile.
         """
         self._processes.barrier()  # every rank has written its files
+
         files = sorted(
             str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
         )
@@ -191,16 +192,20 @@ class Writer:
         return describe_file(self.folder / file)
 
     def _seal(self, entries: dict[str, FileEntry]) -> None:
+        """Writes the manifest, makes everything durable on the disk, and renames the folder."""
         parts = {file.split("/")[0] for file in entries}
         missing = sorted({*LOADED, STATE, DATA, CONFIG} - parts)
         if missing:
             raise FileNotFoundError(
                 f"{self.folder}: {', '.join(missing)} was deleted while the checkpoint was written"
             )
+
         write_manifest(self.folder, Manifest(FORMAT, entries, self.step))
         sync(self.folder / MANIFEST)
-        for folder in [self.folder, *(p for p in self.folder.rglob("*") if p.is_dir())]:
+        subfolders = (path for path in self.folder.rglob("*") if path.is_dir())
+        for folder in [self.folder, *subfolders]:
             sync(folder)
+
         if self._final.exists():  # a damaged checkpoint of this step that a rollback skipped
             shutil.rmtree(self._final)
         os.rename(self.folder, self._final)
@@ -214,7 +219,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
         CheckpointError: If it cannot be read, is malformed, or belongs to another step.
         ConfigurationError: If another version of bsmeta wrote the checkpoint.
     """
-    file, manifest = checkpoint.folder / MANIFEST, read_manifest(checkpoint.folder)
+    manifest = read_manifest(checkpoint.folder)
     if manifest.format != FORMAT:
         version = "an earlier" if manifest.format < FORMAT else "a later"
         raise ConfigurationError(
@@ -223,26 +228,28 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
             "another out_dir, or overwrite_out_dir=true. model_name="
             f"{checkpoint.folder / 'model'} begins a new run from its weights"
         )
+
+    file = checkpoint.folder / MANIFEST
     if manifest.step != checkpoint.step:
-        raise CheckpointError(
-            f"{file}: is of step {manifest.step}, but its folder is named {name(checkpoint.step)}"
-        )
+        name = folder_name(checkpoint.step)
+        raise CheckpointError(f"{file}: is of step {manifest.step}, but its folder is named {name}")
     for path in (STATE, DATA, CONFIG):
         if path not in manifest.files:
             raise CheckpointError(f"{file}: does not list {path}")
     return manifest
 
 
-def problems(checkpoint: Checkpoint, processes: Processes) -> list[str]:
+def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
     """Lists a checkpoint's faults, one line per file; empty if intact. Every rank calls it."""
     folder = checkpoint.folder
     expected, faults = processes.on_main(lambda: _inspect(checkpoint))
     if faults:
         return list(faults)
-    found = _share(
-        sorted(expected), processes, lambda file: fault_of(folder / file, expected[file])
+
+    fault_by_file = _share(
+        sorted(expected), processes, lambda file: find_fault(folder / file, expected[file])
     )
-    return [fault for fault in found.values() if fault is not None]
+    return [fault for fault in fault_by_file.values() if fault is not None]
 
 
 def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
@@ -251,29 +258,36 @@ def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
         expected = manifest_of(checkpoint).files
     except CheckpointError as error:
         return {}, [str(error)]
+
     folder = checkpoint.folder
-    present = [path for part in LOADED for path in (folder / part).rglob("*")]
-    faults = [
-        f"{path}: is not listed in {MANIFEST}; remove it if you do not know where it is from"
-        for path in sorted(present)
-        if (path.is_symlink() or not path.is_dir())
-        and path.relative_to(folder).as_posix() not in expected
-    ]
+    entries: list[Path] = []
+    for part in LOADED:
+        entries += (folder / part).rglob("*")
+
+    faults = []
+    for path in sorted(entries):
+        is_file = path.is_symlink() or not path.is_dir()
+        if is_file and path.relative_to(folder).as_posix() not in expected:
+            faults.append(
+                f"{path}: is not listed in {MANIFEST}; remove it if you do not know where it is "
+                "from"
+            )
     return expected, faults
 
 
-def newest_whole(
+def find_newest_intact(
     checkpoints: list[Checkpoint], processes: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact one of rank 0's checkpoints, which are oldest first.
+    """Finds the newest intact checkpoint in the list of rank 0, which is sorted oldest first.
 
     Every rank gets the same result: the checkpoint, if there is one, and the faults of newer ones.
     """
     damaged: list[str] = []
     for candidate in reversed(processes.broadcast(checkpoints)):
-        faults = problems(candidate, processes)
+        faults = list_faults(candidate, processes)
         if not faults:
             return candidate, damaged
+
         damaged += faults
         if processes.is_main:
             logger.warning(
@@ -282,35 +296,36 @@ def newest_whole(
     return None, damaged
 
 
-def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | None:
+def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Checkpoint | None:
     """Chooses the checkpoint to resume from; every rank gets the same result.
 
     Args:
-        wanted: `latest`, the newest intact one of `out_dir`, or the folder of a checkpoint.
+        request: `latest`, for the newest intact one in `out_dir`, or the folder of a checkpoint.
 
     Returns:
         The checkpoint; None for `latest` if the run has none yet.
 
     Raises:
-        ConfigurationError: If the named folder is no checkpoint, or that or every checkpoint of
-            the run is damaged.
+        ConfigurationError: If the named folder is not a checkpoint or is damaged, or if every
+            checkpoint of the run is damaged.
     """
-    if wanted != "latest":
-        return named(Path(wanted), processes)
-    newest, damaged = newest_whole(list_checkpoints(out_dir), processes)
+    if request != "latest":
+        return open_named(Path(request), processes)
+
+    newest, damaged = find_newest_intact(list_checkpoints(out_dir), processes)
     if newest is None and damaged:
         raise ConfigurationError(
-            f"resume_from_checkpoint_dir={wanted}: every checkpoint is damaged in {out_dir}; "
+            f"resume_from_checkpoint_dir={request}: every checkpoint is damaged in {out_dir}; "
             "nothing was overwritten. Restore one, or delete them all to start afresh:\n  "
             + "\n  ".join(damaged)
         )
     return newest
 
 
-def named(
+def open_named(
     folder: Path, processes: Processes, key: str = "resume_from_checkpoint_dir"
 ) -> Checkpoint:
-    """Returns the checkpoint of a folder, which `key` names; every rank gets the same result.
+    """Returns the checkpoint in a folder that `key` names; every rank gets the same result.
 
     Raises:
         ConfigurationError: If it is not a checkpoint, or damaged.
@@ -322,16 +337,17 @@ def named(
             f"{key}: {folder} is not a checkpoint folder; expected {expected}the path of a folder "
             "named checkpoint-{step}step"
         )
-    found = Checkpoint(folder, int(match[1]))
-    faults = problems(found, processes)
+
+    checkpoint = Checkpoint(folder, int(match[1]))
+    faults = list_faults(checkpoint, processes)
     if faults:
         raise ConfigurationError(
             f"{key}={folder}: it is damaged; restore it, or name another:\n  " + "\n  ".join(faults)
         )
-    return found
+    return checkpoint
 
 
-def clean(out_dir: Path) -> None:
+def remove_leftovers(out_dir: Path) -> None:
     """Removes the leftovers of an interrupted save or start (rank 0)."""
     for leftover in (*out_dir.glob("tmp-checkpoint-*"), out_dir / REHEARSAL):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -342,19 +358,24 @@ def clean(out_dir: Path) -> None:
 def set_aside_newer(out_dir: Path, step: int) -> None:
     """Renames the checkpoints after a step, because a run that resumes from it rewrites them.
 
-    They were skipped, because they are damaged or because an earlier checkpoint was named;
-    retention must neither count nor delete them, and the next `latest` must not choose them.
+    They were skipped because they are damaged, or because an earlier checkpoint was named.
+    Retention must neither count nor delete them, and the next `latest` must not choose them.
     """
     for checkpoint in list_checkpoints(out_dir):
-        if checkpoint.step > step:
-            base = f"superseded-{checkpoint.folder.name}"
-            names = itertools.chain([base], (f"{base}.{number}" for number in itertools.count(2)))
-            target = next(out_dir / name for name in names if not (out_dir / name).exists())
-            checkpoint.folder.rename(target)
-            logger.warning(
-                "resuming from step %d: the later %s is now %s; delete it when you are sure that "
-                "you do not need it", step, checkpoint.folder, target.name,
-            )  # fmt: skip
+        if checkpoint.step <= step:
+            continue
+
+        base = f"superseded-{checkpoint.folder.name}"
+        names = itertools.chain([base], (f"{base}.{number}" for number in itertools.count(2)))
+        target = next(out_dir / name for name in names if not (out_dir / name).exists())
+        checkpoint.folder.rename(target)
+        logger.warning(
+            "resuming from step %d: the later %s is now %s; delete it when you are sure that "
+            "you do not need it",
+            step,
+            checkpoint.folder,
+            target.name,
+        )
 
 
 def _share(
@@ -362,10 +383,12 @@ def _share(
 ) -> dict[str, Result]:
     """Calls `action` on each of rank 0's files, split among the ranks; all get the results.
 
-    An error of a rank is raised on every rank: the others do not wait for it.
+    An error of one rank is raised on every rank, so the others do not wait for it.
     """
-    mine = processes.broadcast(files)[processes.rank :: processes.size]
+    files_of_rank = processes.broadcast(files)[processes.rank :: processes.size]
+    results_by_rank = processes.all_or_none(lambda: {file: action(file) for file in files_of_rank})
+
     merged: dict[str, Result] = {}
-    for part in processes.all_or_none(lambda: {file: action(file) for file in mine}):
-        merged.update(part)
+    for results in results_by_rank:
+        merged.update(results)
     return dict(sorted(merged.items()))

@@ -1,12 +1,12 @@
-"""What operations on CUDA keep for the backward pass, followed on a machine without CUDA.
+"""Emulates which tensors CUDA saves for the backward pass, on a machine without CUDA.
 
-The estimate runs a forward pass on tensors without values. Those of the device "cuda" need a build
-of torch with CUDA; those of the CPU follow the CPU's rules, which keep less under autocast: on CUDA
-powers, norms, softmax and others compute in float32 (Micikevicius et al. 2018; the lists are
-macros of torch's ATen/autocast_mode.h), and GPT-2's activation `gelu_new`, which has a power, then
-keeps most of its values in float32, too. Here such operations of the CPU get CUDA's rule for as
-long as the estimate counts. Two kernels differ as well: dropout keeps a mask of one byte a value,
-and attention with dropout or a mask does not keep the scores.
+The estimate runs a forward pass on tensors without values. Tensors on the device "cuda" need a
+build of torch with CUDA. Operations on the CPU save less under autocast: on CUDA powers, norms,
+softmax and others compute in float32 (Micikevicius et al. 2018; the lists are macros of torch's
+ATen/autocast_mode.h), and GPT-2's activation `gelu_new`, which has a power, then saves most of its
+values in float32, too. Here such operations of the CPU follow CUDA's rule while the estimate
+counts. Two kernels differ as well: dropout saves a mask of one byte per value, and attention with
+dropout or a mask does not save the scores.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ FLOAT32 = (
     "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_trilinear3d",
     "upsample_bicubic2d", "_upsample_bicubic2d_aa",
 )  # fmt: skip
-"""The operations (of ATen) that autocast computes in float32 on CUDA, but not on a CPU."""
+"""Operations of ATen that autocast computes in float32 on CUDA, but not on a CPU."""
 
 FLOAT32_RESULT = (
     "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
     "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
 )  # fmt: skip
-"""Those whose input stays in half precision, and whose result is in float32."""
+"""Operations of ATen with input in half precision and a result in float32 on CUDA."""
 
 
 @contextmanager
 def follow_cuda_rules() -> Iterator[None]:
-    """Lets operations on the CPU keep for the backward pass what they would keep on CUDA.
+    """Makes operations on the CPU save the same tensors for the backward pass as on CUDA.
 
-    For the whole process, and for tensors without values: results are not those of CUDA.
+    It affects the whole process, and suits only tensors without values: results differ from CUDA.
     """
     library = Library("aten", "IMPL")
     try:
@@ -57,17 +57,18 @@ def follow_cuda_rules() -> Iterator[None]:
 
 
 def _operation(name: str) -> Any:
+    """Returns an operation of ATen, such as `softmax.int`."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _in_float32(operation: Any) -> Callable[..., Any]:
-    """The operation on float32 copies of its floating-point arguments."""
+    """Wraps an operation to compute on float32 copies of its half-precision arguments."""
 
     def compute(*arguments: Any, **named: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
-            wide = {name: _widen(value) for name, value in named.items()}
-            return operation(*map(_widen, arguments), **wide)
+            widened = {name: _widen(value) for name, value in named.items()}
+            return operation(*map(_widen, arguments), **widened)
 
     return compute
 
@@ -78,15 +79,15 @@ def _widen(value: Any) -> Any:
 
 
 def _to_float32(operation: Any) -> Callable[..., Any]:
-    """The operation with a float32 result, unless its caller names another type."""
+    """Wraps an operation to return float32, unless its caller passes another type."""
     names = [argument.name for argument in operation._schema.arguments]
 
     def compute(*arguments: Any, **named: Any) -> Any:
-        given = dict(zip(names, arguments, strict=False)) | named
-        if given.get("dtype") is None:
-            given["dtype"] = torch.float32
+        by_name = dict(zip(names, arguments, strict=False)) | named
+        if by_name.get("dtype") is None:
+            by_name["dtype"] = torch.float32
         with torch.autocast("cpu", enabled=False):
-            return operation(given.pop(names[0]), **given)
+            return operation(by_name.pop(names[0]), **by_name)
 
     return compute
 

@@ -6,10 +6,10 @@ import torch
 
 
 def copy_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """Starts a copy from main memory for which the host does not wait.
+    """Starts a copy from main memory without waiting for it.
 
-    From memory that is not page-locked, the driver may first wait for the device. A loader locks
-    its batches, but not what a task adds to them.
+    The driver may wait for the device if the memory is not page-locked. A loader locks its batches,
+    but not the tensors that a task adds to them.
     """
     if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
         tensor = tensor.pin_memory()

@@ -1,4 +1,4 @@
-"""Errors of a device that its user can do something about, with what that is."""
+"""Errors of a device that the user can fix, with the fix."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, DeviceError
 from bsmeta.training.determinism import lacks_deterministic_kernel
-from bsmeta.training.nccl_errors import nccl_fault
+from bsmeta.training.nccl_errors import find_nccl_fault
 
 # The memory of a GPU also runs out in libraries, which have their own errors.
 _OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "'out of memory'")
 
 
 @contextmanager
-def explaining_device_errors(config: RunConfig) -> Iterator[None]:
-    """A context whose errors of the device are replaced by ones that say what to change.
+def explain_device_errors(config: RunConfig) -> Iterator[None]:
+    """Replaces errors of the device in a context by errors that name the keys to change.
 
     Raises:
         ConfigurationError: If an operation has no deterministic kernel, and `deterministic` asks
@@ -37,12 +37,14 @@ def explaining_device_errors(config: RunConfig) -> Iterator[None]:
 
 
 def _explain(error: Exception, config: RunConfig) -> Exception | None:
+    """Returns the error to raise instead; None if the user cannot fix it."""
     if config.deterministic and lacks_deterministic_kernel(error):
         operation = str(error).split(maxsplit=1)[0]
         return ConfigurationError(
             f"deterministic=true: found {operation}, which has no deterministic kernel on this "
             "device; expected deterministic=false, or a model or a task without it"
         )
+
     if _is_out_of_memory(error):
         lines = str(error).splitlines()
         reason = next((line for line in lines if _names_memory(line)), lines[0])
@@ -50,7 +52,8 @@ def _explain(error: Exception, config: RunConfig) -> Exception | None:
             f"the GPU is out of memory ({reason.strip()}). Expected a step that fits: "
             f"{'; '.join(_smaller_steps(config))}. estimate=true shows what takes the memory"
         )
-    return nccl_fault(error)
+
+    return find_nccl_fault(error)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -64,18 +67,22 @@ def _names_memory(text: str) -> bool:
 
 
 def _smaller_steps(config: RunConfig) -> Iterator[str]:
-    """Yields what lowers the memory of a step, the cheapest first."""
-    # Its rows do not depend on the number of processes, unless a key sets those of a whole step.
+    """Yields changes that lower the memory of a step, the cheapest first."""
+    # The rows of a micro-batch do not depend on the number of processes, unless a key sets the rows
+    # of a whole step (`is_total`).
     plan = BatchPlan.of(config, processes=1)
-    rows, accumulation = plan.micro_batch, plan.accumulation
+    rows = plan.micro_batch
+    accumulation = plan.accumulation
     if plan.is_total:
         yield f"gradient_accumulation_steps={2 * accumulation}, which halves the rows at a time"
     elif plan.key is not None and rows > 1:
-        parts = next(parts for parts in range(2, rows + 1) if rows % parts == 0)
+        divisor = next(number for number in range(2, rows + 1) if rows % number == 0)
         yield (
-            f"{plan.key}={rows // parts} with gradient_accumulation_steps={parts * accumulation}, "
+            f"{plan.key}={rows // divisor} with "
+            f"gradient_accumulation_steps={divisor * accumulation}, "
             f"the same global batch as {rows} with {accumulation}"
         )
+
     yield "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, which wastes less of it"
     if getattr(config, "gradient_checkpointing", True) is False:
         yield "gradient_checkpointing=true"

@@ -1,4 +1,4 @@
-"""The device that an estimate is for: its memory, what fits, and what to change if it does not."""
+"""The device of an estimate: its memory, the launches that fit, and remedies for others."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Device:
     """A GPU.
 
     Attributes:
-        memory: In bytes.
-        peak_flops: Its dense bf16 peak in FLOP/s; None if unknown.
+        memory: Bytes in total.
+        peak_flops: Dense bf16 peak in FLOP/s; None if unknown.
         is_here: Whether it is the device of this process, on which steps can be measured.
     """
 
@@ -39,14 +39,15 @@ class Device:
 
 
 def find_device(card: str | None) -> Device | None:
-    """Describes the GPU `card`, a name in `CARDS`; None: that of this process, if it has one."""
+    """Describes the GPU `card`, a name in `CARDS`; None: the GPU of this process, if it has one."""
     if torch.cuda.is_available():
         # Processes choose their devices later, when the engine starts.
-        here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        name = torch.cuda.get_device_name(here)
+        gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        name = torch.cuda.get_device_name(gpu)
         if card is None or card == card_of(name):
-            memory = float(torch.cuda.get_device_properties(here).total_memory)
-            return Device(name, memory, peak_flops(here), is_here=True)
+            memory = float(torch.cuda.get_device_properties(gpu).total_memory)
+            return Device(name, memory, peak_flops(gpu), is_here=True)
+
     if card is None:
         return None
     return Device(card, CARDS[card].memory, CARDS[card].peak_flops, is_here=False)
@@ -54,20 +55,20 @@ def find_device(card: str | None) -> Device | None:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a launch takes on each device, by the rows of its micro-batch.
+    """Bytes that a launch takes on each device, as a function of the rows of its micro-batch.
 
     Attributes:
-        rows: The rows of the configuration.
-        size: The bytes with these.
-        per_row: Further bytes for each further row.
+        rows: Rows in the configuration.
+        size: Bytes with these rows.
+        per_row: Additional bytes for each additional row.
     """
 
     rows: int
     size: float
     per_row: float
 
-    def most_rows(self, usable: float) -> float:
-        """The largest number of rows that fit; 0: not even one, infinite: any."""
+    def max_rows(self, usable: float) -> float:
+        """Returns the largest number of rows that fit; 0: not even one, infinite: any."""
         if self.per_row <= 0:
             return math.inf if self.size <= usable else 0
         return max(0, self.rows + math.floor((usable - self.size) / self.per_row))
@@ -82,20 +83,22 @@ def describe_fit(
     recomputes: bool,
     rows_key: str | None,
 ) -> list[str]:
-    """Says whether a launch fits on a device, and what else would.
+    """Describes whether a launch fits on a device, and alternatives that do.
 
     Args:
-        plain: The need of the launch without recomputation.
-        recomputing: The same with gradient_checkpointing; None: the task does not have it.
-        engines: The bytes that the same micro-batch takes under the other engines, by launch file.
+        plain: Need of the launch without recomputation.
+        recomputing: Need with gradient_checkpointing; None: the task does not have it.
+        engines: Bytes that the same micro-batch takes under the other engines, by launch file.
         recomputes: Whether the configuration has gradient_checkpointing.
         rows_key: The key that sets the rows; None: they vary.
     """
     need = recomputing if recomputing is not None and recomputes else plain
     fits = need.size <= device.usable
-    rows = f"{rows_key or 'rows of a micro-batch'} that fit: {_rows(plain, device)}"
+
+    rows = f"{rows_key or 'rows of a micro-batch'} that fit: {_describe_rows(plain, device)}"
     if recomputing is not None:
-        rows = f"{rows}; with gradient_checkpointing=true {_rows(recomputing, device)}"
+        rows = f"{rows}; with gradient_checkpointing=true {_describe_rows(recomputing, device)}"
+
     fitting = [f"{name} ({_gib(size)})" for name, size in engines.items() if size <= device.usable]
     lines = [
         f"{device.name}: {_gib(device.memory)}, of which {_gib(RESERVED)} are left to CUDA and to "
@@ -111,6 +114,7 @@ def describe_fit(
 
 
 def _remedies(can_recompute: bool) -> list[str]:
+    """Lists changes that lower the memory of a launch, from cheap to expensive."""
     recomputing = (
         "gradient_checkpointing=true (a third more computation; gradient_checkpointing_every=2: "
         "half of it)"
@@ -123,11 +127,11 @@ def _remedies(can_recompute: bool) -> list[str]:
     ]
 
 
-def _rows(need: Need, device: Device) -> str:
-    most = need.most_rows(device.usable)
-    if most == math.inf:
+def _describe_rows(need: Need, device: Device) -> str:
+    rows = need.max_rows(device.usable)
+    if rows == math.inf:
         return "any"
-    return f"up to {most:,}" if most else "none"
+    return f"up to {rows:,}" if rows else "none"
 
 
 def _gib(size: float) -> str:

@@ -1,4 +1,4 @@
-"""The memory that a run needs on each device, beside the memory that the device has."""
+"""The memory that a run needs on each device, compared with the memory of the device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bsmeta.training.device_fit import find_device
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memory of the device of this process, or its part of this machine's memory.
+    """Memory of the device of this process, or without a GPU its share of the main memory.
 
     Attributes:
-        total: In bytes.
-        name: What has it, for a message.
+        total: Bytes in total.
+        name: Name of the device, for a message.
     """
 
     total: float
@@ -28,7 +28,7 @@ class DeviceMemory:
 
     @classmethod
     def of_launch(cls, launch: Launch) -> DeviceMemory:
-        """The memory of the device that this process will use."""
+        """Determines the memory of the device that this process will use."""
         device = None if launch.use_cpu else find_device(None)
         if device is not None:
             return cls(device.memory, device.name)
@@ -40,11 +40,11 @@ class DeviceMemory:
 
 
 class MemoryNeed(Protocol):
-    """What a run will need on each device, in bytes (`estimate.Forecast`).
+    """Bytes that a run will need on each device (`estimate.Forecast`).
 
     Attributes:
-        held: Weights, gradients and optimizer.
-        needed: In all; None if the activations cannot be counted.
+        held: Bytes of weights, gradients and optimizer.
+        needed: Bytes in total; None if the activations cannot be counted.
     """
 
     @property
@@ -55,11 +55,12 @@ class MemoryNeed(Protocol):
 
 
 def memory_rows(need: MemoryNeed, memory: DeviceMemory) -> list[Row]:
-    """The row of the start-up table, if the need can be counted."""
+    """Returns the row of the start-up table, if the need can be counted."""
     if need.needed is None:
         return []
+
     value = (
-        f"{amount(need.needed)} needed of {amount(memory.total)} on each device "
+        f"{format_size(need.needed)} needed of {format_size(memory.total)} on each device "
         f"({memory.name}), without buffers and fragmentation"
     )
     return [("memory", value)]
@@ -69,18 +70,20 @@ def memory_notes(need: MemoryNeed, memory: DeviceMemory, config: RunConfig) -> I
     """Yields a note if the state or a micro-batch cannot fit."""
     if need.needed is None or need.needed <= memory.total:
         return
+
     remedies = ["a smaller micro-batch (per_device_train_batch_size)"]
     if not getattr(config, "gradient_checkpointing", True):  # a key of some tasks
         remedies.append("gradient_checkpointing=true")
     remedies.append("a launch that divides the state (ZeRO, FSDP2), or a smaller model")
+
     yield (
-        f"the run needs {amount(need.needed)} on each device, of which weights, gradients and "
-        f"optimizer take {amount(need.held)}; {memory.name} has {amount(memory.total)}, so it "
-        f"cannot fit; expected {', '.join(remedies)}"
+        f"the run needs {format_size(need.needed)} on each device, of which weights, gradients "
+        f"and optimizer take {format_size(need.held)}; {memory.name} has "
+        f"{format_size(memory.total)}, so it cannot fit; expected {', '.join(remedies)}"
     )
 
 
-def amount(size: float) -> str:
+def format_size(size: float) -> str:
     """Formats a number of bytes for display (powers of 1,024)."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

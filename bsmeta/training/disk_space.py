@@ -1,4 +1,4 @@
-"""Room on the disk: enough for a checkpoint, and what a run that has run out of it can do."""
+"""Disk space: checks that a checkpoint fits, and explains a full disk."""
 
 from __future__ import annotations
 
@@ -19,48 +19,58 @@ from bsmeta.core.files import (
 )
 from bsmeta.training.checkpoint import (
     Checkpoint,
+    find_newest_intact,
     list_checkpoints,
     manifest_of,
-    newest_whole,
 )
 from bsmeta.training.processes import ALONE
 
-# Allows for logs, file system overhead, and a model that has grown by a token.
 MARGIN = 1.1
+"""Factor on the size of the last checkpoint: for logs, file system overhead, and added tokens."""
 
 
 def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
-    """Refuses a save, perhaps `with_model`, that would not fit.
+    """Refuses a save that would not fit on the disk.
 
-    Its size is estimated from that of the checkpoint `like`, by default the last one in `out_dir`.
+    Args:
+        like: Checkpoint of about the same size; None: the last one in `out_dir`.
+        with_model: Whether the checkpoint will contain `model/`.
+
+    Raises:
+        DataError: If there is not enough space.
     """
-    size = _last_size([like] if like else list_checkpoints(out_dir), with_model=with_model)
-    needed, free = int(size * MARGIN), free_bytes(out_dir)
-    if free < needed:
+    checkpoints = [like] if like else list_checkpoints(out_dir)
+    required = int(_last_size(checkpoints, with_model=with_model) * MARGIN)
+    free = free_bytes(out_dir)
+    if free < required:
         raise DataError(
             f"no checkpoint was written: {out_dir} has {format_bytes(free)} free, and one needs "
-            f"{format_bytes(needed)} ({MARGIN} times the last one). {_remedy(out_dir)}"
+            f"{format_bytes(required)} ({MARGIN} times the last one). {_remedy(out_dir)}"
         )
 
 
 def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
     """Size in bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
 
-    If it has no `model/`, that is estimated as float32 weights.
+    The size of a missing `model/` is estimated as float32 weights.
     """
     for saved in reversed(checkpoints):
         try:
             files = manifest_of(saved).files
         except CheckpointError:
             continue
-        model = sum(own.bytes for file, own in files.items() if file.startswith("model/"))
-        rest = sum(own.bytes for own in files.values()) - model
-        return rest + (model or 4 * _weights(saved)) if with_model else rest
+
+        total_bytes = sum(entry.bytes for entry in files.values())
+        model_bytes = sum(entry.bytes for file, entry in files.items() if file.startswith("model/"))
+        state_bytes = total_bytes - model_bytes
+        if not with_model:
+            return state_bytes
+        return state_bytes + (model_bytes or 4 * _count_weights(saved))
     return 0
 
 
-def _weights(saved: Checkpoint) -> int:
-    """The number of weights of a checkpoint's model; 0 if it cannot be read."""
+def _count_weights(saved: Checkpoint) -> int:
+    """Number of weights of a checkpoint's model; 0 if it cannot be read."""
     try:
         shapes = saved.state()["parameters"]
     except (CheckpointError, KeyError):
@@ -69,7 +79,7 @@ def _weights(saved: Checkpoint) -> int:
 
 
 def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
-    """Returns the error itself, or for a full disk a DataError that explains what to do.
+    """Returns the error itself, or for a full disk a DataError with remedies.
 
     An error for the user explains itself already, even if a full disk is its cause.
     """
@@ -88,7 +98,7 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
 
 
 def _full_elsewhere(error: Exception, out_dir: Path) -> str | None:
-    """Describes another full file system than that of the run; None if it is that one."""
+    """Describes the full file system if it is not the run folder's; None if it is."""
     if free_bytes(out_dir) < FULL_BELOW:
         return None
     if free_bytes(SHARED_MEMORY) < FULL_BELOW:
@@ -112,7 +122,8 @@ def _files_of(error: Exception) -> Iterator[Path]:
 
 
 def _remedy(out_dir: Path) -> str:
-    saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
+    """Describes the last intact checkpoint, and how to continue from it."""
+    saved, _ = find_newest_intact(list_checkpoints(out_dir), ALONE)
     last = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
     return (
         f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "

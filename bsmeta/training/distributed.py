@@ -1,4 +1,4 @@
-"""How the processes of a run start, and when they collect garbage.
+"""Starts the processes of a run, and controls when they collect garbage.
 
 On a machine without a GPU, DeepSpeed silently creates N worlds of one process each unless the
 process group is requested by name; `start` requests it, and raises an error if the number of
@@ -11,9 +11,9 @@ and every `GARBAGE_STEPS` steps, on all ranks at once.
 Processes of one machine without GPUs communicate through DeepSpeed's op for CPUs
 (`prepare_cpu_op`). torch guards the compilation of such an op with a file. A process that is killed
 while it compiles or loads the op leaves that file, and every later process waits for it forever.
-Here a compiled library is named after what it was compiled for and appears by one rename, so it is
-loaded without any lock; the compilation is guarded by a lock that the system releases when its
-holder ends.
+Here the name of a compiled library contains the versions that it was compiled for, and the library
+appears by one rename, so it is loaded without any lock. The compilation is guarded by a lock that
+the system releases when its holder ends.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.core.rendezvous import meet
 from bsmeta.training.determinism import use_deterministic_kernels
-from bsmeta.training.nccl_errors import NcclError, nccl_fault
+from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
@@ -90,11 +90,13 @@ def prepare_cpu_op() -> None:
 
     if get_accelerator().device_name() != "cpu":
         return
+
     builder = get_accelerator().create_op_builder(_BUILDER)
-    loaded = builder._loaded_ops  # where DeepSpeed itself looks first
-    if builder.NAME in loaded or installed_ops.get(builder.NAME):
+    loaded_ops = builder._loaded_ops  # where DeepSpeed itself looks first
+    if builder.NAME in loaded_ops or installed_ops.get(builder.NAME):
         return
-    library = library_path(builder.NAME)
+
+    library = find_library_path(builder.NAME)
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         announcement = (
@@ -107,16 +109,18 @@ def prepare_cpu_op() -> None:
         ):
             if not library.exists():
                 _compile(builder, library)
-    if builder.NAME not in loaded:  # compiling loads it, too
-        loaded[builder.NAME] = _import(builder.NAME, library)
+
+    if builder.NAME not in loaded_ops:  # compiling loads it, too
+        loaded_ops[builder.NAME] = _import(builder.NAME, library)
 
 
-def library_path(name: str) -> Path:
-    """Returns where the compiled op is or will be: in the environment if that can be written."""
+def find_library_path(name: str) -> Path:
+    """Returns the path of the compiled op: in the environment if that can be written."""
     import deepspeed
 
     versions = f"deepspeed{deepspeed.__version__}-torch{torch.__version__}"
     file = f"{name}-{versions}-{sys.implementation.cache_tag}-{platform.machine()}.so"
+
     shared = Path(sys.prefix) / "torch_extensions"
     if "TORCH_EXTENSIONS_DIR" in os.environ:
         return Path(os.environ["TORCH_EXTENSIONS_DIR"]) / file
@@ -126,12 +130,15 @@ def library_path(name: str) -> Path:
 
 
 def _compile(builder: Any, library: Path) -> None:
-    """Compiles the op in a folder of its own and moves it to its place; holds the lock."""
-    for left in library.parent.glob(f"{_BUILDING}*"):  # by processes that were killed
-        shutil.rmtree(left, ignore_errors=True)
-    scripts, path = Path(sys.executable).parent, os.environ.get("PATH", "")
-    if (scripts / "ninja").exists():  # that of this environment
+    """Compiles the op in a temporary folder and moves it to `library`; called under the lock."""
+    for leftover in library.parent.glob(f"{_BUILDING}*"):  # of processes that were killed
+        shutil.rmtree(leftover, ignore_errors=True)
+
+    path = os.environ.get("PATH", "")
+    scripts = Path(sys.executable).parent
+    if (scripts / "ninja").exists():  # prefer the ninja of this environment
         path = f"{scripts}{os.pathsep}{path}"
+
     with tempfile.TemporaryDirectory(
         dir=library.parent, prefix=_BUILDING, ignore_cleanup_errors=True
     ) as building:
@@ -145,7 +152,7 @@ def _compile(builder: Any, library: Path) -> None:
 
 @contextmanager
 def _after(seconds: float, action: Callable[..., object], *arguments: Any) -> Iterator[None]:
-    """Calls the action, in a thread, if the block takes longer."""
+    """Calls the action, in a thread, if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, action, arguments)
     timer.daemon = True
     timer.start()
@@ -179,13 +186,14 @@ def start(
             the launch refused to start.
         TrainingError: If the processes of the launch cannot connect to each other.
     """
-    # Output that is of no use to the user; warnings about the run stay.
+    # Hide output that is of no use to the user; warnings about the run stay.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if config.deterministic:
         use_deterministic_kernels()
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
+
     fsdp = None if reshards is None else _fsdp_plugin(config, reshards)
     deepspeed = None
     if deepspeed_config is not None:
@@ -193,13 +201,39 @@ def start(
         deepspeed = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
+
     meet(config.distributed_timeout_s)
     listen_on_loopback()
+    accelerator = _connect(config, deepspeed, fsdp)
+    _check_precision(config, accelerator.device)
+
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    is_one_world = launched == 1 or accelerator.distributed_type != DistributedType.NO
+    if accelerator.num_processes != launched or not is_one_world:
+        raise ConfigurationError(
+            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
+            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
+            "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
+        )
+    return accelerator
+
+
+def _connect(
+    config: RunConfig,
+    deepspeed: DeepSpeedPlugin | None,
+    fsdp: FullyShardedDataParallelPlugin | None,
+) -> Accelerator:
+    """Creates the Accelerator, which connects the processes of the launch.
+
+    Raises:
+        NcclError: If NCCL failed on this rank.
+        TrainingError: If the processes cannot connect to each other.
+    """
     try:
         with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING):
-            accelerator = _accelerator(config, deepspeed, fsdp)
+            return _create_accelerator(config, deepspeed, fsdp)
     except RuntimeError as error:
-        fault = nccl_fault(error)
+        fault = find_nccl_fault(error)
         if fault is not None:
             raise fault from error
         if not is_connection_error(error):
@@ -210,41 +244,31 @@ def start(
             f"NCCL_SOCKET_IFNAME={os.environ.get('NCCL_SOCKET_IFNAME', '')} "
             f"({str(error).splitlines()[0]})"
         ) from error
-    _check_precision(config, accelerator.device)
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    together = launched == 1 or accelerator.distributed_type != DistributedType.NO
-    if accelerator.num_processes != launched or not together:
-        raise ConfigurationError(
-            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
-            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
-            "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
-        )
-    return accelerator
 
 
 def _check_precision(config: RunConfig, device: torch.device) -> None:
-    """Refuses bf16 on a GPU that has no instructions for it, and would emulate them slowly."""
+    """Refuses bf16 on a GPU that has no instructions for it and would emulate them slowly."""
     if device.type == "cuda" and torch.version.hip is None:
-        name, capability = (
-            torch.cuda.get_device_name(device),
-            torch.cuda.get_device_capability(device),
-        )
+        name = torch.cuda.get_device_name(device)
+        capability = torch.cuda.get_device_capability(device)
         refuse([*precision_problems(config, name, capability)])
 
 
-def _accelerator(
+def _create_accelerator(
     config: RunConfig,
     deepspeed: DeepSpeedPlugin | None,
     fsdp: FullyShardedDataParallelPlugin | None,
 ) -> Accelerator:
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    bucket_mb = config.ddp_bucket_mb or _BUCKET_MB["cuda" if torch.cuda.is_available() else "cpu"]
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    bucket_mb = config.ddp_bucket_mb or _BUCKET_MB[device_type]
     handlers: list[KwargsHandler] = [
-        # The gradients of the parameters are parts of the buckets, not copied into them.
+        # The gradients of the parameters are views of the buckets, not copied into them.
         DistributedDataParallelKwargs(bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     ]
     if "WORLD_SIZE" in os.environ:
+        backend = "nccl" if device_type == "cuda" else "gloo"
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=GROUP_TIMEOUT))
+
     accelerator = Accelerator(
         # Without this, Accelerate forms a group of N processes on a machine without a GPU and
         # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
@@ -263,8 +287,9 @@ def _accelerator(
         project_config=ProjectConfiguration(project_dir=config.out_dir),
         kwargs_handlers=handlers,
     )
+
     if fsdp is not None and accelerator.distributed_type == DistributedType.MULTI_CPU:
-        # Accelerate turns FSDP on for GPUs only, although all that follows works on CPUs as well.
+        # Accelerate turns FSDP on for GPUs only, although it works on CPUs as well.
         for state in (PartialState(), accelerator.state):
             state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = fsdp
@@ -272,13 +297,13 @@ def _accelerator(
 
 
 def _fsdp_plugin(config: RunConfig, reshards: bool) -> FullyShardedDataParallelPlugin:
-    """Every setting of FSDP2: Accelerate takes what is not passed from the environment."""
+    """Sets every option of FSDP2: Accelerate takes missing ones from the environment."""
     half = {"no": None, "bf16": torch.bfloat16}[config.mixed_precision]
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=reshards,
         auto_wrap_policy="TRANSFORMER_BASED_WRAP",
-        # Not Accelerate's own for bf16, which would also sum gradients and return losses in it.
+        # Accelerate's policy for bf16 would also sum gradients and return losses in bf16.
         mixed_precision_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
         cpu_offload=False,
         cpu_ram_efficient_loading=False,
@@ -288,17 +313,17 @@ def _fsdp_plugin(config: RunConfig, reshards: bool) -> FullyShardedDataParallelP
     )
 
 
-def time_limit(seconds: float, what: str) -> AbstractContextManager[None]:
-    """Ends this process with a message and all stacks if the block takes longer.
+def time_limit(seconds: float, activity: str) -> AbstractContextManager[None]:
+    """Ends this process with a message and all stacks if the block takes longer than `seconds`.
 
     Covers the start, before there is a `Watchdog`: Gloo may wait forever while two processes
-    connect, whatever its timeout (seen once with torch 2.13 on a busy machine, on both sides).
+    connect, regardless of its timeout (seen once with torch 2.13 on a busy machine, on both sides).
     """
 
     def give_up() -> None:
         try:
             print_stacks(
-                f"{what} took more than {seconds:g} s (distributed_timeout_s); start the run "
+                f"{activity} took more than {seconds:g} s (distributed_timeout_s); start the run "
                 "again. The stacks of this process:"
             )
         finally:
@@ -309,10 +334,11 @@ def time_limit(seconds: float, what: str) -> AbstractContextManager[None]:
 
 def is_connection_error(error: Exception) -> bool:
     """Whether the error only means that another rank could not be reached."""
-    if isinstance(error, NcclError) or nccl_fault(error) is not None:
+    if isinstance(error, NcclError) or find_nccl_fault(error) is not None:
         return False
-    known = isinstance(error, dist.DistError)
-    return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in _CONNECTION))
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _CONNECTION)
 
 
 def print_stacks(message: str) -> None:

@@ -1,4 +1,4 @@
-"""An engine steps the optimizer: its interface to the loop, and the state that it writes.
+"""Engines step the optimizer: their interface to the loop, and the state that they write.
 
 Engines differ in how they clip and step, and in how they save weights and optimizer: plain torch
 (`engine_plain`), FSDP2 (`fsdp`) and DeepSpeed (`engine_deepspeed`); `engines` chooses.
@@ -18,16 +18,19 @@ from torch import nn
 
 from bsmeta.training.processes import Processes
 
-PLAIN, FSDP = "torch", "FSDP2"
-"""Names of the engines other than DeepSpeed's."""
+PLAIN = "torch"
+"""Name of the engine of plain torch in a checkpoint."""
+
+FSDP = "FSDP2"
+"""Name of the engine of FSDP2 in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of an engine to be written, or a copy of it in main memory.
+    """The state of an engine that is about to be written, or a copy of it in main memory.
 
     Attributes:
-        processes: Those that write it together; for a copy, each in a thread.
+        processes: The processes that write it together; for a copy, each in a thread.
         write: Writes weights and optimizer into a new folder.
         weights: Returns the full state dict of the model on rank 0, given the folder that `write`
             has written.
@@ -43,19 +46,18 @@ class Engine(ABC):
 
     Attributes:
         name: Identifies the engine that a checkpoint belongs to.
-        scaled: Whether the loss is scaled (fp16): such an engine skips gradients that are not
-            finite.
-        plain: The model without what the engine wraps it in.
+        scaled: Whether the loss is scaled (fp16); such an engine skips non-finite gradients.
+        plain: The model without the wrappers of the engine.
     """
 
     scaled: bool
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         self.accelerator = accelerator
-        self.name = engine_name(accelerator)
+        self.name = name_engine(accelerator)
         self.model: Any
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        # Its first call imports DeepSpeed, which a save, perhaps in a hurry, need not wait for.
+        # The first call imports DeepSpeed; a save, perhaps in a hurry, should not wait for this.
         self.plain = accelerator.unwrap_model(self.model)
 
     @abstractmethod
@@ -88,14 +90,14 @@ class Engine(ABC):
     def snapshot(self) -> Snapshot | None:
         """Copies the state to main memory; None: this rank writes nothing.
 
-        The copy is valid until the next call. DeepSpeed has none: its ranks write their partitions
-        together, and the checks refuse `async_save`.
+        The copy is valid until the next call. DeepSpeed cannot copy: its ranks write their
+        partitions together, and the checks refuse `async_save`.
         """
         raise NotImplementedError
 
 
-def engine_name(accelerator: Accelerator) -> str:
-    """The name of the engine that this launch uses."""
+def name_engine(accelerator: Accelerator) -> str:
+    """Returns the name of the engine that this launch uses."""
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:
         return f"deepspeed ZeRO-{plugin.zero_stage}"

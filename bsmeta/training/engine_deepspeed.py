@@ -1,4 +1,4 @@
-"""The engine of DeepSpeed, also for checkpoints of another number of processes."""
+"""The engine of DeepSpeed; it also loads checkpoints of another number of processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import naming_file
 from bsmeta.training.engine import Engine
-from bsmeta.training.engines_states import only_values
-from bsmeta.training.optimization import own_settings
+from bsmeta.training.engines_states import restrict_to_values
+from bsmeta.training.optimization import keep_settings
 
 TAG = "pytorch_model"  # of DeepSpeed's checkpoints
 
@@ -28,9 +28,10 @@ class DeepSpeedEngine(Engine):
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         self.scaled = accelerator.mixed_precision == "fp16"
-        # Each file that this rank writes or reads is progress; not the barriers around them.
+        # Writing or reading a file counts as progress, but not the barriers around it.
         files = self.model.checkpoint_engine
-        files.save, files.load = (opaque_work()(call) for call in (files.save, files.load))
+        files.save = opaque_work()(files.save)
+        files.load = opaque_work()(files.load)
 
     def clip(self, limit: float) -> torch.Tensor | float | None:
         norm: torch.Tensor | float | None = self.model.get_global_grad_norm()
@@ -61,16 +62,18 @@ class DeepSpeedEngine(Engine):
 
     def load(self, folder: Path) -> None:
         optimizer = self.model.optimizer
-        limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 load this as well
-        with own_settings(optimizer), naming_file(folder), only_values():
+        limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 overwrite it
+
+        with keep_settings(optimizer), naming_file(folder), restrict_to_values():
             if self.model.load_universal_checkpoint():
                 self._load_universal(folder)
-                # This run's own checkpoints are loaded in the format in which it saves them.
+                # Checkpoints of this run are loaded in the format in which it saves them.
                 self.model._config.load_universal_checkpoint = False
             else:
                 path, _ = self.model.load_checkpoint(str(folder), TAG)
                 if path is None:
                     raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
+
         if limit is not None:
             optimizer.clip_grad = limit
 
@@ -78,7 +81,7 @@ class DeepSpeedEngine(Engine):
         """Loads a checkpoint saved by another number of processes, and repairs the optimizer.
 
         For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first group
-        (biases would be decayed; see `own_settings`) and one shared step counter (which is then
+        (biases would be decayed; see `keep_settings`) and one shared step counter (which is then
         incremented too often).
         """
         optimizer = self.model.optimizer.optimizer
@@ -91,6 +94,7 @@ class DeepSpeedEngine(Engine):
                 f"{self.accelerator.num_processes} processes ({error!r}): each must get a part of "
                 "every parameter group; resume with fewer processes"
             ) from error
+
         for state in optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()

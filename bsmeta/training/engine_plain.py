@@ -18,7 +18,7 @@ from bsmeta.core.files import format_bytes
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.checkpoint import naming_file
 from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.optimization import own_settings
+from bsmeta.training.optimization import keep_settings
 from bsmeta.training.processes import ALONE
 
 _PLAIN_FILE = "torch.pt"
@@ -33,21 +33,22 @@ class PlainEngine(Engine):
         super().__init__(accelerator, model, optimizer)
         self.scaled = accelerator.scaler is not None
         self._keeps_gradients = False
+
         if isinstance(self.model, DistributedDataParallel):
-            # They are the same on all ranks, and steps change none: no model here has layers with
-            # running statistics.
+            # Buffers are equal on all ranks and never change: no model here has running statistics.
             self.model.broadcast_buffers = False
             _fix_buckets(self.model)
             # Otherwise the micro-batches before the last one of a step would accumulate their
             # gradients outside of the buckets, in as much memory again.
             self._keeps_gradients = accelerator.gradient_accumulation_steps > 1
+
         self._clear_gradients()
 
     def clip(self, limit: float) -> torch.Tensor:
         return self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
 
     def step(self, finite: torch.Tensor) -> bool:
-        # A scaler must see every step, and itself skips those that are not finite.
+        # A scaler must see every step; it skips non-finite ones itself.
         if self.scaled or self._may_step(finite):
             self.optimizer.step()
         self._clear_gradients()
@@ -57,10 +58,11 @@ class PlainEngine(Engine):
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
     def _may_step(self, finite: torch.Tensor) -> bool:
-        """Whether to call the optimizer; it then changes nothing if the step is not finite."""
+        """Whether to call the optimizer, which then changes nothing if the step is not finite."""
         optimizer = self.optimizer.optimizer
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             return bool(finite)  # waits for the device
+
         # A fused kernel leaves the weights and its state unchanged if this is 1 (see
         # torch.amp.GradScaler): the device decides, and the host need not wait.
         optimizer.found_inf = (~finite).float()
@@ -70,7 +72,7 @@ class PlainEngine(Engine):
         return self.plain.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """The state of weights, optimizer and loss scaler, not copied."""
+        """Returns the state of weights, optimizer and loss scaler, not copied."""
         scaler = self.accelerator.scaler
         return {
             "model": self.weights(),
@@ -84,20 +86,22 @@ class PlainEngine(Engine):
 
     @cached_property
     def _stager(self) -> Any:
-        """Keeps the memory of a copy for the next.
+        """Torch's stager, which reuses the memory of a copy for the next copy.
 
-        To write to memory for the first time takes several times as long as to copy, because the
-        system has to find and clear each page. For copies from a GPU it is page-locked (pinned),
-        without which the driver would copy each part twice.
+        The first write to memory takes several times as long as a copy, because the system has to
+        find and clear each page. For copies from a GPU the memory is page-locked (pinned);
+        otherwise the driver would copy each part twice.
         """
         from torch.distributed.checkpoint import staging  # slow; only needed if it copies
 
         pinned = self.accelerator.device.type == "cuda"
-        size = format_bytes(storage_bytes(self.state()))
+        size = format_bytes(count_storage_bytes(self.state()))
         logger.info(
             "async_save: the copy of a checkpoint takes %s of main memory%s, for the whole run",
-            size, " (page-locked)" if pinned else "",
-        )  # fmt: skip
+            size,
+            " (page-locked)" if pinned else "",
+        )
+
         return staging.DefaultStager(
             staging.StagingOptions(
                 use_pinned_memory=pinned,
@@ -108,7 +112,7 @@ class PlainEngine(Engine):
         )
 
     def copy(self) -> dict[str, Any]:
-        """The state in main memory, which each call overwrites; shared tensors stay shared."""
+        """Copies the state to main memory, over the last copy; shared tensors stay shared."""
         copied: dict[str, Any] = self._stager.stage(self.state())
         return copied
 
@@ -123,7 +127,7 @@ class PlainEngine(Engine):
             with opaque_work():
                 state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
             self.plain.load_state_dict(state["model"])
-            with own_settings(self.optimizer):
+            with keep_settings(self.optimizer):
                 self.optimizer.load_state_dict(state["optimizer"])
             if self.accelerator.scaler is not None and state["scaler"] is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
@@ -135,22 +139,25 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
     By default, DDP does so after the first backward pass of the *process*. The first step after a
     resume would then use different buckets from the same step of an uninterrupted run; its
     gradients would be summed in another order, and differ by rounding with three or more ranks. The
-    backward pass here is that of a loss that is always 0, and its gradients become ready in the
-    order in which those of a network usually do: those of the last layer first.
+    backward pass here is on a loss that is always 0. Its gradients become ready in the usual order
+    of a network, the last layer first.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    zero = torch.stack([parameter.sum() for parameter in parameters]).sum() * 0.0
+    zero_loss = torch.stack([parameter.sum() for parameter in parameters]).sum() * 0.0
     model.reducer.prepare_for_backward([])
-    zero.backward()
+    zero_loss.backward()
     model.reducer._rebuild_buckets()
 
 
-def storage_bytes(state: Any) -> int:
+def count_storage_bytes(state: Any) -> int:
     """Bytes of the tensors in a nested state on this rank; shared memory counts once."""
-    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-    local = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tensors]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in local}
-    return sum(storage.nbytes() for storage in storages.values())
+    bytes_by_address: dict[int, int] = {}
+    for leaf in tree_leaves(state):
+        if isinstance(leaf, torch.Tensor):
+            local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+            storage = local.untyped_storage()
+            bytes_by_address[storage.data_ptr()] = storage.nbytes()
+    return sum(bytes_by_address.values())
 
 
 def write_state(state: dict[str, Any], folder: Path) -> None:

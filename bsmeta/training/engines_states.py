@@ -1,9 +1,9 @@
 """DeepSpeed's states: read without running code, and converted to its universal format.
 
 DeepSpeed saves pickles, and loads them with `weights_only=False`: a pickle then calls any function
-that it names. A checkpoint may come from anywhere, and its manifest says only that it is complete.
-What DeepSpeed saves are tensors, plain values and a few classes without behavior, so torch is
-restricted to these, whatever its caller asks for.
+that it names. A checkpoint may come from anywhere, and its manifest only proves that it is
+complete. DeepSpeed saves only tensors, plain values and a few classes without behavior, so torch is
+restricted to these, regardless of its caller.
 
     python -P -m bsmeta.training.engines_states --input_folder FOLDER --output_folder FOLDER
 
@@ -27,12 +27,13 @@ from bsmeta.core.errors import CheckpointError
 from bsmeta.core.process import exit_code
 from bsmeta.core.progress import report_progress
 
-_RESTRICTED, _UNRESTRICTED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""Variables that torch reads at each load, and that win over what the caller passes."""
+# Environment variables that torch reads at each load; they override arguments of the caller.
+_RESTRICTED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
-def plain_classes() -> list[Any]:
-    """The classes in DeepSpeed's states, none of which does anything when it is made."""
+def list_plain_classes() -> list[Any]:
+    """Returns the classes in DeepSpeed's states, none of which has effects when it is created."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -41,78 +42,84 @@ def plain_classes() -> list[Any]:
 
 
 @contextmanager
-def only_values() -> Iterator[None]:
+def restrict_to_values() -> Iterator[None]:
     """Restricts every load by torch, DeepSpeed's own included, to values.
 
     Raises:
-        UnpicklingError: If a pickle names anything else.
+        UnpicklingError: If a pickle names anything but values.
     """
-    before = {name: os.environ.pop(name, None) for name in (_RESTRICTED, _UNRESTRICTED)}
+    previous = {name: os.environ.pop(name, None) for name in (_RESTRICTED, _UNRESTRICTED)}
     os.environ[_RESTRICTED] = "1"
     try:
-        with torch.serialization.safe_globals(plain_classes()):
+        with torch.serialization.safe_globals(list_plain_classes()):
             yield
     except pickle.UnpicklingError as error:
         raise pickle.UnpicklingError(_reason(error)) from error
     finally:
         del os.environ[_RESTRICTED]
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+        os.environ.update({name: value for name, value in previous.items() if value is not None})
 
 
 def _reason(error: Exception) -> str:
-    """Why torch refuses a pickle, without its advice to load it in spite of that."""
+    """Extracts why torch refuses a pickle, without the advice to load it nevertheless."""
     lines = str(error).splitlines()
-    named = [line.strip() for line in lines if "GLOBAL" in line or "WeightsUnpickler" in line]
-    return next(iter([*named, *lines[:1]]), "")
+    for line in lines:
+        if "GLOBAL" in line or "WeightsUnpickler" in line:
+            return line.strip()
+    return lines[0] if lines else ""
 
 
 def check_states(folder: Path) -> None:
     """Refuses states that hold more than values, or names that lead to other folders.
 
-    The converter makes a folder for each parameter, and would make it anywhere. Tensors are not
+    The converter creates a folder for each parameter, and would create it anywhere. Tensors are not
     read, only mapped into memory.
 
     Raises:
-        CheckpointError: Naming the file.
+        CheckpointError: With the name of the file.
     """
-    with only_values():
+    with restrict_to_values():
         for file in sorted(folder.glob("*.pt")):
-            mapped = zipfile.is_zipfile(file)
+            can_map = zipfile.is_zipfile(file)
             try:
-                names = _names(torch.load(file, map_location="cpu", weights_only=True, mmap=mapped))
-                wrong = next((name for name in names if "/" in name or name in ("", "..")), None)
+                state = torch.load(file, map_location="cpu", weights_only=True, mmap=can_map)
+                path_like = next(
+                    (key for key in _iterate_keys(state) if "/" in key or key in ("", "..")), None
+                )
             except Exception as error:
                 reason = _reason(error)
                 raise CheckpointError(f"{file}: holds more than values ({reason})") from error
-            if wrong is not None:
-                raise CheckpointError(f"{file}: names {wrong!r}, expected names of parameters")
+            if path_like is not None:
+                raise CheckpointError(f"{file}: names {path_like!r}, expected names of parameters")
             report_progress()
 
 
-def _names(value: Any) -> Iterator[str]:
+def _iterate_keys(state: Any) -> Iterator[str]:
     """Yields the keys of nested mappings and lists, which may contain themselves."""
-    waiting, seen = [value], set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
+    pending = [state]
+    seen_ids: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen_ids:
             continue
-        seen.add(id(value))
+        seen_ids.add(id(value))
+
         if isinstance(value, dict):
-            yield from (name for name in value if isinstance(name, str))
-            waiting += value.values()
+            yield from (key for key in value if isinstance(key, str))
+            pending += value.values()
         elif isinstance(value, (list, tuple)):
-            waiting += value
+            pending += value
 
 
 def main() -> None:
     """Runs DeepSpeed's converter."""
     from deepspeed.checkpoint import ds_to_universal
 
-    with only_values():
+    with restrict_to_values():
         ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
 if __name__ == "__main__":
     sys.exit(exit_code(main))
 elif __name__ == "__mp_main__":  # a process of the converter that was not forked
-    torch.serialization.add_safe_globals(plain_classes())
+    torch.serialization.add_safe_globals(list_plain_classes())

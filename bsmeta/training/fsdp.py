@@ -1,9 +1,9 @@
 """FSDP2: the engine of sharded parameters, and its state on disk.
 
-Each rank writes its part of every tensor. Torch's distributed checkpoint writes a file
-`__{rank}_0.distcp` for each rank, and `.metadata`: where each part of each tensor is. Any number of
-processes can read them; each reads the parts that it needs. `.metadata` is a pickle; only a
-description of tensors is accepted from it.
+Each rank writes its shard of every tensor. Torch's distributed checkpoint writes a file
+`__{rank}_0.distcp` for each rank, and the position of each shard to `.metadata`. Any number of
+processes can read them; each reads the shards that it needs. `.metadata` is a pickle, of which only
+a description of tensors is accepted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from bsmeta.training.engine import Snapshot
 from bsmeta.training.engine_plain import PlainEngine
 from bsmeta.training.processes import Processes
 
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+_MODEL = "model/"
+_OPTIMIZER = "optimizer/"
 _METADATA = ".metadata"
-# What a description of tensors consists of, beside dtypes. The classes are named one by one: their
-# module also has `os`.
+# Classes and functions in a description of tensors, beside dtypes. They are listed one by one,
+# because their module also has `os`.
 _GLOBALS = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -54,7 +55,7 @@ _GLOBALS = {
     "pathlib._local": {"PosixPath"},
 }  # fmt: skip
 
-# What Python writes for them.
+# Opcodes of the pickles that Python writes for them.
 _OPCODES = frozenset({
     "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD",
     "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE",
@@ -62,7 +63,7 @@ _OPCODES = frozenset({
     "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT",
     "SETITEM", "SETITEMS",
 })  # fmt: skip
-_STEPS_AT_ONCE = 1 << 20  # of a pickle, between reports of progress
+_OPCODES_PER_REPORT = 1 << 20  # between reports of progress
 
 
 class FSDPEngine(PlainEngine):
@@ -71,14 +72,15 @@ class FSDPEngine(PlainEngine):
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
         super().__init__(accelerator, model, optimizer)
         if accelerator.native_amp:
-            # As Accelerate does for plain torch: evaluations compute in the precision of training.
+            # Like Accelerate for plain torch: evaluations compute in the precision of training.
             casting = accelerator.autocast()(self.model.forward)
             self.model.forward = convert_outputs_to_fp32(casting)
-        self._aside = Processes.of_group(accelerator.device).aside()
-        first: dict[int, str] = {}
-        # A tensor that the model has under several names is saved under the first.
-        self._saved_as = {
-            name: first.setdefault(id(tensor), name)
+        self._aside = Processes.of_group(accelerator.device).with_separate_group()
+
+        # A tensor with several names in the model is saved under the first.
+        first_names: dict[int, str] = {}
+        self._saved_names = {
+            name: first_names.setdefault(id(tensor), name)
             for name, tensor in self.model.state_dict(keep_vars=True).items()
         }
 
@@ -87,23 +89,29 @@ class FSDPEngine(PlainEngine):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def weights(self) -> dict[str, torch.Tensor]:
-        found = {}
+        weights = {}
         for name, tensor in self._model_state().items():
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            full_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.accelerator.is_main_process:
-                found[name] = whole.to("cpu")
+                weights[name] = full_tensor.to("cpu")
             report_progress()
-        return self._by_all_names(found)
+        return self._add_shared_names(weights)
 
-    def _by_all_names(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: found[first] for name, first in self._saved_as.items() if first in found}
+    def _add_shared_names(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the weights under all names of the model, given those under the first names."""
+        return {
+            name: weights[saved_name]
+            for name, saved_name in self._saved_names.items()
+            if saved_name in weights
+        }
 
     def _model_state(self) -> dict[str, torch.Tensor]:
-        own = self.model.state_dict()
-        return {name: own[name] for name in dict.fromkeys(self._saved_as.values())}
+        """Returns this rank's shards of the weights, each under one name."""
+        state = self.model.state_dict()
+        return {name: state[name] for name in dict.fromkeys(self._saved_names.values())}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The shards of weights and optimizer, not copied."""
+        """Returns the shards of weights and optimizer, not copied."""
         state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
         for name, parameter in self._parameters().items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -111,10 +119,14 @@ class FSDPEngine(PlainEngine):
         return state
 
     def _parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the optimizer's parameters by name, in the order of its groups."""
         tensors = self.model.state_dict(keep_vars=True)
-        names = {id(tensors[name]): name for name in self._saved_as.values()}
-        groups = self.optimizer.param_groups
-        return {names[id(own)]: own for group in groups for own in group["params"]}
+        names = {id(tensors[name]): name for name in self._saved_names.values()}
+        parameters = {}
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameters[names[id(parameter)]] = parameter
+        return parameters
 
     def save(self, folder: Path) -> None:
         write_shards(self.state(), folder, self._aside)
@@ -123,90 +135,107 @@ class FSDPEngine(PlainEngine):
         copy = self.copy()
 
         def weights(folder: Path) -> dict[str, torch.Tensor]:
-            return self._by_all_names(read_whole(folder, _MODEL)) if self._aside.is_main else {}
+            if not self._aside.is_main:
+                return {}
+            return self._add_shared_names(read_full_tensors(folder, _MODEL))
 
         return Snapshot(self._aside, partial(write_shards, copy, processes=self._aside), weights)
 
     def load(self, folder: Path) -> None:
         state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
         parameters = self._parameters()
-        own: list[dict[str, torch.Tensor]] = [{} for _ in parameters]
-        place = {name: number for number, name in enumerate(parameters)}
+        optimizer_state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
+
         for entry, (size, dtype) in described(folder).items():
             if entry in state:
                 continue
             key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
-            if name not in place:
+            if name not in parameters:
                 raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
             parameter = parameters[name].detach()
-            # Other sizes are those of step counters, which all ranks have.
+            # Values of another size are step counters, which all ranks have.
             is_sharded = size == parameter.shape
             if not is_sharded and math.prod(size) > max(parameter.numel(), 1):
                 raise CheckpointError(f"{folder}: {entry} has the shape {list(size)}")
             value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
-            state[entry] = own[place[name]][key] = value.to(dtype)
+            value = value.to(dtype)
+            state[entry] = value
+            optimizer_state[name][key] = value
+
         read_shards(state, folder, self._aside)
+        state_by_number = {
+            number: values for number, values in enumerate(optimizer_state.values()) if values
+        }
         settings = self.optimizer.state_dict()["param_groups"]
-        kept = {number: values for number, values in enumerate(own) if values}
-        self.optimizer.load_state_dict({"state": kept, "param_groups": settings})
+        self.optimizer.load_state_dict({"state": state_by_number, "param_groups": settings})
 
 
 def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
-    """Writes this rank's part of each tensor into a new folder; all ranks call it together.
+    """Writes this rank's shard of each tensor into a new folder; all ranks call it together.
 
     Args:
         state: DTensors, of which each rank has a shard, and tensors that all ranks have.
 
     Raises:
-        Exception: On every rank, the first error that any of them met.
+        Exception: On every rank, the error of the first rank that failed.
     """
     processes.on_main(folder.mkdir)  # torch would also create the folders above it
-    with _one_error():
+    with _raising_first_error():
         dcp.save(state, storage_writer=_Writer(folder), process_group=processes.group)
 
 
 def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
-    """Fills the tensors with this rank's part of what `write_shards` wrote, on any number of ranks.
+    """Fills tensors with their values in a folder of `write_shards`, of any number of ranks.
 
-    All ranks call it together.
+    All ranks call it together; each reads its shards.
 
     Raises:
-        CheckpointError: If the state is not that of these tensors.
+        CheckpointError: If the folder holds other tensors.
     """
-    with naming_file(folder), _one_error():
+    with naming_file(folder), _raising_first_error():
         dcp.load(state, storage_reader=_Reader(folder), process_group=processes.group)
 
 
-def read_whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Reads the whole tensors whose names begin with a prefix, by the rest of their names.
+def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Reads the full tensors whose names begin with a prefix; returns them without the prefix.
 
     This rank reads them alone, into main memory.
     """
-    found = {
+    tensors = {
         name: torch.empty(size, dtype=dtype)
         for name, (size, dtype) in described(folder).items()
         if name.startswith(prefix)
     }
-    with naming_file(folder), _one_error(), warnings.catch_warnings():
+    with naming_file(folder), _raising_first_error(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(found, storage_reader=_Reader(folder), no_dist=True)
-    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def described(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """The whole shape and the type of each tensor in a folder, without reading it.
+    """Returns the full shape and the type of each tensor in a folder, without reading the tensors.
 
     Raises:
-        CheckpointError: If the folder does not describe tensors alone.
+        CheckpointError: If the folder describes anything but tensors.
     """
+    entries = _tensor_entries(_read_metadata(folder))
+    return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
+
+
+def _tensor_entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    """Returns the entries of checked metadata, all of which describe tensors."""
+    entries = metadata.state_dict_metadata
     return {
-        name: (entry.size, entry.properties.dtype)
-        for name, entry in _read_metadata(folder).state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)  # as all are
+        name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
     }
 
 
 def _read_metadata(folder: Path) -> Metadata:
+    """Reads the description of a folder without trusting it.
+
+    Raises:
+        CheckpointError: If it is damaged, or describes anything but tensors in files of the folder.
+    """
     file = folder / _METADATA
     with naming_file(file):
         content = file.read_bytes()
@@ -215,34 +244,37 @@ def _read_metadata(folder: Path) -> Metadata:
         if not isinstance(metadata, Metadata):
             raise ValueError(f"found a {type(metadata).__name__}, expected a Metadata")
         _check_tensors(metadata.state_dict_metadata)
-        _check_parts(metadata.storage_data)
-        needed = sum(
+        _check_storage(metadata.storage_data)
+
+        described_bytes = sum(
             math.prod(entry.size) * entry.properties.dtype.itemsize
-            for entry in metadata.state_dict_metadata.values()
-            if isinstance(entry, TensorStorageMetadata)  # as all are
+            for entry in _tensor_entries(metadata).values()
         )
-        held = sum(part.stat().st_size for part in folder.glob("*.distcp"))
-        if needed > held:
-            raise ValueError(f"describes {needed:,} bytes of tensors, but its files have {held:,}")
+        stored_bytes = sum(shards.stat().st_size for shards in folder.glob("*.distcp"))
+        if described_bytes > stored_bytes:
+            raise ValueError(
+                f"describes {described_bytes:,} bytes of tensors, but its files have "
+                f"{stored_bytes:,}"
+            )
     return metadata
 
 
 def _check_opcodes(content: bytes) -> None:
     """Refuses a pickle that does more than build values, or that would fill the memory.
 
-    Python keeps a table whose length is the largest number that an object is stored under.
+    Python stores objects under numbers, in a table as long as the largest number.
     """
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if opcode.name not in _OPCODES:
             raise pickle.UnpicklingError(f"{opcode.name} does not describe a tensor")
         if opcode.name.endswith("PUT") and int(argument or 0) > count:
             raise pickle.UnpicklingError(f"{opcode.name} {argument} after {count} steps")
-        if count % _STEPS_AT_ONCE == 0:
+        if count % _OPCODES_PER_REPORT == 0:
             report_progress()
 
 
 def _check_tensors(entries: Any) -> None:
-    """Refuses all but descriptions of tensors; torch would unpickle anything else."""
+    """Refuses anything but descriptions of tensors, because torch would unpickle other entries."""
     if type(entries) is not dict or any(type(name) is not str for name in entries):
         raise ValueError("found no names of tensors")
     for name, entry in entries.items():
@@ -255,20 +287,20 @@ def _check_tensors(entries: Any) -> None:
             raise ValueError(f"{name}: found the shape {list(entry.size)}")
 
 
-def _check_parts(parts: Any) -> None:
-    """Refuses parts of tensors that are not in files of the folder."""
-    if type(parts) is not dict:
+def _check_storage(storage: Any) -> None:
+    """Refuses shards that are not in files of the folder."""
+    if type(storage) is not dict:
         raise ValueError("found no parts of tensors")
-    for part in parts.values():
-        name = part.relative_path
+    for shard in storage.values():
+        name = shard.relative_path
         if type(name) is not str or Path(name).name != name:
             raise ValueError(f"names {name}, outside of its folder")
-        if type(part.offset) is not int or type(part.length) is not int or part.offset < 0:
+        if type(shard.offset) is not int or type(shard.length) is not int or shard.offset < 0:
             raise ValueError(f"{name}: found no offset or no length")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Refuses all that is not part of a description of tensors."""
+    """Refuses every class and function that is not part of a description of tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -278,7 +310,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Reports what this rank writes, but not the wait for others, as progress."""
+    """Counts the writes of this rank as progress, but not its wait for other ranks."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         with opaque_work():
@@ -286,7 +318,7 @@ class _Writer(dcp.FileSystemWriter):
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reports what this rank reads, but not the wait for others, as progress."""
+    """Counts the reads of this rank as progress, but not its wait for other ranks."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -301,8 +333,8 @@ class _Reader(dcp.FileSystemReader):
 
 
 @contextmanager
-def _one_error() -> Iterator[None]:
-    """Raises the error of the first rank that failed instead of torch's collection of all."""
+def _raising_first_error() -> Iterator[None]:
+    """Raises the error of the first rank that failed instead of torch's collection of errors."""
     try:
         yield
     except CheckpointException as error:  # not an Exception

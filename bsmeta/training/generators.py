@@ -1,4 +1,4 @@
-"""The states of random number generators in a checkpoint, a file for each rank."""
+"""States of the random number generators in a checkpoint, one file per rank."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
     """Captures Python's, numpy's and torch's generator states, in plain types.
 
     Args:
-        device: This rank's. The generators of other GPUs that it can see are those of other ranks,
-            which save them.
+        device: The device of this rank. Other visible GPUs belong to other ranks, which save their
+            generators.
     """
-    python = random.getstate()
+    version, values, python_gauss = random.getstate()
     kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
-        "python": [python[0], list(python[1]), python[2]],
+        "python": [version, list(values), python_gauss],
         "numpy": [kind, np.asarray(state).tolist(), position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
@@ -43,9 +43,9 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int, device: to
     """Restores the generators from a checkpoint.
 
     Args:
-        saved_ranks: Number of ranks that saved the checkpoint. A rank beyond them has no saved
-            states and seeds its generators with `seed`: its dropout is new, its data is not.
-        device: This rank's, which need not have the index that it had when it saved.
+        saved_ranks: Number of ranks that saved the checkpoint. A higher rank has no saved states
+            and seeds its generators with `seed`: its dropout is new, its data is not.
+        device: The device of this rank. Its index may differ from the saving run.
 
     Raises:
         CheckpointError: If the file of a rank that saved the checkpoint is missing, or holds
@@ -54,15 +54,21 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int, device: to
     if rank >= saved_ranks:
         torch.manual_seed(seed)
         return
+
     file = _rng_file(folder, rank)
     if not file.is_file():
         raise CheckpointError(f"{file}: is missing, but {saved_ranks} ranks saved")
+
     with naming_file(file):
         states = torch.load(file, map_location="cpu", weights_only=True)
-        version, values, gauss = states["python"]
-        random.setstate((version, tuple(values), gauss))
-        kind, state, *rest = states["numpy"]
-        np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
+
+        version, values, python_gauss = states["python"]
+        random.setstate((version, tuple(values), python_gauss))
+
+        kind, state, position, has_gauss, gauss = states["numpy"]
+        array = np.array(state, dtype=np.uint32)
+        np.random.set_state((kind, array, position, has_gauss, gauss))  # noqa: NPY002
+
         torch.set_rng_state(states["torch"])
         if states["cuda"] and device.type == "cuda":
             (state_of_device,) = states["cuda"]

@@ -1,4 +1,4 @@
-"""The metrics of each step, and where they are logged: file, trackers, screen.
+"""Metrics of each step, and their destinations: file, trackers, screen.
 
 Tokens are the model's inputs without padding, which is counted separately. With N parameters in
 matrix products (`flops_per_token`), over the steps since the last line of the log:
@@ -8,8 +8,8 @@ matrix products (`flops_per_token`), over the steps since the last line of the l
 
 A resumed run stays one run at its trackers (tensorboard, wandb, trackio): its name there is
 generated once and stored in the run folder (`trackers.json`), the same wandb or trackio run is
-continued, and tensorboard drops what was logged after the step that the run resumes from. No
-secrets are passed: each library reads its own key (`WANDB_API_KEY`, `HF_TOKEN`).
+continued, and tensorboard drops all values after the step that the run resumes from. No secrets
+are passed: each library reads its own key (`WANDB_API_KEY`, `HF_TOKEN`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Column
@@ -41,12 +42,14 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import PLAIN_INTERVAL_S
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.core.terminal import ProgressDisplay, TextColumn
-from bsmeta.training.optimization import NonFiniteGuard
+from bsmeta.training.guards import NonFiniteGuard
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import METRICS, Log, RunFolder
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 
 RUNS = "trackers.json"
+"""File in the run folder with the name of the run at its trackers."""
+
 _METRICS_SHOWN = 4
 _BAR = 6  # columns of the narrowest progress bar
 
@@ -55,14 +58,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """The progress of a run; saved with every checkpoint.
+    """Counters of a run; saved with every checkpoint.
 
     Attributes:
         tokens: Tokens fed to the model, without padding.
         targets: Tokens on which loss was computed.
         counts: Sums of `MicroBatch.counts` since the current phase of the data began.
-        unlogged: The same since the last line of the log.
-        totals: The same over the run.
+        unlogged: Sums since the last line of the log.
+        totals: Sums over the run.
     """
 
     step: int = 0
@@ -71,6 +74,20 @@ class Progress:
     counts: dict[str, float] = field(default_factory=dict)
     unlogged: dict[str, float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a JSON-serializable copy."""
+        return dataclasses.asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces every value with the saved one.
+
+        Raises:
+            msgspec.ValidationError: If a value has another type.
+        """
+        saved = msgspec.convert(state, Progress)
+        for name, value in vars(saved).items():
+            setattr(self, name, value)
 
     def add_counts(self, counts: dict[str, float]) -> None:
         for sums in (self.counts, self.unlogged, self.totals):
@@ -82,9 +99,15 @@ class StepLog:
     """Reads completed steps and records them: progress, documents, metrics, non-finite steps."""
 
     def __init__(
-        self, config: RunConfig, schedule: Schedule, run: RunFolder, processes: Processes,
-        tracker: Tracker, throughput: Throughput, nonfinite: NonFiniteGuard,
-    ) -> None:  # fmt: skip
+        self,
+        config: RunConfig,
+        schedule: Schedule,
+        run: RunFolder,
+        processes: Processes,
+        tracker: Tracker,
+        throughput: Throughput,
+        nonfinite: NonFiniteGuard,
+    ) -> None:
         self._schedule = schedule
         self._run = run
         self._tracker = tracker
@@ -105,8 +128,9 @@ class StepLog:
             self._nonfinite.consecutive = 0
         else:
             self._run.keep()
-            event = self._nonfinite.failed(result, stats)
+            event = self._nonfinite.skip_or_stop(result, stats)
             self._tracker.event("nonfinite", result.step, **event)
+
         self._write_documents(result)
         progress.add_counts(data.counts)
         self._throughput.add(data.tokens, data.padding, result.data_wait_s)
@@ -115,21 +139,35 @@ class StepLog:
             progress.targets += int(data.targets)
             if self._schedule.logs(result.step):
                 self._log(result, stats, progress)
+
         return stats
 
     def finish(self, progress: Progress) -> None:
+        """Records the totals of a completed run."""
         self._tracker.event(
-            "totals", progress.step, tokens=progress.tokens, targets=progress.targets,
-            counts=_counted(progress.totals),
-        )  # fmt: skip
+            "totals",
+            progress.step,
+            tokens=progress.tokens,
+            targets=progress.targets,
+            counts=_without_zeros(progress.totals),
+        )
 
     def _write_documents(self, result: StepResult) -> None:
-        if self._documents is not None:
-            batches = result.data.micro_batches
-            documents = list(dict.fromkeys(name for batch in batches for name in batch.documents))
-            targets = [batch.targets for batch in batches if batch.targets]
-            line = {"step": result.step, "documents": documents}
-            self._documents.write(line | ({"targets": targets} if targets else {}))
+        """Logs the documents of a step, each once, if `log_documents` asks for it."""
+        if self._documents is None:
+            return
+
+        documents: dict[str, None] = {}  # ordered, without duplicates
+        targets = []
+        for batch in result.data.micro_batches:
+            documents |= dict.fromkeys(batch.documents)
+            if batch.targets:
+                targets.append(batch.targets)
+
+        line: dict[str, Any] = {"step": result.step, "documents": list(documents)}
+        if targets:
+            line["targets"] = targets
+        self._documents.write(line)
 
     def _log(self, result: StepResult, stats: StepStats, progress: Progress) -> None:
         values: dict[str, Any] = {
@@ -137,7 +175,7 @@ class StepLog:
             "learning_rate": result.learning_rate,
             "grad_norm": stats.grad_norm,
             "parts": stats.parts,
-            "counts": _counted(progress.unlogged),
+            "counts": _without_zeros(progress.unlogged),
             "tokens": progress.tokens,
             "targets": progress.targets,
         }
@@ -145,8 +183,8 @@ class StepLog:
         self._tracker.event("step", result.step, **values, **self._throughput.metrics())
 
 
-def _counted(sums: dict[str, float]) -> dict[str, float]:
-    """The counts that are not 0: most are of rare problems, in every line of the log."""
+def _without_zeros(sums: dict[str, float]) -> dict[str, float]:
+    """Drops the counts that are 0: most count rare problems, and every line of the log has them."""
     return {name: value for name, value in sums.items() if value}
 
 
@@ -162,14 +200,15 @@ class Throughput:
         self._clear()
 
     def start(self) -> None:
-        """Restarts the clock: after the set-up, an evaluation or a save."""
+        """Restarts the clock, after the set-up, an evaluation or a save."""
         self._since = time.perf_counter()
 
     def add(self, tokens: float, padding: float, wait: float) -> None:
-        """Adds a completed step; `wait` is how many seconds the loop waited for its data."""
-        now = time.perf_counter()
-        self._seconds += now - self._since
-        self._since = now
+        """Adds a completed step, for whose data the loop waited `wait` seconds."""
+        end = time.perf_counter()
+        self._seconds += end - self._since
+        self._since = end
+
         self._steps += 1
         self._tokens += tokens
         self._padding += padding
@@ -179,24 +218,26 @@ class Throughput:
         """Returns the metrics of the steps since the last call, and resets them.
 
         Returns:
-            `tokens_per_s` and `mfu` (None if the device's peak is unknown), see above;
-            `padding`, the share of the positions that is padding; `step_s`, seconds per step;
-            `data_wait_s`, seconds that the loop waited for data in all these steps;
-            `memory_gb`, the peak allocation on this rank's GPU, or resident size of its process,
-            so far, in GiB (2^30 bytes).
+            `tokens_per_s` and `mfu` (None if the device's peak is unknown), see the module's
+            docstring; `padding`, the share of padding among the positions; `step_s`, seconds per
+            step; `data_wait_s`, seconds that the loop waited for data in all these steps;
+            `memory_gb`, the peak allocation so far on this rank's GPU, or without one the peak
+            resident size of its process, in GiB (2^30 bytes).
         """
-        rate = self._tokens / self._seconds
+        tokens_per_s = self._tokens / self._seconds
         mfu = None
         if self._peak is not None:
-            mfu = rate * self._flops_per_token / (self._peak * self._world_size)
+            mfu = tokens_per_s * self._flops_per_token / (self._peak * self._world_size)
+
         if self._device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self._device) / 2**30
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # from KiB
+
         metrics = {
             "data_wait_s": self._wait,
             "step_s": self._seconds / self._steps,
-            "tokens_per_s": rate,
+            "tokens_per_s": tokens_per_s,
             "mfu": mfu,
             "padding": self._padding / max(self._tokens + self._padding, 1.0),
             "memory_gb": memory,
@@ -205,12 +246,15 @@ class Throughput:
         return metrics
 
     def _clear(self) -> None:
-        self._seconds = self._tokens = self._padding = self._wait = 0.0
+        self._seconds = 0.0
+        self._tokens = 0.0
+        self._padding = 0.0
+        self._wait = 0.0
         self._steps = 0
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The dense bf16 peak of a GPU in FLOP/s; None if unknown."""
+    """Returns the dense bf16 peak of a GPU in FLOP/s; None if unknown."""
     if device.type != "cuda":
         return None
     card = card_of(torch.cuda.get_device_name(device))
@@ -229,9 +273,14 @@ class Tracker:
     """Records events from the trainer; does nothing on ranks other than 0."""
 
     def __init__(
-        self, run: RunFolder, *, main: bool, step: int, total_steps: int,
+        self,
+        run: RunFolder,
+        *,
+        main: bool,
+        step: int,
+        total_steps: int,
         external: Sequence[External] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._external = list(external) if main else []
         self._metrics = run.open_log(METRICS) if main else None
         self._screen = Screen(total_steps, step) if main else None
@@ -240,13 +289,14 @@ class Tracker:
         """Records an event: a line of `metrics.jsonl`, and its numbers for the trackers."""
         if self._metrics is None or self._screen is None:
             return
+
         self._metrics.write({"event": kind, "step": step, **values})
         if self._external and kind in ("step", "eval"):
             prefix = "" if kind == "step" else "eval/"
             numbers = {
                 prefix + name: value
-                for name, value in _leaves(values)
-                # what is not known, such as the utilization of a CPU, is NaN
+                for name, value in _flatten(values)
+                # NaN: unknown, such as the utilization of a CPU
                 if isinstance(value, (int, float)) and not math.isnan(value)
             }
             self._call_each(lambda tracker: tracker.log(numbers, step))
@@ -261,8 +311,11 @@ class Tracker:
                 self._external.remove(tracker)
                 logger.warning(
                     "%s gets no more metrics (%s: %s); all of them are in %s",
-                    type(tracker).__name__, type(error).__name__, redact(str(error)), METRICS,
-                )  # fmt: skip
+                    type(tracker).__name__,
+                    type(error).__name__,
+                    redact(str(error)),
+                    METRICS,
+                )
 
     def __enter__(self) -> Tracker:
         return self
@@ -274,12 +327,12 @@ class Tracker:
         self._call_each(lambda tracker: tracker.finish())
 
 
-def _fitting(parts: Sequence[str], room: int) -> str:
-    """As many of the first parts as have room, with two blanks between them."""
+def _join_until(values: Sequence[str], width: int) -> str:
+    """Joins values with two blanks, dropping the last ones that exceed the width."""
     text = ""
-    for part in parts:
-        longer = f"{text}  {part}" if text else part
-        if len(longer) > room:
+    for value in values:
+        longer = f"{text}  {value}" if text else value
+        if len(longer) > width:
             break
         text = longer
     return text
@@ -292,6 +345,7 @@ class Screen:
         self._total = total
         self._bar: ProgressDisplay | None = None
         self._last_line = 0.0
+
         if sys.stderr.isatty():
             self._bar = ProgressDisplay(
                 TextColumn("training"),
@@ -300,36 +354,45 @@ class Screen:
                 TimeRemainingColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.description}"),
             )
-            # What is left beside the step and the time, which are never cut, and four blanks.
-            taken = len("training") + _BAR + 2 * len(str(total)) + 1 + len("0:00:00") + 4
-            self._room = self._bar.console.width - taken
+            # Step and time are never cut; columns are separated by four blanks in all.
+            step_width = 2 * len(str(total)) + 1
+            fixed_width = len("training") + _BAR + step_width + len("0:00:00") + 4
+            self._description_width = self._bar.console.width - fixed_width
+
             self._task = self._bar.add_task("", total=total, completed=step)
             self._bar.start()
 
     def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Shows an event, except those that are too large for a line."""
         if kind == "step":
-            parts = (
-                f"loss {values['loss']:.4f}",
-                f"lr {values['learning_rate']:.2e}",
-                f"{values['tokens_per_s']:,.0f} tokens/s",
-                f"data wait {values['data_wait_s']:.3f} s",
-            )
-            text = "  ".join(parts)
-            if self._bar is not None:
-                fitting = _fitting(parts, self._room)
-                self._bar.update(self._task, completed=step, description=fitting)
-            elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
-                self._last_line = time.monotonic()
-                self._print(f"step {step}/{self._total}  {text}")
-        elif kind not in ("exposure", "totals"):  # too large for a line; they are in metrics.jsonl
-            shown = _leaves(values)
-            if kind == "eval":  # the first few are enough; all are in metrics.jsonl
-                shown = [item for item in shown if isinstance(item[1], float)][:_METRICS_SHOWN]
-            numbers = "  ".join(
-                f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
-                for name, value in shown
-            )
-            self._print(f"step {step}/{self._total}  {kind}  {numbers}")
+            self._show_step(step, values)
+        elif kind not in ("exposure", "totals"):  # they are in metrics.jsonl
+            self._show_event(kind, step, values)
+
+    def _show_step(self, step: int, values: dict[str, Any]) -> None:
+        metrics = (
+            f"loss {values['loss']:.4f}",
+            f"lr {values['learning_rate']:.2e}",
+            f"{values['tokens_per_s']:,.0f} tokens/s",
+            f"data wait {values['data_wait_s']:.3f} s",
+        )
+        if self._bar is not None:
+            description = _join_until(metrics, self._description_width)
+            self._bar.update(self._task, completed=step, description=description)
+        elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
+            self._last_line = time.monotonic()
+            self._print(f"step {step}/{self._total}  {'  '.join(metrics)}")
+
+    def _show_event(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        items = _flatten(values)
+        if kind == "eval":  # the first few are enough; all are in metrics.jsonl
+            numbers = [item for item in items if isinstance(item[1], float)]
+            items = numbers[:_METRICS_SHOWN]
+        text = "  ".join(
+            f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in items
+        )
+        self._print(f"step {step}/{self._total}  {kind}  {text}")
 
     def _print(self, text: str) -> None:
         if self._bar is not None:
@@ -342,15 +405,15 @@ class Screen:
             self._bar.stop()
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flattens nested values, with names such as `parts/url`."""
-    leaves: list[tuple[str, Any]] = []
+def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Flattens nested values to pairs of a name, such as `parts/url`, and a value."""
+    items: list[tuple[str, Any]] = []
     for name, value in values.items():
         if isinstance(value, dict):
-            leaves += _leaves(value, f"{prefix}{name}/")
+            items += _flatten(value, f"{prefix}{name}/")
         else:
-            leaves.append((prefix + name, value))
-    return leaves
+            items.append((prefix + name, value))
+    return items
 
 
 def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int) -> None:
@@ -365,31 +428,33 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path, step: int)
     """
     if not config.trackers:
         return
+
     # Otherwise tensorboard would import TensorFlow if it is installed (0.5 GB, seconds).
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
+
     settings = {  # in the form that trackers expect: one level, plain values
         name: value if _is_plain(value) else str(value)
-        for name, value in _leaves(redact_values(dataclasses.asdict(config)))
+        for name, value in _flatten(redact_values(dataclasses.asdict(config)))
     }
     try:
         accelerator.init_trackers(
             redact(config.run_name), config=settings, init_kwargs=arguments(folder, step)
         )
     except Exception as error:
+        reason = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
         expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"
-        found = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
-        refuse([Problem("trackers", HYDRA, found, expected, "fix that, or leave it out")])
+        refuse([Problem("trackers", HYDRA, reason, expected, "fix that, or leave it out")])
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether trackers take a value as it is: tensorboard warns of infinity and NaN."""
+    """Whether trackers accept a value unchanged: tensorboard warns of infinity and NaN."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, (int, str, bool))
 
 
 def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    """The arguments for each library that make a resumed run continue the same run there."""
+    """Returns the arguments for each library that let a resumed run continue the same run there."""
     name = run_name(folder)
     return {
         "tensorboard": {"purge_step": step + 1} if step else {},
@@ -399,7 +464,9 @@ def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
 
 
 def run_name(folder: Path) -> str:
-    """The run's name at wandb and trackio: the folder's with eight letters, generated only once.
+    """Returns the name of the run at wandb and trackio, which is generated only once.
+
+    It consists of the name of the folder and eight hexadecimal digits.
 
     An empty file counts as missing: it was being written when the machine crashed. A wandb id must
     not contain any of `/\\#?%:`, nor have more than 128 characters.

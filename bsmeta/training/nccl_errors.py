@@ -1,7 +1,7 @@
-"""Errors of NCCL that the rank which reports them has met itself, and their usual causes.
+"""Errors of NCCL that are caused by the rank that reports them, and their usual causes.
 
-Others mean that another rank, or the network to it, is gone: the watchdog finds out which. The
-names are those of `ncclResult_t`, which torch prints:
+Other errors mean that another rank, or the network to it, is gone; the watchdog determines which.
+Torch prints the names of `ncclResult_t`:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 """
 
@@ -26,21 +26,24 @@ _NO_SHARED_MEMORY = "too little shared memory (docker run --shm-size=1g)"
 
 
 class NcclError(TrainingError):
-    """NCCL has failed on this rank, for another reason than a lost rank."""
+    """NCCL has failed on this rank, not because another rank was lost."""
 
 
-def nccl_fault(error: BaseException) -> NcclError | None:
+def find_nccl_fault(error: BaseException) -> NcclError | None:
     """Returns the error to report for a failure of NCCL on this rank; None for any other."""
     text = str(error)
     if isinstance(error, NcclError) or "NCCL" not in text:
         return None
+
     name = next((name for name in _CAUSES if name in text), None)
     if _SHARED_MEMORY in text:
-        name, cause = name or "ncclSystemError", _NO_SHARED_MEMORY
+        name = name or "ncclSystemError"
+        cause = _NO_SHARED_MEMORY
     elif name is not None:
         cause = _CAUSES[name]
     else:
         return None
+
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return NcclError(
         f"NCCL failed on this rank: {name} ({lines[-1]}). The usual cause is {cause}. "

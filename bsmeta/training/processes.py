@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from bsmeta.core.progress import GROUP_TIMEOUT
 
 CLOSE_S = 20.0
-"""How long a process that has done its work waits for the others to disconnect."""
+"""Longest time that a process waits at the end for the others to disconnect, in seconds."""
 
 Result = TypeVar("Result")
 
@@ -42,15 +42,15 @@ class Processes:
 
     @classmethod
     def of_group(cls, device: torch.device) -> Processes:
-        """Those of torch's default process group; this one alone if there is none."""
+        """Returns the processes of torch's default group; this process alone if there is none."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(device=device)
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
-    def aside(self) -> Processes:
-        """The same processes in a group of their own, for a thread of each beside the main one.
+    def with_separate_group(self) -> Processes:
+        """Returns the same processes in a separate group, for another thread of each process.
 
-        Their hosts communicate, whatever the device.
+        They communicate through their hosts, regardless of the device.
         """
         group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         return Processes(self.rank, self.size, _CPU, group)
@@ -63,8 +63,8 @@ class Processes:
     def barrier(self) -> None:
         """Returns when every process has reached this point."""
         if self.size > 1:
-            # NCCL would otherwise guess the device by the rank, which is wrong if each process sees
-            # one GPU only, and opens a context on another GPU if it is not.
+            # NCCL would otherwise guess the device from the rank. That is wrong if each process
+            # sees one GPU only; if it sees several, NCCL opens a context on a second GPU.
             devices = [self.device.index] if self.device.type == "cuda" else None
             dist.barrier(self.group, device_ids=devices)
 
@@ -79,13 +79,15 @@ class Processes:
     def all_or_none(self, action: Callable[[], Result]) -> list[Result]:
         """Runs `action` on every rank; returns all results, or raises one error, on every rank."""
         try:
-            own: tuple[Any, Exception | None] = action(), None
+            outcome = _Outcome(action(), None)
         except Exception as error:
-            own = None, _portable(error)
-        found = self.gather(own)
-        if failure := next((failure for _, failure in found if failure is not None), None):
-            raise failure
-        return [result for result, _ in found]
+            outcome = _Outcome(None, _make_portable(error))
+
+        outcomes: list[_Outcome] = self.gather(outcome)
+        for each in outcomes:
+            if each.failure is not None:
+                raise each.failure
+        return [each.result for each in outcomes]
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
@@ -102,33 +104,44 @@ class Processes:
         return values
 
     def agree(self, value: bool) -> bool:
-        """Whether `value` is true on every rank. Waits for their hosts, never for a device."""
+        """Whether `value` is true on every rank. Waits for the hosts, never for a device."""
         if self.size == 1:
             return value
         return int(self._hosts.sum(torch.tensor(int(value)))) == self.size
 
     @cached_property
     def _hosts(self) -> Processes:
-        """All ranks first need it at the same point; NCCL connects devices only."""
-        return self if self.device.type == "cpu" else self.aside()
+        """The same processes, connected through their hosts, because NCCL connects devices only.
+
+        All ranks first need it at the same point, so that they create the group together.
+        """
+        return self if self.device.type == "cpu" else self.with_separate_group()
 
     def on_main(self, action: Callable[[], Result]) -> Result:
         """Runs `action` on rank 0 only; returns its result or raises its error on every rank."""
         if not self.is_main:
-            result, failure = self.broadcast(None)
-            if failure is not None:
-                raise failure
-            return result
+            outcome: _Outcome = self.broadcast(None)
+            if outcome.failure is not None:
+                raise outcome.failure
+            return outcome.result
+
         try:
             result = action()
         except Exception as error:
-            self.broadcast((None, _portable(error)))
+            self.broadcast(_Outcome(None, _make_portable(error)))
             raise
-        self.broadcast((result, None))
+        self.broadcast(_Outcome(result, None))
         return result
 
 
-def _portable(error: Exception) -> Exception:
+class _Outcome(NamedTuple):
+    """Result of an action, or the error that it raised."""
+
+    result: Any
+    failure: Exception | None
+
+
+def _make_portable(error: Exception) -> Exception:
     """Returns the error, or its text if it cannot be pickled (it may hold a connection or lock)."""
     try:
         pickle.loads(pickle.dumps(error))
@@ -138,18 +151,19 @@ def _portable(error: Exception) -> Exception:
 
 
 def close_device_groups() -> None:
-    """Disconnects the devices of the ranks, at most for `CLOSE_S`; all ranks call it at the end.
+    """Disconnects the devices of the ranks, within `CLOSE_S`; all ranks call it at the end.
 
     All work is done: a rank that cannot disconnect logs a warning and ends anyway, because `leave`
     does not wait for threads.
 
     Gloo's groups end with the process, and are not even removed from torch's list: their destructor
-    waits for their threads while holding the GIL, which one of them may be waiting for (pytorch
-    issue 56297; seen on a busy machine with torch 2.13: a run that had done all its work never
-    ended). So this is not `dist.destroy_process_group`, which removes all groups.
+    waits for their threads while holding the GIL, which one of these threads may be waiting for
+    (pytorch issue 56297; seen on a busy machine with torch 2.13: a run that had done all its work
+    never ended). `dist.destroy_process_group` would remove all groups, so it is not called.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
+
     groups = [*dist.distributed_c10d._world.pg_map]
     on_devices = [group for group in groups if dist.get_backend(group) != dist.Backend.GLOO]
     if not on_devices:
@@ -169,22 +183,23 @@ def close_device_groups() -> None:
     if closing.is_alive():
         logger.warning(
             "the devices of the processes have not disconnected within %g s; all work is done, "
-            "and this process ends without waiting any longer", CLOSE_S,
-        )  # fmt: skip
+            "and this process ends without waiting any longer",
+            CLOSE_S,
+        )
 
 
 ALONE = Processes()
-"""For work that one rank does without the others."""
+"""This process without others, for work that one rank does by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishContext(Processes):
-    """What a task needs after the last step.
+    """Processes and folders for the work of a task after the last step.
 
     Attributes:
         folder: The run folder.
         exported: The checkpoint whose model is exported: the last one, or with `export_best` the
-            best by `keep_best_by`. What `finish` measures is then what `model/` can do.
+            best by `keep_best_by`. `finish` measures this model, so its results hold for `model/`.
     """
 
     folder: Path

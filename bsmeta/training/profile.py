@@ -13,10 +13,11 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.progress import opaque_work
 
 PROFILES = "profile"
+"""Folder of the traces in the run folder."""
 
 
 class Profile:
-    """`profile=true`: records a trace of some steps by torch's profiler; does nothing if it is off.
+    """`profile=true`: records a trace of some steps by torch's profiler; does nothing if disabled.
 
     Chrome's about:tracing and https://ui.perfetto.dev read it. Its ranges are named `bsmeta: …`
     after the phases of the loop. Each rank writes `profile/steps-{first}-{last}-rank{r}.json` in
@@ -29,10 +30,13 @@ class Profile:
         self._running: profile | None = None
 
     def range(self, name: str) -> AbstractContextManager[Any]:
-        """A named range of the trace."""
-        return nullcontext() if self._running is None else record_function(f"bsmeta: {name}")
+        """Returns a context that is a named range of the trace."""
+        if self._running is None:
+            return nullcontext()
+        return record_function(f"bsmeta: {name}")
 
     def before(self, step: int) -> None:
+        """Starts the trace before its first step."""
         if self._running is None and step == self._first:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
@@ -41,6 +45,7 @@ class Profile:
             self._running.start()
 
     def after(self, step: int) -> None:
+        """Writes the trace after its last step."""
         if step == self._last:
             self.stop()
 
@@ -48,10 +53,13 @@ class Profile:
         """Writes the trace, even if the run ends before the last step to record."""
         if self._running is None:
             return
-        running, self._running = self._running, None
+
+        running = self._running
+        self._running = None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         running.stop()
+
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with opaque_work():
             running.export_chrome_trace(str(self._file))

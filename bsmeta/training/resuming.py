@@ -1,14 +1,13 @@
 """Resuming: chooses the checkpoint, checks that this launch can load it, converts it if needed.
 
-The states of plain torch and of FSDP2 can be read by any number of processes. DeepSpeed partitions
-optimizer states (in ZeRO-3 also weights) among the ranks that save them; for another number of
-ranks, rank 0 converts them to DeepSpeed's universal format, in a folder that is removed once the
-run has read it.
+Any number of processes can read the states of plain torch and FSDP2. DeepSpeed partitions optimizer
+states (in ZeRO-3 also weights) among the ranks that save them; for another number of ranks, rank 0
+converts them to DeepSpeed's universal format, in a folder that is removed once the run has read it.
 
-A branched decay continues a run at a constant rate, and only decays (`decay_from`). So one run at a
-constant rate, with kept checkpoints, yields finished models of several lengths. A branch equals an
-uninterrupted run of warm-up, stable rate and decay: the same steps on the same data. Hägele et al.
-2024 (arXiv 2405.18392) compare such branches with whole runs.
+A branched decay continues a run that trained at a constant rate, and only decays (`decay_from`). So
+one run at a constant rate, with kept checkpoints, yields finished models of several lengths. A
+branch equals an uninterrupted run of warm-up, stable rate and decay: the same steps on the same
+data. Hägele et al. 2024 (arXiv 2405.18392) compare such branches with whole runs.
 """
 
 from __future__ import annotations
@@ -46,26 +45,33 @@ from bsmeta.training.checkpoint import (
     CONFIG,
     STATE,
     Checkpoint,
-    choose,
+    choose_checkpoint,
+    find_newest_intact,
     list_checkpoints,
-    named,
     naming_file,
-    newest_whole,
+    open_named,
 )
 from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engine import FSDP, PLAIN, engine_name
+from bsmeta.training.engine import FSDP, PLAIN, name_engine
 from bsmeta.training.engine_deepspeed import TAG
 from bsmeta.training.engines_states import check_states
 from bsmeta.training.processes import Processes
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 20  # differences in a message
+_DIFFERENCES_SHOWN = 20  # in a message
 # Keys that affect how a process starts, not how the run trains.
 _UNCOMPARED = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
 # Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
-_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,9 @@ class Resume:
     """The point that a run resumes from.
 
     Attributes:
-        changed: The keys whose values differ from the checkpoint's: the old and the new value. The
-            run continues with the new ones.
-        converted: Its weights and optimizer, if they were converted for this launch.
+        changed: Old and new value of each key whose value differs from the checkpoint. The run
+            continues with the new ones.
+        converted: Folder of its weights and optimizer, if they were converted for this launch.
     """
 
     saved: Checkpoint
@@ -83,14 +89,19 @@ class Resume:
     converted: Path | None = None
 
     def log_changes(self) -> None:
-        """Logs the settings that differ from those of the checkpoint."""
-        if self.changed:
-            lines = [f"  {key}: {old} -> {new}" for key, (old, new) in self.changed.items()]
-            name, listed = self.saved.folder.name, "\n".join(lines)
-            logger.warning("settings changed since %s, used from here on:\n%s", name, listed)
+        """Logs the settings that differ from the checkpoint."""
+        if not self.changed:
+            return
+
+        lines = [f"  {key}: {old} -> {new}" for key, (old, new) in self.changed.items()]
+        logger.warning(
+            "settings changed since %s, used from here on:\n%s",
+            self.saved.folder.name,
+            "\n".join(lines),
+        )
 
     def release(self, processes: Processes) -> None:
-        """Removes the converted state, once all ranks have read it."""
+        """Removes the converted state, after all ranks have read it."""
         folder = self.converted
         if folder is not None:
             processes.barrier()
@@ -98,15 +109,18 @@ class Resume:
 
 
 def resumes(config: RunConfig, out_dir: Path) -> bool:
-    """Whether a run may continue in `out_dir`: false for another run's checkpoint if there are any.
+    """Whether a run may continue in `out_dir`.
 
-    Such a run resumes its own start until it has saved. A checkpoint that does not exist is refused
-    later, before anything in the folder is replaced.
+    A run that begins with the checkpoint of another run may do so until it has saved: false if
+    `out_dir` has checkpoints. A checkpoint that does not exist is refused later, before anything in
+    the folder is replaced.
     """
-    named = config.resume_from_checkpoint_dir
-    if named is None or named == "latest":
-        return named is not None
-    folder = Path(named)
+    if config.resume_from_checkpoint_dir is None:
+        return False
+    if config.resume_from_checkpoint_dir == "latest":
+        return True
+
+    folder = Path(config.resume_from_checkpoint_dir)
     return _is_in(folder, out_dir) or not folder.is_dir() or not list_checkpoints(out_dir)
 
 
@@ -115,7 +129,7 @@ def _is_in(folder: Path, out_dir: Path) -> bool:
     return out_dir in (*folder.resolve().parents, folder.absolute().parent.resolve())
 
 
-def resume_point(
+def find_resume_point(
     config: RunConfig, max_steps: int, accelerator: Accelerator, processes: Processes, out_dir: Path
 ) -> Resume | None:
     """Finds the checkpoint and converts it if needed, before the engine is created.
@@ -126,29 +140,23 @@ def resume_point(
         ConfigurationError: If this launch cannot continue the run, or every checkpoint is damaged.
         CheckpointError: If the conversion fails.
     """
-    saved = None
-    if config.resume_from_checkpoint_dir is not None:
-        saved = choose(config.resume_from_checkpoint_dir, out_dir, processes)
-    if saved is not None and config.decay_from is not None:
-        _check_same_branch(saved, config)
-    elif config.decay_from is not None:  # begins at the checkpoint of another run
-        saved = named(Path(config.decay_from), processes, "decay_from")
-        stable = load_resolved(saved.folder / CONFIG, type(config))
-        refuse([*branch_problems(saved, stable, config)])
+    saved = _find_checkpoint(config, processes, out_dir)
     if saved is None:
         return None
+
     check_task(saved, config)
     state = saved.state()
     plan = BatchPlan.of(config, processes.size)
     with naming_file(saved.folder / STATE):
-        check_launch(saved, state, engine_name(accelerator), plan)
-    check_origin(saved, engine_name(accelerator), config, out_dir)
+        check_launch(saved, state, name_engine(accelerator), plan)
+    check_origin(saved, name_engine(accelerator), config, out_dir)
     check_steps(saved, max_steps)
     check_exports(config, out_dir, saved.step)
     changed = changed_settings(saved, config)
     check_optimizer(saved, changed)
     if is_readable(state, processes.size):
         return Resume(saved, changed)
+
     # Named like an interrupted save, so that the next start removes it if this run is killed.
     folder = out_dir / f"tmp-{saved.folder.name}-universal"
     processes.on_main(lambda: convert(saved, folder))
@@ -157,12 +165,29 @@ def resume_point(
     return Resume(saved, changed, folder)
 
 
+def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> Checkpoint | None:
+    """Finds the checkpoint to resume from or to branch off, if there is one."""
+    saved = None
+    if config.resume_from_checkpoint_dir is not None:
+        saved = choose_checkpoint(config.resume_from_checkpoint_dir, out_dir, processes)
+    if config.decay_from is None:
+        return saved
+
+    if saved is not None:  # the branch has saved already
+        _check_same_branch(saved, config)
+        return saved
+    saved = open_named(Path(config.decay_from), processes, "decay_from")  # of another run
+    stable = load_resolved(saved.folder / CONFIG, type(config))
+    refuse([*find_branch_problems(saved, stable, config)])
+    return saved
+
+
 def is_readable(state: dict[str, Any], world_size: int) -> bool:
     """Whether a checkpoint with this trainer state can be loaded without conversion."""
     return state["engine"] in (PLAIN, FSDP) or bool(state["world_size"] == world_size)
 
 
-def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
+def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
     """Finds the newest intact checkpoint up to a step that can be loaded without conversion.
 
     Every rank calls it and gets the same result.
@@ -175,27 +200,35 @@ def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint
             return True  # damaged: the verification that follows names the file
 
     past = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
-    newest, _ = newest_whole([*filter(may_load, past)], processes)
+    newest, _ = find_newest_intact([*filter(may_load, past)], processes)
     return newest
 
 
 def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
     """Returns the keys that differ from the checkpoint's configuration, with both values."""
-    then = read_saved(saved.folder / CONFIG)
-    now = parse_saved(to_yaml(config), "the configuration of this run")
-    found = {key: [old, new] for key, old, new in differences(then, now) if key not in _UNCOMPARED}
-    if "out_dir" in found and len(set(map(os.path.abspath, found["out_dir"]))) == 1:
-        del found["out_dir"]  # relative in one of them
-    return found
+    saved_config = read_saved(saved.folder / CONFIG)
+    current_config = parse_saved(to_yaml(config), "the configuration of this run")
+    changed = {
+        key: [old, new]
+        for key, old, new in differences(saved_config, current_config)
+        if key not in _UNCOMPARED
+    }
+
+    if "out_dir" in changed:
+        absolute_paths = set(map(os.path.abspath, changed["out_dir"]))
+        if len(absolute_paths) == 1:  # one of them is relative
+            del changed["out_dir"]
+    return changed
 
 
 def check_task(saved: Checkpoint, config: RunConfig) -> None:
     """Refuses a checkpoint of another task, before its launch and its model are compared."""
-    then = read_saved(saved.folder / CONFIG).get("task", config.task)
-    if then != config.task:
+    saved_task = read_saved(saved.folder / CONFIG).get("task", config.task)
+    if saved_task != config.task:
         raise ConfigurationError(
-            f"{saved.folder} is a checkpoint of task={then}, this run has task={config.task}; "
-            f"expected a checkpoint of the same task, or another out_dir for this run"
+            f"{saved.folder} is a checkpoint of task={saved_task}, this run has "
+            f"task={config.task}; expected a checkpoint of the same task, or another out_dir for "
+            "this run"
         )
 
 
@@ -217,7 +250,7 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: Ba
 def check_origin(saved: Checkpoint, engine: str, config: RunConfig, out_dir: Path) -> None:
     """Refuses states of DeepSpeed that another run has saved, unless the user trusts them.
 
-    They are pickles. Torch restricts them to values, but that restriction has had holes (such as
+    They are pickles. Torch restricts them to values, but this restriction has had holes (such as
     CVE-2025-32434), and nothing in a folder proves who wrote it.
     """
     if engine in (PLAIN, FSDP) or config.trust_checkpoint or _is_in(saved.folder, out_dir):
@@ -231,11 +264,11 @@ def check_origin(saved: Checkpoint, engine: str, config: RunConfig, out_dir: Pat
 
 def check_optimizer(saved: Checkpoint, changed: dict[str, list[Any]]) -> None:
     """Refuses a checkpoint with the state of another optimizer."""
-    then, now = changed.get("optimizer_type", (None, None))
-    if then in OPTIMIZERS:
+    old, new = changed.get("optimizer_type", (None, None))
+    if old in OPTIMIZERS:
         raise ConfigurationError(
-            f"optimizer_type={now}: {saved.folder} has the state of {then}; expected "
-            f"optimizer_type={then}, or a new run in another out_dir that begins with its weights "
+            f"optimizer_type={new}: {saved.folder} has the state of {old}; expected "
+            f"optimizer_type={old}, or a new run in another out_dir that begins with its weights "
             f"(model_name={saved.folder}/model)"
         )
 
@@ -262,8 +295,8 @@ def check_exports(config: RunConfig, out_dir: Path, step: int) -> None:
         )
 
 
-def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
-    """The full shape of each parameter, even if ZeRO-3 has partitioned it."""
+def list_parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
+    """Returns the full shape of each parameter, even if ZeRO-3 has partitioned it."""
     return {
         name: list(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in model.named_parameters()
@@ -276,12 +309,12 @@ def check_same_model(
     """Refuses a checkpoint of a model with different shapes."""
     lines = list(differing(saved_shapes, shapes, "in the checkpoint"))
     if lines:
-        some = "\n".join(lines[:3])
+        first_lines = "\n".join(lines[:3])
         raise ConfigurationError(
             f"{saved.folder} holds a model of another shape ({len(lines)} of "
-            f"{len(shapes | saved_shapes)} parameters differ):\n{some}\nExpected the model_name, "
-            f"model_config_file and tokenizer_name of {saved.folder / 'config.yaml'}; pass these, "
-            "or start a new run in another out_dir"
+            f"{len(shapes | saved_shapes)} parameters differ):\n{first_lines}\nExpected the "
+            f"model_name, model_config_file and tokenizer_name of {saved.folder / 'config.yaml'}; "
+            "pass these, or start a new run in another out_dir"
         )
 
 
@@ -289,20 +322,23 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
     """Refuses ranks that would train on different data; each rank passes its own fingerprint.
 
     A file may change, or a branch on the Hub move, between the reads of two ranks. A fingerprint
-    may have megabytes, so ranks exchange hashes, and no more if these are equal.
+    may have megabytes, so ranks first exchange hashes.
     """
     text = json.dumps(fingerprint, sort_keys=True)
-    if len({*processes.gather(xxhash.xxh3_128_hexdigest(text.encode()))}) == 1:
+    hashes = processes.gather(xxhash.xxh3_128_hexdigest(text.encode()))
+    if len(set(hashes)) == 1:
         return
-    first = processes.broadcast(fingerprint)
-    own = differing(first, fingerprint, "on rank 0", f"on rank {processes.rank}")
-    for rank, lines in enumerate(processes.gather([*itertools.islice(own, _SHOWN)])):
-        if lines:
-            listed = "\n".join(lines)
+
+    first_fingerprint = processes.broadcast(fingerprint)
+    lines = differing(first_fingerprint, fingerprint, "on rank 0", f"on rank {processes.rank}")
+    lines_by_rank = processes.gather([*itertools.islice(lines, _DIFFERENCES_SHOWN)])
+    for rank, lines_of_rank in enumerate(lines_by_rank):
+        if lines_of_rank:
+            differing_keys = "\n".join(lines_of_rank)
             raise ConfigurationError(
                 f"rank 0 and rank {rank} do not have the same training data (name a commit of a "
                 "data set that is changing as data_config.dataset_revision; see that all machines "
-                f"have the same files):\n{listed}"
+                f"have the same files):\n{differing_keys}"
             )
 
 
@@ -318,16 +354,22 @@ def convert(saved: Checkpoint, folder: Path) -> None:
     check_states(state)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+
     # -P: nothing is imported from the working folder.
     command = [sys.executable, "-P", "-m", "bsmeta.training.engines_states"]
     command += ["--input_folder", str(state), "--output_folder", str(folder / "universal")]
     command += ["--inject_missing_state"]
-    alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES
+    }
     with opaque_work():
-        done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+        conversion = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+
+    if conversion.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
-        reason = "\n".join(done.stderr.strip().splitlines()[-5:])
+        reason = "\n".join(conversion.stderr.strip().splitlines()[-5:])
         raise CheckpointError(
             f"{saved.folder} was saved by another number of processes, and DeepSpeed could not "
             f"convert it into its universal format; resume with the number of processes that saved "
@@ -335,25 +377,37 @@ def convert(saved: Checkpoint, folder: Path) -> None:
         )
 
 
-def branch_problems(saved: Checkpoint, stable: RunConfig, config: RunConfig) -> Iterator[Problem]:
-    """Yields why the rate cannot only decay from a checkpoint on, which `stable` trained."""
-    file, step = str(saved.folder / CONFIG), saved.step
-    kind, fix = stable.lr_scheduler_type, "name a checkpoint at the constant rate of a run"
-    if kind not in ("constant", WSD):
+def find_branch_problems(
+    saved: Checkpoint, stable: RunConfig, config: RunConfig
+) -> Iterator[Problem]:
+    """Yields why a run cannot branch off at a checkpoint and only decay.
+
+    Args:
+        stable: Configuration of the run that saved the checkpoint.
+        config: Configuration of the branch.
+    """
+    file = str(saved.folder / CONFIG)
+    step = saved.step
+    schedule = stable.lr_scheduler_type
+    fix = "name a checkpoint at the constant rate of a run"
+    if schedule not in ("constant", WSD):
         expected = f"constant or {WSD}: the rate has been falling since the warm-up"
-        yield Problem("lr_scheduler_type", file, show(kind), expected, fix)
+        yield Problem("lr_scheduler_type", file, show(schedule), expected, fix)
         return
+
     start = decay_start(stable, stable.max_train_steps)
     if start is not None and stable.num_train_epochs is not None:
         expected = "null: it does not say at which step the decay began"
         yield Problem("num_train_epochs", file, show(stable.num_train_epochs), expected, fix)
     elif start is not None and step > start:
-        found = f"step {step}, in the decay from step {start} on"
-        yield Problem("decay_from", file, found, f"a step up to {start}", fix)
+        position = f"step {step}, in the decay from step {start} on"
+        yield Problem("decay_from", file, position, f"a step up to {start}", fix)
+
     warm_up = warm_up_steps(stable, stable.max_train_steps)
     if step < warm_up:
-        found = f"step {step}, in the warm-up"
-        yield Problem("decay_from", file, found, f"a step from {warm_up} on", fix)
+        position = f"step {step}, in the warm-up"
+        yield Problem("decay_from", file, position, f"a step from {warm_up} on", fix)
+
     if stable.learning_rate != config.learning_rate:
         expected = f"{config.learning_rate:g}, the learning_rate of this run: it would jump"
         fix = f"learning_rate={stable.learning_rate:g}"
@@ -361,10 +415,10 @@ def branch_problems(saved: Checkpoint, stable: RunConfig, config: RunConfig) -> 
 
 
 def _check_same_branch(saved: Checkpoint, config: RunConfig) -> None:
-    """Refuses to resume a branch from a checkpoint of another one."""
-    before = load_resolved(saved.folder / CONFIG, type(config))
-    if branch_step(before) != branch_step(config):
+    """Refuses to resume a branch from a checkpoint of another branch."""
+    saved_config = load_resolved(saved.folder / CONFIG, type(config))
+    if branch_step(saved_config) != branch_step(config):
         raise ConfigurationError(
-            f"{saved.folder} is of a run with decay_from={before.decay_from}, this one has "
+            f"{saved.folder} is of a run with decay_from={saved_config.decay_from}, this one has "
             f"decay_from={config.decay_from}; expected the same to resume it, or another out_dir"
         )

@@ -12,20 +12,40 @@ import math
 import shutil
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import CheckpointError, ConfigurationError
-from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, problems
+from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, list_faults
 from bsmeta.training.processes import ALONE
 from bsmeta.training.task import Metric
 
 KEEP = "KEEP"
 """A checkpoint that contains a file of this name is never deleted."""
 
-# For each file of a checkpoint: path, size and time of the last modification (ns).
-Stamps = list[tuple[str, int, int]]
-
 logger = logging.getLogger(__name__)
+
+
+class _FileStamp(NamedTuple):
+    """Size and modification time of a file, which change with its content."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class _Verification(NamedTuple):
+    """Result of verifying a checkpoint whose files had these stamps."""
+
+    stamps: list[_FileStamp]
+    is_intact: bool
+
+
+class _RankedCheckpoint(NamedTuple):
+    """A checkpoint with its cost (`Metric.cost`)."""
+
+    cost: float
+    saved: Checkpoint
 
 
 class Retention:
@@ -38,7 +58,7 @@ class Retention:
     def __init__(self, out_dir: Path, config: RunConfig) -> None:
         self._out_dir = out_dir
         self._config = config
-        self._verified: dict[Path, tuple[Stamps, bool]] = {}
+        self._verified: dict[Path, _Verification] = {}
         self._resumed_from: Path | None = None
 
     def protect(self, resumed_from: Checkpoint) -> None:
@@ -46,69 +66,83 @@ class Retention:
         self._resumed_from = resumed_from.folder.resolve()
 
     def prune(self, written: Checkpoint) -> None:
-        """Deletes the checkpoints that no rule keeps, after one was written, which is intact.
+        """Deletes the checkpoints that no rule keeps, after an intact one was written.
 
-        Those of later steps do not belong to this run's past, and are left alone.
+        Checkpoints of later steps do not belong to this run's past, and are left alone.
         """
-        self._verified[written.folder] = (_stamps(written.folder), True)
+        self._verified[written.folder] = _Verification(_read_stamps(written.folder), True)
         past = [saved for saved in list_checkpoints(self._out_dir) if saved.step <= written.step]
-        kept = self._to_keep(past)
+        retained = self._select_retained(past)
         for old in past:
-            if old not in kept and old.folder.resolve() != self._resumed_from:
+            if old not in retained and old.folder.resolve() != self._resumed_from:
                 _delete(old)
 
     def best(self) -> Checkpoint | None:
-        return self._best_of(list_checkpoints(self._out_dir))
+        """Returns the intact checkpoint with the best value of `keep_best_by`, if any."""
+        return self._find_best(list_checkpoints(self._out_dir))
 
-    def _to_keep(self, checkpoints: list[Checkpoint]) -> set[Checkpoint]:
-        """Selects the last intact checkpoints, all that are newer, and those of the other keys.
+    def _select_retained(self, checkpoints: list[Checkpoint]) -> set[Checkpoint]:
+        """Selects the checkpoints to keep among the run's past, sorted oldest first.
 
-        As few as possible are verified, which may have to read them.
+        As few checkpoints as possible are verified, because their files may have to be read.
         """
-        count, every = self._config.keep_last_checkpoints, self._config.keep_every_checkpoint_steps
+        count = self._config.keep_last_checkpoints
+        interval = self._config.keep_every_checkpoint_steps
         if count == 0:
             return set(checkpoints)
-        last = list(islice(filter(self._is_whole, reversed(checkpoints)), count))
-        oldest = last[-1].step if len(last) == count else 0
-        kept = {
+
+        last_intact = list(islice(filter(self._is_intact, reversed(checkpoints)), count))
+        oldest_step = last_intact[-1].step if len(last_intact) == count else 0
+        retained = {
             saved
             for saved in checkpoints
-            if saved.step >= oldest
-            or (every and saved.step % every == 0)
+            if saved.step >= oldest_step
+            or (interval and saved.step % interval == 0)
             or (saved.folder / KEEP).exists()
         }
-        best = self._best_of(checkpoints)
-        return kept if best is None else kept | {best}
 
-    def _best_of(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
-        """The first intact checkpoint with the best finite value of the metric."""
-        name = self._config.keep_best_by
-        costs = [(cost, saved) for saved in checkpoints for cost in _costs(saved, name)]
-        ranked = sorted(costs, key=lambda pair: pair[0])
-        return next((saved for _, saved in ranked if self._is_whole(saved)), None)
+        best = self._find_best(checkpoints)
+        if best is not None:
+            retained.add(best)
+        return retained
 
-    def _is_whole(self, saved: Checkpoint) -> bool:
+    def _find_best(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
+        """Finds the first intact checkpoint with the best finite value of the metric."""
+        ranked = []
+        for saved in checkpoints:
+            for cost in _read_costs(saved, self._config.keep_best_by):
+                ranked.append(_RankedCheckpoint(cost, saved))
+        ranked.sort(key=lambda entry: entry.cost)
+
+        return next((entry.saved for entry in ranked if self._is_intact(entry.saved)), None)
+
+    def _is_intact(self, saved: Checkpoint) -> bool:
         try:
-            stamps = _stamps(saved.folder)
-            known = self._verified.get(saved.folder)
-            if known is not None and known[0] == stamps:
-                return known[1]
-            faults = problems(saved, ALONE)
+            stamps = _read_stamps(saved.folder)
+            verification = self._verified.get(saved.folder)
+            if verification is not None and verification.stamps == stamps:
+                return verification.is_intact
+            faults = list_faults(saved, ALONE)
         except OSError as error:  # it is being deleted or changed concurrently
             logger.warning("%s could not be verified: %s", saved.folder, error)
             return False
+
         if faults:
             logger.warning(
                 "%s is damaged and does not count among keep_last_checkpoints:\n  %s",
-                saved.folder, "\n  ".join(faults),
-            )  # fmt: skip
-        self._verified[saved.folder] = (stamps, not faults)
+                saved.folder,
+                "\n  ".join(faults),
+            )
+        self._verified[saved.folder] = _Verification(stamps, not faults)
         return not faults
 
 
-def _stamps(folder: Path) -> Stamps:
-    files = [(path, path.lstat()) for path in folder.rglob("*")]
-    return sorted((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files)
+def _read_stamps(folder: Path) -> list[_FileStamp]:
+    stamps = []
+    for path in folder.rglob("*"):
+        status = path.lstat()
+        stamps.append(_FileStamp(str(path), status.st_size, status.st_mtime_ns))
+    return sorted(stamps)
 
 
 def _delete(saved: Checkpoint) -> None:
@@ -121,8 +155,8 @@ def _delete(saved: Checkpoint) -> None:
         logger.warning("%s could not be deleted: %s", saved.folder, error)
 
 
-def _costs(saved: Checkpoint, name: str | None) -> list[float]:
-    """The finite costs of a metric (`Metric.cost`) in the evaluation at a checkpoint's step."""
+def _read_costs(saved: Checkpoint, name: str | None) -> list[float]:
+    """Reads the finite costs of a metric (`Metric.cost`) in the evaluation of a checkpoint."""
     try:
         metrics = saved.state()["evaluation"]
         costs = [Metric(**metric).cost for metric in metrics if metric["name"] == name]
@@ -132,7 +166,7 @@ def _costs(saved: Checkpoint, name: str | None) -> list[float]:
 
 
 def check_metric(name: str | None, metrics: list[Metric]) -> None:
-    """Refuses a `keep_best_by` that the evaluation does not have, or that has no direction."""
+    """Refuses a `keep_best_by` that the evaluation lacks, or that has no direction."""
     names = sorted(metric.name for metric in metrics if metric.better is not None)
     if name is not None and name not in names:
         raise ConfigurationError(

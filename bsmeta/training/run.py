@@ -17,11 +17,11 @@ from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.secrets import hide, redact
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.device_errors import explaining_device_errors
+from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, start
 from bsmeta.training.processes import Processes, close_device_groups
-from bsmeta.training.resuming import resume_point, resumes
+from bsmeta.training.resuming import find_resume_point, resumes
 from bsmeta.training.run_folder import (
     ENVIRONMENT,
     METRICS,
@@ -39,6 +39,7 @@ from bsmeta.training.watchdog import Watchdog
 
 UPLOAD_S = 3600.0
 """Time limit of an upload."""
+
 _UPLOAD = """
 import os
 import sys
@@ -77,19 +78,22 @@ def run(
     with refusal_in_status(config):
         accelerator = start(config, deepspeed_config, reshards)
     processes = Processes.of_group(accelerator.device)
+
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
         with refusal_in_status(config):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
         stop.leave = lambda name: _leave_start(config, watchdog, name)
+
         folder = RunFolder(Path(config.out_dir).resolve())
         resume = resumes(config, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
         )
         watchdog.run = folder
+
         with ProcessLog(processes.rank, processes.size) as folder.log:
             try:
-                with explaining_device_errors(config):
+                with explain_device_errors(config):
                     code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
             except Exception as error:
                 ending = watchdog.explain(explain_full_disk(error, folder.path))
@@ -98,6 +102,7 @@ def run(
                 if ending is error:
                     raise
                 raise ending from error
+
     close_device_groups()  # no longer watched: a rank that hangs must not change the status
     if config.push_to_hub and code == 0 and processes.is_main:
         push(folder.path, config.push_to_hub, watchdog.step, private=config.hub_private)
@@ -105,9 +110,15 @@ def run(
 
 
 def _train(
-    config: RunConfig, schedule: Schedule, task: Task, accelerator: Accelerator,
-    folder: RunFolder, watchdog: Watchdog, stop: StopRequest,
-) -> int:  # fmt: skip
+    config: RunConfig,
+    schedule: Schedule,
+    task: Task,
+    accelerator: Accelerator,
+    folder: RunFolder,
+    watchdog: Watchdog,
+    stop: StopRequest,
+) -> int:
+    """Resumes or begins the run, trains, exports the model, and returns the exit code."""
     processes = Processes.of_group(accelerator.device)
 
     def report(state: str, step: int, exit_code: int | None) -> None:
@@ -116,15 +127,24 @@ def _train(
 
     watchdog.enter("checking that all processes share out_dir")
     check_is_shared(folder.path, "out_dir", processes)
+
     watchdog.enter("looking for a checkpoint to resume from")
-    resume = resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
+    resume = find_resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
     report("running", watchdog.step, None)
+
     environment = folder.open_log(ENVIRONMENT) if processes.is_main else None
     if environment is not None:
-        described = describe_environment(processes.device)
-        start_of_run = {"step": watchdog.step, "processes": processes.size, "started": utc_now()}
-        environment.write({"event": "start", **start_of_run, **described})
+        environment.write(
+            {
+                "event": "start",
+                "step": watchdog.step,
+                "processes": processes.size,
+                "started": utc_now(),
+                **describe_environment(processes.device),
+            }
+        )
+
     watchdog.enter("building the model")
     trainer = Trainer(config, schedule, task, accelerator, folder, watchdog, stop)
     is_done = trainer.train(resume)
@@ -134,6 +154,7 @@ def _train(
         trainer.saver.export(folder.path / "model")
     if environment is not None:
         environment.write({"event": "end", "step": trainer.progress.step, "ended": utc_now()})
+
     code = 0 if is_done else EXIT_PREEMPTED
     if not is_done and processes.is_main:
         print(f"to continue: {resuming_command(sys.argv, processes.size)}")
@@ -142,28 +163,29 @@ def _train(
 
 
 def resuming_command(arguments: Sequence[str], processes: int) -> str:
-    """The command that continues this run.
+    """Returns the command that continues this run.
 
     Args:
         arguments: The command line of this process.
-        processes: The processes of the run: several are started by a launcher, whose own command
+        processes: Number of processes of the run: several are started by a launcher, whose command
             line is unknown here.
     """
-    replaced = ("resume_from_checkpoint_dir=", "overwrite_out_dir=")
-    kept = [argument for argument in arguments[1:] if not argument.startswith(replaced)]
-    kept.append("resume_from_checkpoint_dir=latest")
+    resuming = "resume_from_checkpoint_dir=latest"
     if processes > 1:
-        return f"the same launch, with {kept[-1]} (and without overwrite_out_dir)"
+        return f"the same launch, with {resuming} (and without overwrite_out_dir)"
+
     is_command = arguments[0].startswith("bsmeta ")
     program = arguments[0].split() if is_command else ["python", arguments[0]]
-    return shlex.join([*program, *kept])
+    replaced = ("resume_from_checkpoint_dir=", "overwrite_out_dir=")
+    unchanged = [argument for argument in arguments[1:] if not argument.startswith(replaced)]
+    return shlex.join([*program, *unchanged, resuming])
 
 
 def _leave_start(config: RunConfig, watchdog: Watchdog, name: str) -> int:
-    """Writes the status when a signal ends the start, perhaps because another rank has failed.
+    """Writes the status when a signal ends the start; returns the exit code.
 
-    When a rank is killed, by the kernel for want of memory or by a user, the launcher ends the
-    others with the same signal as a preemption does.
+    The signal may mean that another rank has failed: when a rank is killed, by the kernel for lack
+    of memory or by a user, the launcher ends the others with the same signal as a preemption.
     """
     failure = watchdog.failure_of_another()
     if watchdog.run is None:  # the folder is not locked, and may be another run's
@@ -198,28 +220,37 @@ def push(
 ) -> bool:
     """Uploads `model/` of a finished run; returns whether it succeeded, and never raises an error.
 
-    The run's `config.yaml` goes with a model that lacks a `metadata.yaml`: `predict.py` needs one
+    The run's `config.yaml` is uploaded with a model without `metadata.yaml`: `predict.py` needs one
     of the two beside the weights. A line `{"event": "push", …}` in `metrics.jsonl` records the
     upload, or why it failed.
 
     Args:
         repository: `owner/name`; created if it does not exist.
-        private: Whether a repository that is created can be read by its owner alone.
+        private: Whether only its owner can read a repository that is created.
     """
-    model, settings = run_folder / "model", run_folder / "config.yaml"
-    files = [] if (model / "metadata.yaml").exists() or not settings.exists() else [settings]
+    model = run_folder / "model"
+    run_config = run_folder / "config.yaml"
+    is_complete = (model / "metadata.yaml").exists() or not run_config.exists()
+    files = [] if is_complete else [run_config]
     problem = _upload(model, files, repository, private, timeout_s)
     if problem:
         logger.warning(
             "push_to_hub: the model is in %s, but not on the Hub: %s. To try again: "
-            "hf upload %s %s", model, problem, repository, model,
-        )  # fmt: skip
+            "hf upload %s %s",
+            model,
+            problem,
+            repository,
+            model,
+        )
     else:
         logger.info("push_to_hub: uploaded to %s", repository)
+
     event = {"event": "push", "step": step, "repository": repository, "pushed": not problem}
+    if problem:
+        event["problem"] = problem
     try:
         log = Log(run_folder / METRICS)
-        log.write({**event, "problem": problem} if problem else event)
+        log.write(event)
         log.close()
     except OSError as error:
         logger.warning("push_to_hub: %s could not be written: %s", METRICS, error)
@@ -231,25 +262,32 @@ def _upload(
 ) -> str:
     """Uploads in another process; returns the error message, "" on success.
 
-    The run stays done whatever the server does: refuses, fails, or does not respond for hours.
+    The run stays done even if the server refuses, fails, or does not respond for hours.
     """
     from huggingface_hub import get_token  # takes a second to import
 
-    hide(get_token())  # which may come from a file
+    hide(get_token())  # it may come from a file
+
     visibility = "private" if private else "public"
     # -P: nothing is imported from the working folder.
     command = [sys.executable, "-P", "-c", _UPLOAD, str(folder), repository, visibility]
     command += map(str, files)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        upload = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return f"given up after {timeout_s:g} seconds"
     except OSError as error:  # for example, not enough memory for another process
         return str(error)
-    if done.returncode == 0:
+
+    if upload.returncode == 0:
         return ""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return redact(lines[-1] if lines else f"exit code {done.returncode}")
+    lines = [line.strip() for line in upload.stderr.splitlines() if line.strip()]
+    return redact(lines[-1] if lines else f"exit code {upload.returncode}")

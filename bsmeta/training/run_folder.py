@@ -1,7 +1,7 @@
 """The folder of one run: its lock, its configuration, its status, and its logs across resumes.
 
-If it is deleted during the run, it is rebuilt. A deleted file exists until the last process closes
-it, so everything that was written to a log can be copied to a new file of the same name.
+If the folder is deleted during the run, it is rebuilt. A deleted file exists until the last process
+closes it, so the whole content of a log can be copied to a new file of the same name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -44,21 +44,22 @@ ENVIRONMENT = "environment.jsonl"
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
 _LOCK = ".lock"
 _OWNER = ".owner"  # names the process that holds the lock
-_READERS_S = 0.5  # a reader of the status holds the lock for a moment
+_LOCK_TIMEOUT_S = 0.5  # a reader of the status holds the lock for a moment
 _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
-_OF_REFUSED_STARTS = {_LOCK, _OWNER, STATUS}
+_FILES_OF_REFUSED_STARTS = {_LOCK, _OWNER, STATUS}
 
 logger = logging.getLogger(__name__)
 
 
 def read_events(metrics: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; the last line of a killed process may be truncated."""
+    """Reads the events of a `metrics.jsonl`, without truncated lines of killed processes."""
     with metrics.open(encoding="utf-8", errors="replace") as lines:
-        return [event for line in lines if (event := _read_line(line)) is not None]
+        events = map(_parse_event, lines)
+        return [event for event in events if event is not None]
 
 
-def _read_line(line: str) -> dict[str, Any] | None:
-    """A line of a log; None if it is truncated, or anything else."""
+def _parse_event(line: str) -> dict[str, Any] | None:
+    """Parses a line of a log; None if it is truncated or not a JSON object."""
     try:
         event = parse_json(line)
     except ValueError:
@@ -67,33 +68,36 @@ def _read_line(line: str) -> dict[str, Any] | None:
 
 
 def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
-    """The last `step` event and the last `eval` event that a run logged; skips truncated lines."""
-    found: dict[str, str] = {}
+    """Returns the last `step` event and the last `eval` event of a run; skips truncated lines."""
+    last_lines: dict[str, str] = {}
     if metrics.is_file():
         with metrics.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 for kind in ("step", "eval"):
                     if line.startswith(f'{{"event": "{kind}"') and line.endswith("}\n"):
-                        found[kind] = line
-    events = {kind: _read_line(line) for kind, line in found.items()}
+                        last_lines[kind] = line
+
+    events = {kind: _parse_event(line) for kind, line in last_lines.items()}
     return {kind: event for kind, event in events.items() if event is not None}
 
 
 def steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The steps with a loss, and the evaluations, of a `metrics.jsonl`."""
+    """Reads the steps with a loss, and the evaluations, of a `metrics.jsonl`."""
     events = read_events(metrics)
     steps = [event for event in events if event.get("event") == "step" and "loss" in event]
-    return steps, [event for event in events if event.get("event") == "eval"]
+    evaluations = [event for event in events if event.get("event") == "eval"]
+    return steps, evaluations
 
 
 def read_environments(out_dir: Path) -> list[dict[str, Any]]:
-    """The starts of a run, in order: `describe_environment`, `step`, `started` and `ended`.
+    """Reads the starts of a run, in order: `describe_environment`, `step`, `started` and `ended`.
 
-    `ended` is None if the process died. Empty for a run that is older than the record.
+    `ended` is None if the process died. The list is empty for a run older than `ENVIRONMENT`.
     """
     starts: list[dict[str, Any]] = []
     if not (out_dir / ENVIRONMENT).exists():
         return starts
+
     for event in read_events(out_dir / ENVIRONMENT):
         values = {name: value for name, value in event.items() if name != "event"}
         if event.get("event") == "start":
@@ -108,10 +112,15 @@ def write_status(
 ) -> str:
     """Writes `status.json` atomically; a launch script reads it to decide about requeueing.
 
-    The state is `running`, `done`, `preempted` or `failed`. Returns the content of the file.
+    Args:
+        state: `running`, `done`, `preempted` or `failed`.
+
+    Returns:
+        The content of the file.
     """
     value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
     text = json.dumps(value) + "\n"
+
     out_dir.mkdir(parents=True, exist_ok=True)
     try:
         write_text(out_dir / STATUS, text)
@@ -122,17 +131,21 @@ def write_status(
 
 
 def _overwrite(file: Path, text: str) -> bool:
-    """Writes over the content of a file, which takes no room on a full disk; whether it worked.
+    """Overwrites the content of a file in place, which takes no space on a full disk.
 
-    A message that is too long for the room of the file is cut.
+    A message that is too long for the blocks of the file is cut.
+
+    Returns:
+        Whether the content fits.
     """
-    room = file.stat().st_blocks * 512 if file.exists() else 0
+    allocated_bytes = file.stat().st_blocks * 512 if file.exists() else 0
     value = json.loads(text)
-    while len(text.encode()) > room and value["message"]:
+    while len(text.encode()) > allocated_bytes and value["message"]:
         value["message"] = value["message"][: len(value["message"]) // 2]
         text = json.dumps(value) + "\n"
-    if len(text.encode()) > room:
+    if len(text.encode()) > allocated_bytes:
         return False
+
     with open(file, "r+b") as stream:
         stream.write(text.encode())
         stream.truncate()
@@ -140,7 +153,7 @@ def _overwrite(file: Path, text: str) -> bool:
 
 
 def read_status(out_dir: Path) -> dict[str, Any]:
-    """The content of `status.json`; `running` only while a process holds the folder's lock.
+    """Reads `status.json`; the state is `running` only while a process holds the folder's lock.
 
     A killed process leaves `running` in the file: its state is `failed`, without an exit code.
 
@@ -151,6 +164,7 @@ def read_status(out_dir: Path) -> dict[str, Any]:
     status = parse_json((out_dir / STATUS).read_text(encoding="utf-8"))
     if not isinstance(status, dict):
         raise ValueError("expected a JSON object")
+
     if status.get("state") == "running" and not _is_held(out_dir):
         ended = "the process ended without writing its status: it was killed, or its machine failed"
         status |= {"state": "failed", "message": ended}
@@ -158,10 +172,10 @@ def read_status(out_dir: Path) -> dict[str, Any]:
 
 
 def _is_held(out_dir: Path) -> bool:
-    """Whether a process holds the lock of a run folder; true if that cannot be found out."""
+    """Whether a process holds the lock of a run folder; true if this cannot be determined."""
     try:
         with open(out_dir / _LOCK, "rb") as file:
-            # Shared, so that several readers do not take each other for the run.
+            # Shared, so that a reader does not mistake another reader for the run.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -173,10 +187,10 @@ def _is_held(out_dir: Path) -> bool:
 def write_refusal(out_dir: Path, message: str) -> None:
     """Records in `status.json` that a run was refused before it began (exit code 2).
 
-    Otherwise the status of an earlier run would be mistaken for that of this one. A finished run, a
-    run in progress in the folder, and a folder that no run created are left unchanged.
+    Otherwise the status of an earlier run would be mistaken for the status of this one. A finished
+    run, a run in progress in the folder, and a folder that no run created are left unchanged.
     """
-    _write_of_start(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
+    _write_in_unused(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
 
 
 @contextmanager
@@ -192,9 +206,10 @@ def refusal_in_status(config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _write_of_start(out_dir: Path, write: Callable[[], object]) -> None:
+def _write_in_unused(out_dir: Path, write: Callable[[], object]) -> None:
+    """Calls `write` under the lock of the folder, unless a run uses it or has finished there."""
     try:
-        if _foreign(out_dir) or _is_done(out_dir):
+        if _list_foreign(out_dir) or _is_done(out_dir):
             return
         out_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(out_dir / _LOCK, timeout=0):
@@ -208,10 +223,10 @@ def _write_of_start(out_dir: Path, write: Callable[[], object]) -> None:
 def note_early_stop(out_dir: Path, name: str) -> int:
     """Records that a signal ended a run before it had locked its folder; returns the exit code.
 
-    What `write_refusal` leaves unchanged is left unchanged here as well.
+    The same folders are left unchanged as by `write_refusal`.
     """
     if rank() == 0:
-        _write_of_start(out_dir, lambda: write_stopped_start(out_dir, name))
+        _write_in_unused(out_dir, lambda: write_stopped_start(out_dir, name))
     return EXIT_PREEMPTED
 
 
@@ -228,18 +243,23 @@ class RunFolder:
 
     If it is deleted during the run, the next write of rank 0 rebuilds it: the lock, the small files
     and everything logged so far. Other ranks restore their logs when they next call `share`; until
-    then their lines go to the deleted files, from which they are restored. Only the earlier
-    checkpoints are lost.
+    then they write their lines to the deleted files, from which the logs are restored. Only the
+    earlier checkpoints are lost.
+
+    Attributes:
+        log: The log of this process, which is restored with the folder.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.log: ProcessLog | None = None  # of this process; restored with the folder
+        self.log: ProcessLog | None = None
+
         self._lock = FileLock(path / _LOCK)
-        self._lock_file: tuple[int, int] | None = None  # its identity, in the process that holds it
+        self._lock_identity: _FileIdentity | None = None  # only in the process that holds the lock
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}\n"
-        self._owner_file: tuple[int, int] | None = None  # its identity, likewise
+        self._owner_identity: _FileIdentity | None = None
         self._directory = -1  # kept open, so that no other folder gets its inode
+
         self._texts: dict[str, str] = {}  # the small files, by name
         self._logs: list[Log] = []
         self._rebuilt = False  # since the last call of `share`
@@ -254,38 +274,43 @@ class RunFolder:
                 if it is not writable.
         """
         try:
-            self._take(resume=resume, overwrite=overwrite)
-            checkpoint.clean(self.path)
+            self._claim(resume=resume, overwrite=overwrite)
+            checkpoint.remove_leftovers(self.path)
             if not (self.path / CONFIG).exists():
                 write_text(self.path / CONFIG, to_yaml(config))
-            self._hold()
+            self._mark_as_held()
         except OSError as error:
             raise ConfigurationError(
                 f"out_dir: {self.path} cannot be used: {error.strerror or error}; expected a "
                 "folder that can be written, or a new name"
             ) from error
 
-    def _take(self, *, resume: bool, overwrite: bool) -> None:
+    def _claim(self, *, resume: bool, overwrite: bool) -> None:
+        """Checks that this run may use the folder, locks it, and deletes an earlier run in it."""
         checkpoints = checkpoint.list_checkpoints(self.path)
-        foreign = _foreign(self.path)
+        foreign = _list_foreign(self.path)
         if foreign and not (resume and checkpoints):  # copied checkpoints may be resumed
             raise ConfigurationError(
-                f"out_dir: {self.path} holds {_listed(foreign)}, and no {MARK} of an earlier run; "
+                f"out_dir: {self.path} holds {_shorten(foreign)}, and no {MARK} of an earlier run; "
                 "expected a new or empty folder, or that of a run, because overwrite_out_dir=true "
                 "deletes all of it. Choose another out_dir, or move these files"
             )
+
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire(timeout=_READERS_S, poll_interval=0.05)
+            self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.05)
         except Timeout:
             raise ConfigurationError(
                 f"out_dir: {self.path} is held by another run that is in progress; choose another "
                 "folder for this one"
             ) from None
+
         if not foreign and not (self.path / MARK).exists():
             (self.path / MARK).write_text(_MARK_TEXT)
         self.remember(MARK)
-        if (checkpoints or (self.path / METRICS).exists()) and not resume:
+
+        has_earlier_run = bool(checkpoints) or (self.path / METRICS).exists()
+        if has_earlier_run and not resume:
             if not overwrite:
                 resuming = "Resume it (resume_from_checkpoint_dir=latest), replace"
                 raise ConfigurationError(
@@ -302,11 +327,13 @@ class RunFolder:
         """
         self.keep()
         checkpoint.set_aside_newer(self.path, step)
+
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
-            if file.exists():  # drop what was logged after this step: those steps are repeated
+            if file.exists():  # drop the lines after this step, because its steps are repeated
                 lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-                kept = [line for line in lines if _is_before(line, step)]
-                write_text(file, "".join(line + "\n" for line in kept))
+                lines_until_step = [line for line in lines if _is_until(line, step)]
+                write_text(file, "".join(line + "\n" for line in lines_until_step))
+
         write_text(self.path / CONFIG, to_yaml(config))
         self.remember(CONFIG)
 
@@ -317,7 +344,10 @@ class RunFolder:
         return log
 
     def remember(self, name: str) -> None:
-        """Restores this small file, as it is now, with the folder; ignored if it does not exist."""
+        """Remembers the current content of a small file, to restore it with the folder.
+
+        A file that does not exist is ignored.
+        """
         with suppress(FileNotFoundError):
             self._texts[name] = (self.path / name).read_text(encoding="utf-8", errors="replace")
 
@@ -333,7 +363,7 @@ class RunFolder:
         """Rebuilds the folder if it was deleted, with the logs of all ranks; all call it together.
 
         Returns:
-            Whether it was rebuilt since the last call: then its checkpoints are gone.
+            Whether it was rebuilt since the last call, and its checkpoints are therefore gone.
 
         Raises:
             TrainingError: If another run has taken its place.
@@ -341,7 +371,8 @@ class RunFolder:
 
         def keep() -> bool:
             self.keep()
-            rebuilt, self._rebuilt = self._rebuilt, False
+            rebuilt = self._rebuilt
+            self._rebuilt = False
             return rebuilt
 
         rebuilt = processes.on_main(keep)
@@ -356,22 +387,24 @@ class RunFolder:
             TrainingError: If another run has taken its place.
         """
         with self._access:
-            if self._lock_file is None:
+            if self._lock_identity is None:
                 return
+
             try:
-                replaced = _identity(self.path / _LOCK) != self._lock_file
-                taken_by = None if replaced else self._other_owner()
+                is_lock_gone = _identify(self.path / _LOCK) != self._lock_identity
+                other_owner = None if is_lock_gone else self._other_owner()
             except OSError:
                 return
-            if taken_by is not None:
+            if other_owner is not None:
                 raise TrainingError(
-                    f"out_dir: {self.path} is also used by the run of {taken_by}, which the lock "
-                    "did not keep out: its file system has no locks between machines. Nothing more "
-                    "was written. Give each run an out_dir of its own; what both have logged is "
-                    "mixed since the later one began"
+                    f"out_dir: {self.path} is also used by the run of {other_owner}, which the "
+                    "lock did not keep out: its file system has no locks between machines. Nothing "
+                    "more was written. Give each run an out_dir of its own; what both have logged "
+                    "is mixed since the later one began"
                 )
+
             try:
-                if replaced:
+                if is_lock_gone:
                     self._lock_again()
                 for name, text in self._texts.items():
                     if not (self.path / name).exists():
@@ -379,70 +412,83 @@ class RunFolder:
                 restored = self._restore_logs()
             except FileNotFoundError:  # it is being deleted now: the next write tries again
                 return
-            if replaced or restored:
+
+            if is_lock_gone or restored:
                 self._rebuilt = True
                 logger.warning(
                     "out_dir: %s was deleted during the run; it was rebuilt with everything logged "
-                    "so far, but the earlier checkpoints are lost", self.path,
-                )  # fmt: skip
+                    "so far, but the earlier checkpoints are lost",
+                    self.path,
+                )
 
     def is_replaced(self) -> bool:
         """Whether the folder belongs to another run now."""
-        if self._lock_file is None:
+        if self._lock_identity is None:
             return False
         with suppress(OSError):
-            present = _identity(self.path / _LOCK)
-            if present == self._lock_file:
+            current_lock = _identify(self.path / _LOCK)
+            if current_lock == self._lock_identity:
                 return self._other_owner() is not None
-            return present is not None
+            return current_lock is not None
         return False
 
     def _other_owner(self) -> str | None:
-        """The process, on whatever machine, that has opened the folder after this one; or None.
+        """Describes the process that has opened the folder after this one, if any.
 
-        On some network file systems, a lock only holds on one machine.
+        It may run on another machine: on some network file systems, a lock only holds on one.
         """
-        owner_file = _identity(self.path / _OWNER)
-        if owner_file in (None, self._owner_file):
+        owner_identity = _identify(self.path / _OWNER)
+        if owner_identity in (None, self._owner_identity):
             return None
+
         owner = (self.path / _OWNER).read_text(encoding="utf-8", errors="replace")
         if owner == self._owner:
-            self._owner_file = owner_file  # written again with the folder
+            self._owner_identity = owner_identity  # written again with the folder
             return None
         return owner.partition(",")[0]
 
     def _restore_logs(self) -> bool:
-        own = [] if self.log is None or self.log.file is None else [self.log.file]
-        restored = [log.restore() for log in (*self._logs, *own)]
+        """Restores the deleted logs of this process; returns whether there were any."""
+        logs = list(self._logs)
+        if self.log is not None and self.log.file is not None:
+            logs.append(self.log.file)
+        restored = [log.restore() for log in logs]
         return any(restored)
 
     def _lock_again(self) -> None:
-        held = os.fstat(self._directory)
-        is_new = _identity(self.path) != (held.st_dev, held.st_ino)
+        """Locks the folder after its lock was deleted, alone or with the folder.
+
+        Raises:
+            TrainingError: If the folder now belongs to another run.
+        """
+        status = os.fstat(self._directory)
+        is_new = _identify(self.path) != _FileIdentity(status.st_dev, status.st_ino)
         if is_new and (self.path / MARK).exists():
-            raise self._taken()
-        if is_new and _foreign(self.path):  # the user's own files, which may never be deleted
+            raise self._replaced_error()
+        if is_new and _list_foreign(self.path):  # files of the user, which may never be deleted
             self._texts.pop(MARK, None)
+
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / _LOCK, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise self._taken() from None
+            raise self._replaced_error() from None
         self._lock = lock
-        self._hold()
+        self._mark_as_held()
 
-    def _hold(self) -> None:
+    def _mark_as_held(self) -> None:
+        """Records that this process holds the folder, here and in the folder."""
         if self._directory >= 0:
             os.close(self._directory)
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        self._lock_file = _identity(self.path / _LOCK)
+        self._lock_identity = _identify(self.path / _LOCK)
 
         write_text(self.path / _OWNER, self._owner)
-        self._owner_file = _identity(self.path / _OWNER)
+        self._owner_identity = _identify(self.path / _OWNER)
         self._texts[_OWNER] = self._owner
 
-    def _taken(self) -> TrainingError:
+    def _replaced_error(self) -> TrainingError:
         return TrainingError(
             f"out_dir: {self.path} was replaced during the run: the folder there is now that of "
             "another run, or a copy of this one, and nothing was written to it. Start this run "
@@ -450,13 +496,19 @@ class RunFolder:
         )
 
     def _empty(self) -> None:
+        """Deletes the content of the folder, except its lock and its mark.
+
+        Raises:
+            ConfigurationError: If it contains folders of other runs.
+        """
         others = [mark.parent for mark in self.path.rglob(MARK) if mark.parent != self.path]
         if others:
             raise ConfigurationError(
-                f"overwrite_out_dir: {self.path} also holds {_listed([*map(str, others)])}, which "
+                f"overwrite_out_dir: {self.path} also holds {_shorten([*map(str, others)])}, which "
                 "belong to other runs; expected one run. Delete or move them, or choose another "
                 "out_dir"
             )
+
         for entry in self.path.iterdir():
             if entry.name in (_LOCK, MARK):
                 continue
@@ -466,10 +518,10 @@ class RunFolder:
                 entry.unlink()
 
 
-def _foreign(out_dir: Path) -> list[str]:
+def _list_foreign(out_dir: Path) -> list[str]:
     """Lists the entries of a folder that no run created; [] for a run folder or a missing one."""
     names = {entry.name for entry in out_dir.iterdir()} if out_dir.exists() else set()
-    return [] if MARK in names else sorted(names - _OF_REFUSED_STARTS)
+    return [] if MARK in names else sorted(names - _FILES_OF_REFUSED_STARTS)
 
 
 def _is_done(out_dir: Path) -> bool:
@@ -479,24 +531,34 @@ def _is_done(out_dir: Path) -> bool:
         return False
 
 
-def _listed(names: list[str], limit: int = 3) -> str:
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+def _shorten(names: list[str], limit: int = 3) -> str:
+    """Lists the first names, and the number of the others."""
+    num_others = len(names) - limit
+    others = f" and {num_others} more" if num_others > 0 else ""
+    return ", ".join(names[:limit]) + others
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a file; None if there is none.
+class _FileIdentity(NamedTuple):
+    """Identifies a file or folder even if another one takes its name."""
 
-    Raises an OSError if a network file system does not respond, for example.
+    device: int
+    inode: int
+
+
+def _identify(path: Path) -> _FileIdentity | None:
+    """Returns the identity of a file; None if it does not exist.
+
+    Raises:
+        OSError: For example, if a network file system does not respond.
     """
     try:
         status = path.stat()
     except FileNotFoundError:
         return None
-    return status.st_dev, status.st_ino
+    return _FileIdentity(status.st_dev, status.st_ino)
 
 
-def _is_before(line: str, step: int) -> bool:
+def _is_until(line: str, step: int) -> bool:
     """Whether a logged line is complete and belongs to a step up to `step`."""
     try:
         return int(parse_json(line)["step"]) <= step
@@ -507,7 +569,8 @@ def _is_before(line: str, step: int) -> bool:
 class Log:
     """A text file, flushed after every line, so that a killed process loses no line.
 
-    `keep_folder` first rebuilds its folder if that was deleted.
+    Args:
+        keep_folder: Called before each line; rebuilds a deleted folder.
     """
 
     def __init__(self, path: Path, keep_folder: Callable[[], object] = lambda: None) -> None:
@@ -517,7 +580,7 @@ class Log:
         self._access = threading.RLock()  # the thread of an asynchronous save may restore it
 
     def write(self, value: dict[str, Any]) -> None:
-        """Writes a line of JSON, null for NaN and infinity, and ? for half a surrogate pair."""
+        """Writes a line of JSON; null replaces NaN and infinity, ? half a surrogate pair."""
         text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
         plain = json.loads(text, parse_constant=lambda _: None)
         self.append(redact(json.dumps(plain)))
@@ -531,17 +594,20 @@ class Log:
     def restore(self) -> bool:
         """Writes the file again with all its lines if it was deleted; returns whether it was.
 
-        Raises a FileNotFoundError if its folder does not exist.
+        Raises:
+            FileNotFoundError: If its folder does not exist.
         """
         with self._access:
             if self._stream.closed or self._path.exists():
                 return False
+
             content = b""
             with suppress(OSError):  # a network file system may have lost the deleted file
                 self._stream.seek(0)
                 content = self._stream.read()
-            with replacing(self._path) as part:
-                part.write_bytes(content)
+            with replacing(self._path) as temporary:
+                temporary.write_bytes(content)
+
             restored = self._path.open("a+b")
             with suppress(OSError):
                 self._stream.close()
@@ -559,9 +625,9 @@ class Log:
 class ProcessLog(logging.Handler):
     """The log of a process, `log-rank{r}.txt` in the run folder, across resumes.
 
-    It has everything that the process logs, also what ranks other than 0 do not print. The folder
-    of a refused start stays as it is: lines are held back until the checks have passed. Used as a
-    context, it also records the error that ends the process.
+    It has all records that the process logs, also those that ranks other than 0 do not print. The
+    folder of a refused start stays unchanged: lines are held back until the checks have passed.
+    Used as a context, it also records the error that ends the process.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -573,16 +639,19 @@ class ProcessLog(logging.Handler):
         self.file: Log | None = None
 
     def open(self, folder: Path) -> None:
-        """Begins to write, with the lines so far."""
+        """Opens the file, and writes the lines that were held back."""
         name = f"log-rank{self._rank}.txt"
         try:
             self.file = Log(folder / name)
         except OSError as error:
             logger.warning("%s cannot be written: %s", name, error)
             return
-        host, process = socket.gethostname(), os.getpid()
-        first = f"rank {self._rank} of {self._world_size} on {host}, process {process}"
-        for line in (first, *self._held_back):
+
+        self._write(
+            f"rank {self._rank} of {self._world_size} on {socket.gethostname()}, "
+            f"process {os.getpid()}"
+        )
+        for line in self._held_back:
             self._write(line)
         self._held_back.clear()
 
@@ -605,9 +674,17 @@ class ProcessLog(logging.Handler):
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            trace = (type(error), error, error.__traceback__)
-            values = (logger.name, logging.ERROR, __file__, 0, "the run ends:", (), trace)
-            self.handle(logging.LogRecord(*values))
+            record = logging.LogRecord(
+                name=logger.name,
+                level=logging.ERROR,
+                pathname=__file__,
+                lineno=0,
+                msg="the run ends:",
+                args=(),
+                exc_info=(type(error), error, error.__traceback__),
+            )
+            self.handle(record)
+
         logging.getLogger().removeHandler(self)
         if self.file is not None:
             with suppress(OSError):

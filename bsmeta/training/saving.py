@@ -1,4 +1,4 @@
-"""Saves: what goes into a checkpoint, and when it is written; `retention` deletes old ones.
+"""Saves checkpoints: their content, and when it is written; `retention` deletes old ones.
 
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
 FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
@@ -30,7 +30,7 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.models.pretrained import record_tokenizer
 from bsmeta.training import checkpoint
-from bsmeta.training.checkpoint import Checkpoint, problems
+from bsmeta.training.checkpoint import Checkpoint, list_faults
 from bsmeta.training.disk_space import check_room, explain_full_disk
 from bsmeta.training.engine import Engine, Snapshot
 from bsmeta.training.generators import capture_rng, write_rng
@@ -39,9 +39,26 @@ from bsmeta.training.retention import Retention
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Exports, Task
 
-# Before each further attempt at a save during which the run folder is deleted: the deletion of a
-# large folder takes a while, and takes along what is written into it meanwhile.
+# Seconds before each further attempt at a save during which the run folder is deleted. Deleting a
+# large folder takes a while, and also deletes files that are written to it meanwhile.
 _PAUSES = (0.1, 1.0, 10.0)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """Contents of a checkpoint that rank 0 writes, besides the state of the engine.
+
+    Attributes:
+        step: The step after which it is saved.
+        generators: States of the random number generators, by rank.
+        trainer_state: Content of `trainer_state.json`.
+        data_state: Content of `data_state.json`.
+    """
+
+    step: int
+    generators: list[dict[str, Any]]
+    trainer_state: dict[str, Any]
+    data_state: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,8 +66,8 @@ class Saved:
     """A committed checkpoint.
 
     Attributes:
-        seconds: How long it took to write.
-        loop_seconds: How long the loop waited for it.
+        seconds: Time to write it.
+        loop_seconds: Time that the loop waited for it.
     """
 
     checkpoint: Checkpoint
@@ -62,7 +79,7 @@ class Saver:
     """Writes the checkpoints of a run. All ranks call `save` and `finish` together.
 
     Attributes:
-        retention: Deletes old ones after each save (rank 0).
+        retention: Deletes old checkpoints after each save (rank 0).
     """
 
     def __init__(
@@ -80,7 +97,11 @@ class Saver:
         self._finished: queue.SimpleQueue[Saved] = queue.SimpleQueue()
 
     def save(self, step: int, state: dict[str, Any], data: dict[str, Any]) -> None:
-        """Saves the state of engine and generators, and these states of trainer and data.
+        """Saves the state of engine and generators, and the given states of trainer and data.
+
+        Args:
+            state: State of the trainer.
+            data: State of the data.
 
         Raises:
             DataError: If there is not enough disk space; the previous checkpoint is kept.
@@ -93,28 +114,44 @@ class Saver:
             check_room(self._run.path, with_model=self._exports(step))
 
         self._processes.on_main(prepare)
-        generators = self._processes.gather(capture_rng(self._processes.device))
-        write = partial(self._write, step, generators, state, data, began)
+        contents = self._collect_contents(step, state, data)
+        write = partial(self._write, contents, began)
+
         if not self._config.async_save:
-            now = Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
-            self._attempt(step, now, write)
+            self._write_with_retries(step, self._live_state(), write)
             return
+
         copy = self._engine.snapshot()
         if copy is not None:
             write_copy = partial(write, loop_seconds=time.perf_counter() - began)
-            self._saving = self._writer.submit(self._attempt, step, copy, write_copy)
+            self._saving = self._writer.submit(self._write_with_retries, step, copy, write_copy)
+
+    def _collect_contents(
+        self, step: int, trainer_state: dict[str, Any], data_state: dict[str, Any]
+    ) -> _Contents:
+        """Adds the states of the generators of all ranks. All ranks call it."""
+        generators = self._processes.gather(capture_rng(self._processes.device))
+        return _Contents(step, generators, trainer_state, data_state)
+
+    def _live_state(self) -> Snapshot:
+        """Returns the state of the engine itself, for a synchronous save."""
+        return Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
 
     def _exports(self, step: int) -> bool:
         return isinstance(self._task, Exports) and exports_model(self._config, step)
 
-    def _attempt(self, step: int, source: Snapshot, write: Callable[[Snapshot], None]) -> None:
+    def _write_with_retries(
+        self, step: int, source: Snapshot, write: Callable[[Snapshot], None]
+    ) -> None:
         """Calls `write`, and again after each pause if the run folder is deleted meanwhile.
 
-        Several ranks cannot begin again: they do not notice the deletion at the same point.
+        Several ranks do not retry: they do not notice the deletion at the same point.
         """
-        final = self._run.path / checkpoint.name(step)
+        final = self._run.path / checkpoint.folder_name(step)
         folder = checkpoint.temporary_folder(self._run.path, step)
-        for pause in (*(_PAUSES if source.processes.size == 1 else ()), None):
+        pauses = _PAUSES if source.processes.size == 1 else ()
+
+        for pause in (*pauses, None):
             try:
                 write(source)
                 return
@@ -130,63 +167,73 @@ class Saver:
                     if explanation is error:
                         raise  # `raise error from error` would make the error its own cause
                     raise explanation from error
+
                 time.sleep(pause)
                 self._run.keep()
 
     def _write(
-        self, step: int, generators: list[dict[str, Any]], state: dict[str, Any],
-        data: dict[str, Any], began: float, source: Snapshot, *, loop_seconds: float | None = None,
-    ) -> None:  # fmt: skip
-        committed = self._write_checkpoint(self._run.path, step, generators, state, data, source)
+        self,
+        contents: _Contents,
+        began: float,
+        source: Snapshot,
+        *,
+        loop_seconds: float | None = None,
+    ) -> None:
+        """Writes a checkpoint of the run, deletes old ones, and records the time it took.
 
-        def note(saved: Checkpoint) -> None:
+        Args:
+            began: When the save began, by `time.perf_counter`.
+            loop_seconds: Time that the loop waited; None: until the save is complete.
+        """
+        committed = self._write_checkpoint(self._run.path, contents, source)
+
+        def record() -> None:
             seconds = time.perf_counter() - began
-            self.retention.prune(saved)
-            self._run.write_status("running", step, None)
+            self.retention.prune(committed)
+            self._run.write_status("running", contents.step, None)
             waited = seconds if loop_seconds is None else loop_seconds
-            self._finished.put(Saved(saved, seconds, waited))
+            self._finished.put(Saved(committed, seconds, waited))
 
-        source.processes.on_main(lambda: note(committed))
+        source.processes.on_main(record)
 
-    def _write_checkpoint(
-        self, out_dir: Path, step: int, generators: list[dict[str, Any]], state: dict[str, Any],
-        data: dict[str, Any], source: Snapshot,
-    ) -> Checkpoint:  # fmt: skip
+    def _write_checkpoint(self, out_dir: Path, contents: _Contents, source: Snapshot) -> Checkpoint:
         """Writes and commits a checkpoint in a folder; all of the source's processes call it."""
-        writer = checkpoint.Writer(out_dir, step, source.processes)
+        writer = checkpoint.Writer(out_dir, contents.step, source.processes)
         source.write(writer.folder / "state")
-        weights = source.weights(writer.folder / "state") if self._exports(step) else None
+        weights = None
+        if self._exports(contents.step):
+            weights = source.weights(writer.folder / "state")
 
-        def write_rest() -> None:
-            for rank, states in enumerate(generators):
+        def write_contents() -> None:
+            for rank, states in enumerate(contents.generators):
                 write_rng(states, writer.folder, rank)
             if weights is not None:
                 self._export(weights, writer.folder / "model")
-            writer.write_json(checkpoint.DATA, data)
-            writer.write_json(checkpoint.STATE, state)
+            writer.write_json(checkpoint.DATA, contents.data_state)
+            writer.write_json(checkpoint.STATE, contents.trainer_state)
             (writer.folder / checkpoint.CONFIG).write_text(to_yaml(self._config))
 
-        source.processes.on_main(write_rest)
+        source.processes.on_main(write_contents)
         return writer.commit()
 
     @contextmanager
-    def rehearsed(self, state: dict[str, Any], data: dict[str, Any]) -> Iterator[Checkpoint]:
-        """A checkpoint of step 0, as the first save will write it, removed afterwards.
+    def rehearse(self, state: dict[str, Any], data: dict[str, Any]) -> Iterator[Checkpoint]:
+        """Writes a checkpoint of step 0 like the first save, and removes it afterwards.
 
-        All ranks call it, and load the checkpoint together. What would fail only at the first save,
-        hours later, fails here: a folder that not all can write, a full disk, a model that cannot
-        be written or read.
+        All ranks call it, and load the checkpoint together. Problems that would otherwise end the
+        run at its first save, hours later, end it here: a folder that not all ranks can write, a
+        full disk, a model that cannot be written or read.
 
         Raises:
-            CheckpointError: If a file has not the content that was written.
+            CheckpointError: If the content of a file differs from the written one.
         """
         folder = self._run.path / checkpoint.REHEARSAL
         try:
             self._processes.on_main(folder.mkdir)
-            generators = self._processes.gather(capture_rng(self._processes.device))
-            source = Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
-            saved = self._write_checkpoint(folder, 0, generators, state, data, source)
-            faults = problems(saved, self._processes)
+            contents = self._collect_contents(0, state, data)
+            saved = self._write_checkpoint(folder, contents, self._live_state())
+
+            faults = list_faults(saved, self._processes)
             if faults:
                 raise CheckpointError("a save before the first step: " + "\n".join(faults))
             yield saved
@@ -212,17 +259,19 @@ class Saver:
         if self._saving is not None:
             wait([self._saving])
 
-    def finished(self) -> list[Saved]:
+    def take_finished(self) -> list[Saved]:
         """Returns the saves that were committed since the last call (rank 0)."""
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def export(self, folder: Path) -> None:
         """Replaces `folder` with the model and its manifest; all ranks call it.
 
-        The model is that of `best`, or else the current one, unless the task replaces it.
+        This is the model of the checkpoint `best`, or else the current one, unless the task
+        replaces it.
         """
         if not isinstance(self._task, Exports):
             return
+
         temporary = folder.with_name(f".tmp-{folder.name}")
         best = self.best()
         weights = self._engine.weights() if best is None else {}
@@ -233,19 +282,26 @@ class Saver:
                 self._export(weights, temporary)
             else:
                 shutil.copytree(best.folder / "model", temporary)
+
             with opaque_work():
                 self._task.complete(temporary)
             record_tokenizer(temporary)
             write_model_manifest(temporary)
             follow_umask(temporary)
+
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
 
         self._processes.on_main(replace)
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint that `export_best` exports; None: the last model. All ranks call it."""
-        return self._processes.on_main(self.retention.best) if self._config.export_best else None
+        """Returns the checkpoint that `export_best` exports; None: the last model.
+
+        All ranks call it.
+        """
+        if not self._config.export_best:
+            return None
+        return self._processes.on_main(self.retention.best)
 
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model for `from_pretrained` (rank 0)."""

@@ -1,7 +1,7 @@
-"""Whether a folder that all ranks must share is one folder.
+"""Checks that a folder is shared by all ranks.
 
-On machines that do not share `out_dir`, a path leads to a folder of its own on each, and nothing
-would go wrong until the first checkpoint, hours later.
+On machines that do not share `out_dir`, the same path names a different folder on each, and nothing
+would fail until the first checkpoint, hours later.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should 
     from bsmeta.training.processes import Processes
 
 TOKEN = ".shared-folder-"
+"""Prefix of the file that rank 0 writes for the check."""
 
 _WAIT_S = 10.0  # a network file system may show a new file on other machines only after a while
 _PAUSE_S = 0.2
-_SHOWN = 5  # ranks in a message
+_RANKS_SHOWN = 5  # in a message
 
 
 class _Sight(NamedTuple):
-    """What a rank sees of the folder of rank 0."""
+    """Whether a rank sees the file of rank 0, and where it looked."""
 
     rank: int
     host: str
@@ -47,24 +48,28 @@ def check_is_shared(folder: Path, key: str, processes: Processes) -> None:
     """
     if processes.size == 1:
         return
+
     token = folder / f"{TOKEN}{secrets.token_hex(8)}"
     name, content = processes.on_main(lambda: _write_token(token))
     is_shared = _sees(folder / name, content)
     sights = processes.gather(_Sight(processes.rank, socket.gethostname(), str(folder), is_shared))
     if processes.is_main:
         token.unlink(missing_ok=True)
+
     others = [sight for sight in sights if not sight.is_shared]
     if not others:
         return
     first = sights[0]
-    listed = "; ".join(
-        f"rank {sight.rank} on {sight.host} has {sight.path}" for sight in others[:_SHOWN]
-    )
-    more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    descriptions = [
+        f"rank {sight.rank} on {sight.host} has {sight.path}" for sight in others[:_RANKS_SHOWN]
+    ]
+    if len(others) > _RANKS_SHOWN:
+        descriptions.append(f"and {len(others) - _RANKS_SHOWN} more")
+    sights_of_others = "; ".join(descriptions)
     raise ConfigurationError(
         f"{key}: not all processes share one folder: rank 0 on {first.host} has {first.path} and "
         f"wrote a file there, which {len(others)} of {processes.size} ranks do not find: "
-        f"{listed}{more}. Expected a folder on a file system that all machines share (such as "
+        f"{sights_of_others}. Expected a folder on a file system that all machines share (such as "
         f"NFS or Lustre), named by an absolute path: a relative one depends on the working folder "
         f"of each process"
     )
@@ -78,15 +83,15 @@ def _write_token(token: Path) -> tuple[str, str]:
 
 
 def _sees(file: Path, content: str) -> bool:
-    """Whether a file has this content, or soon will have."""
-    until = time.monotonic() + _WAIT_S
+    """Whether a file has this content now or within `_WAIT_S`."""
+    deadline = time.monotonic() + _WAIT_S
     while True:
         try:
-            os.listdir(file.parent)  # makes an NFS client look at the folder again
+            os.listdir(file.parent)  # makes an NFS client refresh the folder
             if file.read_text() == content:
                 return True
         except OSError:
             pass
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE_S)

@@ -5,10 +5,10 @@ over ranks and micro-batches: the sum of losses is divided by the number of targ
 DeepSpeed reduces gradients inside the backward pass, so that number must be known before it. The
 next step's data is therefore fetched while the device still computes this one, and its number of
 targets is summed in the same all-reduce as the losses: one collective per step besides the
-gradient's.
+reduction of the gradient.
 
-Nothing waits for the device but `ReducedStats.read`, which the loop calls later, while the device
-is busy with the next step.
+Only `ReducedStats.read` waits for the device; the loop calls it later, while the device is busy
+with the next step.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ from bsmeta.training.profile import Profile
 from bsmeta.training.saving import Saver
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task
-from bsmeta.training.watchdog import Watchdog, report_of, reported_error
+from bsmeta.training.watchdog import Watchdog, make_report, rebuild_error
 
 
 @dataclass(frozen=True)
 class _Fetched:
-    """The next step's data, being copied to the device or already there."""
+    """Data of the next step, which is being copied to the device or already there.
+
+    Attributes:
+        data: The data on the host.
+        wait_s: Seconds that the loop waited for it.
+        inputs: Tensors of each micro-batch on the device.
+        copied: Recorded when the copies to a GPU are complete; None on a CPU.
+    """
 
     data: StepData
     wait_s: float
@@ -52,6 +59,7 @@ class _Fetched:
             for tensors in self.inputs:
                 for tensor in tensors.values():
                     tensor.record_stream(current)  # otherwise its memory would be reused too early
+
         yield from self.inputs
 
 
@@ -66,9 +74,18 @@ class StepRunner:
     """
 
     def __init__(
-        self, config: RunConfig, task: Task, engine: Engine, last_step: int, stop: StopRequest,
-        saver: Saver, watchdog: Watchdog, profile: Profile, *, lag: int,
-    ) -> None:  # fmt: skip
+        self,
+        config: RunConfig,
+        task: Task,
+        engine: Engine,
+        last_step: int,
+        stop: StopRequest,
+        saver: Saver,
+        watchdog: Watchdog,
+        profile: Profile,
+        *,
+        lag: int,
+    ) -> None:
         self._config = config
         self._task = task
         self._engine = engine
@@ -78,20 +95,23 @@ class StepRunner:
         self._saver = saver
         self._watchdog = watchdog
         self._profile = profile
+
         self._steps: Iterator[StepData] = iter(())
         self._next: _Fetched | None = None
         self._count_names: list[str] = []
         self._error: Exception | None = None
+        self._next_targets = torch.zeros((), dtype=torch.float64)
+
         # A step that begins before the statistics of the last step are read must begin on all ranks
         # or on none.
         self._must_agree = lag > 0 and self._processes.size > 1
-        self._next_targets = torch.zeros((), dtype=torch.float64)
+
         # Copies to a GPU overlap with the computation, from the loader's pinned memory.
         device = self._processes.device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def open(self, stream: Stream) -> None:
-        """Starts to read the data from this stream, beginning at its state."""
+        """Begins to read from a stream, at its current position."""
         self._steps = iter(stream)
         self._next = None
 
@@ -101,83 +121,101 @@ class StepRunner:
         return None if self._next is None else self._next.data
 
     def fetch_first(self, step: int) -> StepStats:
-        """Fetches the data of a step that was not prefetched by the step before it.
+        """Fetches the data of a step that no earlier step has prefetched.
 
         Returns:
-            The statistics of all ranks; a stop if a signal has ended the wait on any rank.
+            The statistics of all ranks, with `stop` set if a signal ended the wait on any rank.
         """
         fetched = self._fetch(step)
         if self._error is not None:
             raise self._error  # there is no earlier step to complete first
         if not self._all_have_data(step, fetched):
             return StepStats(DataStats(), stop=1.0)
+
         self._next = fetched
         self._watchdog.enter(f"step {step}: all-reduce", logged=False)
-        reduced = ReducedStats(self._processes, self._own_stats())
+        reduced = ReducedStats(self._processes, self._rank_stats())
         self._next_targets = reduced.next_targets
         return reduced.read()
 
     def train_step(self, step: int) -> StepResult:
         """Runs one step, and fetches the data of the next; see the module's docstring.
 
-        Its own data has been fetched, by the previous step or by `fetch_first`.
+        The data of this step has been fetched by the previous step or by `fetch_first`.
         """
         assert self._next is not None, "fetch_first comes before the first step"
-        engine, fetched, targets = self._engine, self._next, self._next_targets
+        engine = self._engine
+        fetched = self._next
+        targets = self._next_targets
+
         self._watchdog.step = step - 1
         self._profile.before(step)
         rate = learning_rate(self._config, self._last_step, step)
         set_learning_rate(engine.optimizer.param_groups, rate)
 
-        engine.model.train()
         # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
-        parts = self._processes.size * len(fetched.inputs)
-        scale = (parts / targets.clamp(min=1.0)).float()
+        num_micro_batches = self._processes.size * len(fetched.inputs)
+        scale = (num_micro_batches / targets.clamp(min=1.0)).float()
+
+        engine.model.train()
         losses: list[Loss] = []
         for batch, tensors in zip(fetched.data.micro_batches, fetched.on_device(), strict=True):
             with engine.accelerator.accumulate(engine.model):
-                with self._doing(step, "forward pass"), engine.accelerator.autocast():
+                with self._enter_phase(step, "forward pass"), engine.accelerator.autocast():
                     loss = self._task.loss(engine.model, tensors)
                     if batch.weight == 0:
                         loss = loss.without_targets()
-                with self._doing(step, "backward pass"):
+                with self._enter_phase(step, "backward pass"):
                     engine.accelerator.backward(loss.sum * scale)
             losses.append(loss.detached())
 
         self._next = None if step == self._last_step else self._prefetch(step + 1)
 
-        with self._doing(step, "all-reduce"):
+        with self._enter_phase(step, "all-reduce"):
             norm = engine.clip(self._config.gradient_clipping or float("inf"))
-            own = self._own_stats()
-            reduced = ReducedStats(self._processes, own, losses, norm, scaled=engine.scaled)
+            reduced = ReducedStats(
+                self._processes, self._rank_stats(), losses, norm, scaled=engine.scaled
+            )
             self._next_targets = reduced.next_targets
 
-        with self._doing(step, "optimizer"):
+        with self._enter_phase(step, "optimizer"):
             finite = reduced.loss.isfinite()
             if isinstance(norm, torch.Tensor):
                 finite = finite & norm.isfinite()
-            changed = engine.step(finite)
+            weights_changed = engine.step(finite)
         self._profile.after(step)
-        sums = [loss.sum for loss in losses]
-        return StepResult(step, fetched.data, fetched.wait_s, rate, sums, reduced, changed)
+
+        return StepResult(
+            step=step,
+            data=fetched.data,
+            data_wait_s=fetched.wait_s,
+            learning_rate=rate,
+            losses=[loss.sum for loss in losses],
+            reduced=reduced,
+            weights_changed=weights_changed,
+        )
 
     def raise_error(self) -> None:
-        """Raises, on every rank, the error that left a rank without data. All ranks call it."""
-        errors = self._processes.gather(None if self._error is None else report_of(self._error))
+        """Raises the error that left a rank without data, on every rank. All ranks call it."""
+        rank_report = None if self._error is None else make_report(self._error)
+        reports = self._processes.gather(rank_report)
         if self._error is not None:
             raise self._error
-        for rank, report in enumerate(errors):
-            if report is not None:
-                raise reported_error(rank, report)
 
-    def _own_stats(self) -> StepStats:
+        for rank, report in enumerate(reports):
+            if report is not None:
+                raise rebuild_error(rank, report)
+
+    def _rank_stats(self) -> StepStats:
+        """Returns the statistics of this rank that are known on the host."""
         if self._next is not None:
             data = DataStats.of(self._next.data)
             self._count_names = list(data.counts)
         else:  # with the same names, because other ranks may have data
             data = DataStats(counts=dict.fromkeys(self._count_names, 0.0))
+
         return StepStats(
-            data,
+            next_data=data,
             stop=float(self._stop.name is not None),
             save_failed=float(self._saver.failed),
             out_of_data=float(self._error is not None),
@@ -197,30 +235,32 @@ class StepRunner:
     def _fetch(self, step: int) -> _Fetched | None:
         """Fetches the next step of the stream, and starts its copy to the device.
 
-        Returns None if a signal arrived while this rank waited, or if the data cannot be read: the
-        previous step is completed and saved first, then `raise_error` raises the error.
+        Returns None if a signal arrived while this rank waited, or if the data cannot be read. The
+        error is kept for `raise_error`, because the previous step is completed and saved first.
         """
         try:
-            with self._doing(step, "waiting for data"), self._stop.ends_wait():
+            with self._enter_phase(step, "waiting for data"), self._stop.ends_wait():
                 began = time.perf_counter()
                 data = next(self._steps)
                 wait_s = time.perf_counter() - began
         except WaitEnded:
             return None
         except Exception as error:
-            self._error = self._watchdog.named(error)
+            self._error = self._watchdog.name_dead_loader(error)
             return None
-        device, copied = self._processes.device, None
-        with torch.cuda.stream(self._copies):  # of no effect on a CPU
-            inputs = [
-                {name: copy_to(device, value) for name, value in batch.tensors.items()}
-                for batch in data.micro_batches
-            ]
+
+        device = self._processes.device
+        inputs = []
+        copied = None
+        with torch.cuda.stream(self._copies):  # no effect on a CPU
+            for batch in data.micro_batches:
+                tensors = {name: copy_to(device, value) for name, value in batch.tensors.items()}
+                inputs.append(tensors)
             if self._copies is not None:
                 copied = self._copies.record_event()
         return _Fetched(data, wait_s, inputs, copied)
 
-    def _doing(self, step: int, what: str) -> AbstractContextManager[Any]:
-        """Names the phase of the loop, for the watchdog and the trace."""
-        self._watchdog.enter(f"step {step}: {what}", logged=False)
-        return self._profile.range(what)
+    def _enter_phase(self, step: int, phase: str) -> AbstractContextManager[Any]:
+        """Names the current phase of the loop for the watchdog and the trace."""
+        self._watchdog.enter(f"step {step}: {phase}", logged=False)
+        return self._profile.range(phase)

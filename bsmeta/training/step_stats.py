@@ -1,7 +1,7 @@
-"""The statistics of a step: summed over all ranks in one all-reduce, and read later.
+"""Statistics of a step: summed over all ranks in one all-reduce, and read later.
 
-A rank's statistics are a flat tensor only inside the all-reduce. Nothing waits for the device but
-`ReducedStats.read`.
+Statistics are a flat tensor only inside the all-reduce. Only `ReducedStats.read` waits for the
+device.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -29,19 +30,39 @@ class DataStats:
 
     @classmethod
     def of(cls, data: StepData) -> DataStats:
+        """Sums the data of a step on this rank."""
         batches = data.micro_batches
-        names = batches[0].counts if batches else ()
+        count_names = batches[0].counts if batches else ()
+        counts = {}
+        for name in count_names:
+            counts[name] = float(sum(batch.counts[name] for batch in batches))
+
         return cls(
             targets=float(sum(batch.weight for batch in batches)),
             tokens=float(sum(batch.tokens for batch in batches)),
             padding=float(sum(batch.padding for batch in batches)),
-            counts={name: float(sum(batch.counts[name] for batch in batches)) for name in names},
+            counts=counts,
         )
+
+
+class _PackedScalars(NamedTuple):
+    """The first values of a packed `StepStats`, in this order; the counts follow."""
+
+    stop: float
+    save_failed: float
+    out_of_data: float
+    next_targets: float
+    next_tokens: float
+    next_padding: float
+
+
+_NUM_SCALARS = len(_PackedScalars._fields)
+_NEXT_TARGETS = _PackedScalars._fields.index("next_targets")
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """Per-step statistics: what a rank contributes to the all-reduce, then those of all ranks.
+    """Statistics of a step: the contribution of one rank to the all-reduce, or its result.
 
     Attributes:
         next_data: Statistics of the next step's data; zeros after the last step.
@@ -61,6 +82,35 @@ class StepStats:
     parts: dict[str, float] = field(default_factory=dict)
     grad_norm: float | None = None
 
+    def pack(self) -> list[float]:
+        """Flattens the values that the host knows; loss and gradient are still on the device."""
+        scalars = _PackedScalars(
+            stop=self.stop,
+            save_failed=self.save_failed,
+            out_of_data=self.out_of_data,
+            next_targets=self.next_data.targets,
+            next_tokens=self.next_data.tokens,
+            next_padding=self.next_data.padding,
+        )
+        return [*scalars, *self.next_data.counts.values()]
+
+    @classmethod
+    def unpack(cls, values: Sequence[float], count_names: Sequence[str]) -> StepStats:
+        """Restores packed values, perhaps summed over ranks, given the names of their counts."""
+        scalars = _PackedScalars(*values[:_NUM_SCALARS])
+        data = DataStats(
+            targets=scalars.next_targets,
+            tokens=scalars.next_tokens,
+            padding=scalars.next_padding,
+            counts=dict(zip(count_names, values[_NUM_SCALARS:], strict=True)),
+        )
+        return cls(
+            data,
+            stop=scalars.stop,
+            save_failed=scalars.save_failed,
+            out_of_data=scalars.out_of_data,
+        )
+
     @property
     def finite(self) -> bool:
         """Whether loss and gradient norm are finite numbers.
@@ -71,17 +121,65 @@ class StepStats:
         return math.isfinite(self.loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
 
 
+class _PartSum(NamedTuple):
+    """Sum of a named part of the loss, and the weight that its mean divides by."""
+
+    total: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Losses and their named parts, summed over micro-batches and ranks."""
+
+    loss: float
+    parts: dict[str, _PartSum]
+
+    @staticmethod
+    def pack(losses: Sequence[Loss]) -> torch.Tensor:
+        """Sums the losses of micro-batches on the device: float64[1 + 2 * parts], detached."""
+        return torch.stack([_flatten_loss(loss) for loss in losses]).sum(0)
+
+    @classmethod
+    def unpack(cls, values: Sequence[float], part_names: Sequence[str]) -> LossSums:
+        """Restores packed values, perhaps summed over ranks, given the names of the parts."""
+        loss, *part_values = values
+        sums = map(_PartSum, part_values[::2], part_values[1::2])
+        return cls(loss, dict(zip(part_names, sums, strict=True)))
+
+    def part_means(self) -> dict[str, float]:
+        """Returns the weighted mean of each part whose weight is not 0."""
+        return {name: part.total / part.weight for name, part in self.parts.items() if part.weight}
+
+
+def _flatten_loss(loss: Loss) -> torch.Tensor:
+    values = [loss.sum]
+    for total, weight in loss.parts.values():
+        values += [total, weight]
+    return torch.stack([value.detach().double() for value in values])
+
+
 class ReducedStats:
-    """A step's statistics, summed over all ranks; on the device until they are read."""
+    """A step's statistics, summed over all ranks; on the device until they are read.
+
+    In the tensor, `StepStats.pack` is followed by `LossSums.pack`, if there are losses, and by the
+    gradient norm, if it is on the device. The norm is appended after the all-reduce: it is of the
+    global batch already.
+    """
 
     def __init__(
-        self, processes: Processes, own: StepStats, losses: Sequence[Loss] = (),
-        norm: torch.Tensor | float | None = None, *, scaled: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        processes: Processes,
+        rank_stats: StepStats,
+        losses: Sequence[Loss] = (),
+        norm: torch.Tensor | float | None = None,
+        *,
+        scaled: bool = False,
+    ) -> None:
         """Starts the all-reduce; every rank calls it with the same names of counts and parts.
 
         Args:
-            own: This rank's statistics that are known on the host.
+            rank_stats: This rank's statistics that are known on the host.
             losses: Losses of this rank's micro-batches, on the device; none before the first step.
             norm: The norm of the gradient of the global batch, on the device or on the host.
             scaled: Whether there is a loss scaler, which itself skips gradients that are not
@@ -89,72 +187,66 @@ class ReducedStats:
         """
         self._norm = norm
         self._scaled = scaled
-        self._count_names = list(own.next_data.counts)
+        self._count_names = list(rank_stats.next_data.counts)
         self._part_names = list(losses[0].parts) if losses else []
-        data = own.next_data
-        host = [own.stop, own.save_failed, own.out_of_data]
-        host += [data.targets, data.tokens, data.padding, *data.counts.values()]
-        self._num_host = len(host)
-        values = copy_to(processes.device, torch.tensor(host, dtype=torch.float64))
+        self._has_losses = bool(losses)
+
+        packed = rank_stats.pack()
+        self._num_packed = len(packed)
+        values = copy_to(processes.device, torch.tensor(packed, dtype=torch.float64))
         if losses:
-            values = torch.cat([values, torch.stack([_flat(loss) for loss in losses]).sum(0)])
+            values = torch.cat([values, LossSums.pack(losses)])
         values = processes.sum(values)
         if isinstance(norm, torch.Tensor):
             values = torch.cat([values, norm.detach().double().reshape(1)])
-        self._values = self._host = values
+
+        self._values = values
+        self._host_values = values
         self._copied: torch.cuda.Event | None = None
         if values.device.type == "cuda":  # the copy starts at once
-            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._host.copy_(values, non_blocking=True)
+            self._host_values = torch.empty_like(values, device="cpu", pin_memory=True)
+            self._host_values.copy_(values, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record()
 
     @property
     def next_targets(self) -> torch.Tensor:
         """Number of targets of the next step over all ranks: a float64 scalar on the device."""
-        return self._values[3]
+        return self._values[_NEXT_TARGETS]
 
     @property
     def loss(self) -> torch.Tensor:
         """Sum of the step's losses over all ranks: a float64 scalar on the device."""
-        return self._values[self._num_host]
+        return self._values[self._num_packed]
 
     def read(self, targets: float = 0.0) -> StepStats:
         """Waits for the device; `targets` is the number of targets of the global batch."""
         if self._copied is not None:
             self._copied.synchronize()
-        values = self._host.tolist()
+        values = self._host_values.tolist()
         norm = values.pop() if isinstance(self._norm, torch.Tensor) else self._norm
-        stop, save_failed, out_of_data, *sums = values[: self._num_host]
-        next_targets, tokens, padding, *counted = sums
-        counts = dict(zip(self._count_names, counted, strict=True))
-        loss, *sums = values[self._num_host :] or [0.0]
-        weighted = zip(self._part_names, sums[::2], sums[1::2], strict=True)
-        parts = {name: total / weight for name, total, weight in weighted if weight}
-        data = DataStats(next_targets, tokens, padding, counts)
-        mean = loss / max(targets, 1.0)
-        stats = StepStats(data, stop, save_failed, out_of_data, mean, parts, norm)
+
+        stats = StepStats.unpack(values[: self._num_packed], self._count_names)
+        stats = replace(stats, grad_norm=norm)
+        if self._has_losses:
+            sums = LossSums.unpack(values[self._num_packed :], self._part_names)
+            stats = replace(stats, loss=sums.loss / max(targets, 1.0), parts=sums.part_means())
+
         if self._scaled and not replace(stats, loss=0.0).finite:
             # fp16: the scale was too high; the scaler skips the step and lowers it
             return replace(stats, grad_norm=None)
         return stats
 
 
-def _flat(loss: Loss) -> torch.Tensor:
-    """A micro-batch's loss and parts: float64[1 + 2 * parts], detached."""
-    parts = [value for pair in loss.parts.values() for value in pair]
-    return torch.stack([value.detach().double() for value in (loss.sum, *parts)])
-
-
 @dataclass(frozen=True)
 class StepResult:
-    """A step that the device has completed or is still working on.
+    """A step that the device has completed or is still computing.
 
     Attributes:
-        step: Its number, from 1.
+        step: Step number, from 1.
         data_wait_s: Seconds that the loop waited for the step's data.
         losses: Sum of losses of each of this rank's micro-batches, on the device.
-        weights_changed: Whether the weights were changed even if the step is not finite.
+        weights_changed: Whether the engine changed the weights regardless of non-finite values.
     """
 
     step: int

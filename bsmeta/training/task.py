@@ -5,8 +5,8 @@ capability that the trainer and the entry points detect through the protocols be
 
 The weight of a micro-batch (the number of its targets) must be known before its backward pass: the
 loss of a step is the mean over the *global* batch, and DeepSpeed reduces gradients inside the
-backward pass, so they cannot be divided later. So the batch carries its weight, and `loss` returns
-a sum.
+backward pass, so they cannot be divided later. The batch therefore carries its weight, and `loss`
+returns a sum.
 
 `spread` runs a model on many items, in batches that the processes share, and every rank gets all
 results. The batches depend on the items only, not on the number of processes, and each rank runs
@@ -35,6 +35,7 @@ from bsmeta.training.processes import FinishContext, Processes
 Item = TypeVar("Item")
 
 LOG_INTERVAL_S = 10.0
+"""Seconds between two lines of the log while `spread` runs."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class Loss:
 
     Attributes:
         sum: Scalar tensor: the sum of the losses of all targets, in nats.
-        parts: Named parts of the loss: (sum, weight), both scalar tensors; with the same names in
-            every micro-batch of a run.
+        parts: Named parts of the loss: (sum, weight), both scalar tensors. Every micro-batch of a
+            run has the same names.
     """
 
     sum: torch.Tensor
@@ -90,11 +91,12 @@ class Shape:
 
     Attributes:
         model: The model without weights, on the meta device: its parameters are counted.
-        body: The part of it that makes hidden states from ids; it is called without values.
+        body: The part of the model that computes hidden states from ids; called on fake tensors.
         layers: The layers of the body, which can be recomputed.
+        rows: Rows of a micro-batch.
         length: Tokens per row.
         outputs: Logits per token.
-        recompute_every: The n of "recompute every n-th layer", where layers are recomputed.
+        recompute_every: With gradient_checkpointing, every n-th layer is recomputed.
         loss_chunk: Maximum number of logits that exist at once; 0: all of a micro-batch.
     """
 
@@ -109,23 +111,23 @@ class Shape:
 
 
 class Task(ABC):
-    """What the trainer requires of every task; methods with a default are optional."""
+    """Base class of every task; methods with a default are optional."""
 
     shape_needs_no_data: ClassVar[bool] = False
-    """Whether `shape` reads no data and writes nothing, so that every start can print the memory
-    that the run needs."""
+    """Whether `shape` reads no data and writes nothing: every start then prints the memory that the
+    run needs."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
         """Builds the model to train, on the CPU; called once, after the processes have started."""
 
     def rehearse(self, model: nn.Module) -> None:
-        """Tries what the run does with its model later, such as its export.
+        """Tries later operations on the model, such as its export.
 
-        Called on rank 0, on the CPU, before the engine takes the model, which stays as it is.
+        Called on rank 0, on the CPU, before the engine takes the model, which stays unchanged.
 
         Raises:
-            UserError: If it would fail, which then ends the run before its first step.
+            UserError: If an operation fails; the run then ends before its first step.
         """
 
     @abstractmethod
@@ -141,28 +143,28 @@ class Task(ABC):
         """Runs the forward pass of one micro-batch."""
 
     def shape(self) -> Shape | None:
-        """Describes model and micro-batch for an estimate; None: they cannot be before loading."""
+        """Describes model and micro-batch for an estimate; None: impossible before loading."""
         return None
 
     def steps_per_epoch(self, world_size: int) -> int | None:
-        """Steps that train on every row of a finite table once; 0: the run trains nothing by steps.
+        """Returns the steps that train on every row of a finite table once.
 
-        None: the runs of the task cannot be measured in epochs.
+        0: the run trains nothing by steps. None: the task has no epochs.
         """
         return None
 
     def survey(self) -> Any:
-        """Looks at the data on rank 0 for all, before the streams are opened; picklable."""
+        """Surveys the data on rank 0 before the streams are opened; the result is picklable."""
 
     def use_survey(self, survey: Any) -> None:
-        """Takes the result of rank 0, for the next `train_stream`."""
+        """Receives the survey of rank 0 on every rank, for the next `train_stream`."""
 
     def rate_scale(self, name: str) -> float:
-        """The share of the learning rate that a parameter has, by its name."""
+        """Returns the factor of the learning rate of a parameter, by its name."""
         return 1.0
 
     def flops_per_token(self, model: nn.Module) -> float:
-        """FLOPs of the forward and backward pass of one token."""
+        """Returns the FLOPs of the forward and backward pass of one token."""
         return flops_per_token(model)
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
@@ -170,20 +172,24 @@ class Task(ABC):
         return []
 
     def state(self) -> Any:
-        """What evaluations have chosen, such as a threshold: JSON, and the same on every rank."""
+        """Returns values chosen by evaluations, such as a threshold, for a checkpoint.
+
+        JSON-serializable, and the same on every rank.
+        """
 
     def restore(self, state: Any) -> None:
-        """Takes the state of the checkpoint that a run resumes from or rolls back to."""
+        """Restores the state from the checkpoint that a run resumes from or rolls back to."""
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
-        """Compares configured with realized shares of the data in a phase; {} if none are known.
+        """Compares configured with realized shares of the data in a phase; {} if there are none.
 
-        `counts` are the sums of `MicroBatch.counts` over all ranks since the phase began.
+        Args:
+            counts: Sums of `MicroBatch.counts` over all ranks since the phase began.
         """
         return {}
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Does the work after the last step, on every rank: a test split, predictions."""
+        """Works after the last step, on every rank: evaluates a test split, predicts."""
         return []
 
     def complete(self, folder: Path) -> None:
@@ -193,26 +199,27 @@ class Task(ABC):
 def flops_per_token(model: nn.Module) -> float:
     """Forward and backward FLOPs of one token: 6 per parameter (Kaplan et al. 2020, section 2.1).
 
-    Embeddings that are only looked up do not count; one that is also the output layer does.
+    Embeddings that are only looked up do not count, unless they are also the output layer.
     Attention over the context is left out: documents packed into a sequence do not attend to each
     other, so it depends on their lengths. The true utilization is therefore slightly higher.
     """
-    looked_up: set[int] = set()
-    others: set[int] = set()
+    embeddings: set[int] = set()
+    multiplied: set[int] = set()
     for module in model.modules():
-        into = looked_up if isinstance(module, nn.Embedding) else others
-        into.update(id(parameter) for parameter in module.parameters(recurse=False))
+        parameters = embeddings if isinstance(module, nn.Embedding) else multiplied
+        parameters.update(id(parameter) for parameter in module.parameters(recurse=False))
+
     # Under ZeRO-3 a parameter is a shard here, and its full size is in ds_numel.
     return 6.0 * sum(
         getattr(parameter, "ds_numel", parameter.numel())
         for parameter in model.parameters()
-        if id(parameter) in others or id(parameter) not in looked_up
+        if id(parameter) in multiplied or id(parameter) not in embeddings
     )
 
 
 @runtime_checkable
 class Exports(Protocol):
-    """A task that writes its model in the form that other programs load (called on rank 0)."""
+    """A task that exports its model for other programs (called on rank 0)."""
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None: ...
 
@@ -222,39 +229,41 @@ class ChangesText(Protocol):
     """A task whose exported model finds or corrects parts of a text."""
 
     forms: tuple[str, ...]
-    """How `predict.py` can show them: `color`, `json`; of corrections, also `text` and `diff`."""
+    """Output forms of `predict.py`: `color`, `json`; for corrections also `text` and `diff`."""
 
     def load(self, folder: Path) -> nn.Module: ...
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
-        """The parts of each text, in order, with their character offsets."""
+        """Returns the changed parts of each text, in order, with their character offsets."""
 
 
 @runtime_checkable
 class PredictsFromData(Protocol):
-    """A task whose predictions also depend on data outside its model, such as a table.
+    """A task whose predictions also depend on data outside its model, such as a table."""
 
-    The fingerprint, JSON-serializable, identifies the content of these data.
-    """
-
-    def data_fingerprint(self) -> Any: ...
+    def data_fingerprint(self) -> Any:
+        """Returns a JSON-serializable value that identifies the content of these data."""
 
 
 @runtime_checkable
 class ChecksRecords(Protocol):
-    """A task whose records have more than texts, which may be invalid."""
+    """A task whose records have values other than texts, which may be invalid."""
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Raises DataError if a record with all texts of `inputs` cannot be predicted."""
+        """Checks a record that has all texts of `inputs`.
+
+        Raises:
+            DataError: If the task cannot predict it.
+        """
 
 
 @runtime_checkable
 class Predicts(Protocol):
-    """A task whose exported model, which `load` opens, can be applied to new records."""
+    """A task whose exported model can be loaded and applied to new records."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The keys that a record must have, with a text each."""
+        """Keys of a record that must hold a text."""
 
     def load(self, folder: Path) -> nn.Module: ...
 
@@ -265,30 +274,31 @@ class Predicts(Protocol):
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yields the items in lists of `size`, in their order; the last list has the rest."""
+    """Yields the items in lists of `size`, in their order; the last list may be shorter."""
     remaining = iter(items)
     while batch := list(islice(remaining, size)):
         yield batch
 
 
 def batches_of(lengths: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
-    """The numbers of the items by their length, `size` to a batch."""
+    """Sorts items by length and splits their numbers into batches of `size`."""
     order = np.argsort(lengths, kind="stable")
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def batches_within(lengths: Sequence[int] | np.ndarray, budget: int) -> list[np.ndarray]:
-    """The numbers of the items by their length, in batches of at most `budget` padded tokens.
+    """Sorts items by length and splits their numbers into batches of `budget` padded tokens.
 
-    A longer item is a batch by itself.
+    An item that is longer than the budget is a batch by itself.
     """
     order = np.argsort(lengths, kind="stable")
-    found, start = [], 0
+    batches = []
+    start = 0
     for end in range(1, len(order) + 1):
         if end == len(order) or (end + 1 - start) * lengths[order[end]] > budget:
-            found.append(order[start:end])
+            batches.append(order[start:end])
             start = end
-    return found
+    return batches
 
 
 def spread(
@@ -296,26 +306,30 @@ def spread(
     run: Callable[[np.ndarray], Sequence[Any] | np.ndarray],
     context: Processes,
 ) -> list[Any]:
-    """The result of each item, in their order.
+    """Runs batches on all processes; returns the result of each item, in the order of the items.
+
+    All ranks call it, and get all results. Each rank calls `run` equally often: a rank without a
+    batch of its own in the last round repeats the last batch and drops the results.
 
     Args:
-        batches: The numbers of the items of each batch; every item is in one.
+        batches: The numbers of the items of each batch; every item is in exactly one batch.
         run: Returns the results of a batch of items, given their numbers.
     """
-    own: dict[int, Sequence[Any] | np.ndarray] = {}
-    last = time.monotonic()
-    for start in range(0, len(batches), context.size):
-        turn = start + context.rank
-        results = run(batches[min(turn, len(batches) - 1)])
+    results_of_rank: dict[int, Sequence[Any] | np.ndarray] = {}
+    last_logged = time.monotonic()
+    for first_of_round in range(0, len(batches), context.size):
+        number = first_of_round + context.rank
+        results = run(batches[min(number, len(batches) - 1)])
         report_progress()
-        if turn < len(batches):
-            own[turn] = results
-        if context.rank == 0 and time.monotonic() - last > LOG_INTERVAL_S:
-            last = time.monotonic()
-            logger.info("scoring: %d of %d batches", start, len(batches))
-    found: list[Any] = [None] * sum(map(len, batches))
-    for part in context.gather(own):
-        for turn, results in part.items():
-            for item, result in zip(batches[turn].tolist(), results, strict=True):
-                found[item] = result
-    return found
+        if number < len(batches):
+            results_of_rank[number] = results
+        if context.rank == 0 and time.monotonic() - last_logged > LOG_INTERVAL_S:
+            last_logged = time.monotonic()
+            logger.info("scoring: %d of %d batches", first_of_round, len(batches))
+
+    results_by_item: list[Any] = [None] * sum(map(len, batches))
+    for results_by_batch in context.gather(results_of_rank):
+        for number, results in results_by_batch.items():
+            for item, result in zip(batches[number].tolist(), results, strict=True):
+                results_by_item[item] = result
+    return results_by_item

@@ -1,4 +1,4 @@
-"""How many threads a process computes with on the CPU.
+"""Number of threads with which a process computes on the CPU.
 
 `accelerate launch` and torchrun give each process one thread (`OMP_NUM_THREADS=1`), which suits
 processes that compute on GPUs. An optimizer that DeepSpeed keeps in main memory steps on the CPU:
@@ -25,10 +25,11 @@ logger = logging.getLogger(__name__)
 def use_cores_for_offload(deepspeed_config: Mapping[str, Any]) -> None:
     """Divides the cores among the processes of this machine if the optimizer steps on the CPU.
 
-    A number of threads other than a launcher's default of one is the user's choice, and stays.
+    A number of threads other than a launcher's default of one is the user's choice, and is kept.
     """
     if look_up(deepspeed_config, _DEVICE) not in ("cpu", "nvme") or torch.get_num_threads() > 1:
         return
+
     cores = len(os.sched_getaffinity(0))
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = max(1, cores // processes)
@@ -36,5 +37,7 @@ def use_cores_for_offload(deepspeed_config: Mapping[str, Any]) -> None:
     logger.info(
         "offload_optimizer: the optimizer steps on the CPU, with %d threads in each process "
         "(cores: %d, processes on this machine: %d; OMP_NUM_THREADS above 1 sets another number)",
-        threads, cores, processes,
-    )  # fmt: skip
+        threads,
+        cores,
+        processes,
+    )

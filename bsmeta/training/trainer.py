@@ -1,6 +1,7 @@
-"""The training loop, which is the same for every task.
+"""The training loop, the same for every task.
 
-It fetches, logs, evaluates, saves and stops; `step` runs one step, `metrics` records it.
+The loop decides when to fetch data, log, evaluate, save, roll back and stop; `step` runs one step,
+`metrics` records it, `saving` writes the checkpoints.
 """
 
 from __future__ import annotations
@@ -8,11 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -21,10 +21,11 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.progress import opaque_work
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name, naming_file
+from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, folder_name, naming_file
 from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engines import make_engine
 from bsmeta.training.generators import restore_rng
+from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
     RUNS,
     Progress,
@@ -33,15 +34,15 @@ from bsmeta.training.metrics import (
     Tracker,
     start_trackers,
 )
-from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard, build_optimizer
+from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.profile import Profile
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,
     check_same_model,
-    parameter_shapes,
-    rollback_point,
+    find_rollback_point,
+    list_parameter_shapes,
 )
 from bsmeta.training.retention import check_metric
 from bsmeta.training.run_folder import RunFolder
@@ -54,13 +55,27 @@ from bsmeta.training.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Evaluation:
+    """Metrics of the evaluation after a step."""
+
+    step: int
+    metrics: list[Metric]
+
+
 class Trainer:
     """Trains one task. All ranks build it and call `train` together."""
 
     def __init__(
-        self, config: RunConfig, schedule: Schedule, task: Task, accelerator: Accelerator,
-        run: RunFolder, watchdog: Watchdog, stop: StopRequest,
-    ) -> None:  # fmt: skip
+        self,
+        config: RunConfig,
+        schedule: Schedule,
+        task: Task,
+        accelerator: Accelerator,
+        run: RunFolder,
+        watchdog: Watchdog,
+        stop: StopRequest,
+    ) -> None:
         self.config = config
         self.schedule = schedule
         self.task = task
@@ -68,11 +83,12 @@ class Trainer:
         self.processes = Processes.of_group(accelerator.device)
         self.run = run
         self.watchdog = watchdog
-        self.progress = Progress()
         self.stop = stop
+
+        self.progress = Progress()
         self.garbage = GarbageCollection()
-        self._last: Checkpoint | None = None  # the last one that was loaded or saved
-        self._evaluated: tuple[int, list[Metric]] = (-1, [])
+        self._last_checkpoint: Checkpoint | None = None  # the last one that was loaded or saved
+        self._last_evaluation = _Evaluation(step=-1, metrics=[])
         self._phase = 0  # phase of the data of the last recorded step
         self._data_state: dict[str, Any] = {}  # of this rank, after the last recorded step
         self._next_data = DataStats()  # of the next step, over all ranks
@@ -82,32 +98,37 @@ class Trainer:
 
         # A GPU works on the next step while the metrics of this one are read. To be able to roll
         # back, a run must know the loss of a step at once.
-        waits = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
-        self._lag = 0 if waits else 1
+        must_wait = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
+        self._lag = 0 if must_wait else 1
 
         set_seed(config.seed)  # the same weights on every rank
         with opaque_work():
             model = task.build_model()
             self.processes.on_main(lambda: task.rehearse(model))
-        self._shapes = parameter_shapes(model)
-        device, rank, size = self.processes.device, self.processes.rank, self.processes.size
-        self.throughput = Throughput(task.flops_per_token(model), device, size)
+        self._shapes = list_parameter_shapes(model)
+
+        rank = self.processes.rank
+        self.throughput = Throughput(
+            task.flops_per_token(model), self.processes.device, self.processes.size
+        )
         optimizer = build_optimizer(model, config, task.rate_scale)
         self.engine = make_engine(accelerator, model, optimizer)
         torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
+
         self.profile = Profile(config, run.path, rank)
         self.saver = Saver(config, task, self.engine, run, self.processes)
         self.steps = StepRunner(
-            config, task, self.engine, schedule.max_steps, self.stop, self.saver, watchdog,
-            self.profile, lag=self._lag,
-        )  # fmt: skip
-        self.nonfinite = NonFiniteGuard(
-            config.on_nonfinite, config.max_consecutive_skips, run.path, rank
+            config,
+            task,
+            self.engine,
+            schedule.max_steps,
+            self.stop,
+            self.saver,
+            watchdog,
+            self.profile,
+            lag=self._lag,
         )
-        self.spikes = SpikeGuard(
-            config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
-        )
-        self.early_stopping = EarlyStopping(config.keep_best_by, config.early_stopping_patience)
+        self.guards = Guards.from_config(config, run.path, rank)
 
     def train(self, resume: Resume | None) -> bool:
         """Trains until the last step or a signal; the state is saved in either case.
@@ -120,34 +141,50 @@ class Trainer:
             resume.release(self.processes)
             self.saver.retention.protect(resume.saved)
         self._open_stream(saved_data)
+
         self.processes.on_main(lambda: self.run.begin(self.config, self.progress.step))
         if self.run.log is not None:
             self.run.log.open(self.run.path)
         if resume is None:
             self._rehearse_save()
-        with self._track() as self.tracker:
+
+        with self._start_tracking() as self.tracker:
             self.log = StepLog(
-                self.config, self.schedule, self.run, self.processes, self.tracker,
-                self.throughput, self.nonfinite,
-            )  # fmt: skip
+                self.config,
+                self.schedule,
+                self.run,
+                self.processes,
+                self.tracker,
+                self.throughput,
+                self.guards.nonfinite,
+            )
             if resume:
-                folder, changed = str(resume.saved.folder), resume.changed
-                self.tracker.event("resume", self.progress.step, checkpoint=folder, changed=changed)
-                if self.processes.is_main:
-                    resume.log_changes()
+                self._log_resume(resume)
             elif self.config.start_with_eval:
                 self._evaluate()
+
             try:
                 with self.garbage:
-                    is_done = self._loop()
+                    is_done = self._run_loop()
             finally:
                 self.profile.stop()
                 self.saver.settle()
                 self._log_saves()
+
             if is_done:
                 self._finish()
                 self.log.finish(self.progress)
             return is_done
+
+    def _log_resume(self, resume: Resume) -> None:
+        self.tracker.event(
+            "resume",
+            self.progress.step,
+            checkpoint=str(resume.saved.folder),
+            changed=resume.changed,
+        )
+        if self.processes.is_main:
+            resume.log_changes()
 
     def probe(self, warm_up: int, steps: int) -> dict[str, Any]:
         """Runs steps without keeping anything: no log, no evaluation, no checkpoint.
@@ -156,6 +193,7 @@ class Trainer:
         """
         self._open_stream(None)
         self.throughput.start()
+
         with self.garbage:
             for number in range(warm_up + steps):
                 data = self._prepare_step()
@@ -164,30 +202,38 @@ class Trainer:
                 self._apply(result.reduced.read(data.targets))
                 if self._out_of_data:
                     self.steps.raise_error()
+
                 if number < warm_up:
                     self.throughput.start()
                 else:
                     self.throughput.add(data.tokens, data.padding, result.data_wait_s)
+
         return self.throughput.metrics()
 
-    def _loop(self) -> bool:
+    def _run_loop(self) -> bool:
+        """Trains, evaluates and saves until the end; returns whether the run is done."""
         self.stop.begin()
         self.throughput.start()
+
         while not self._is_done():
             if self.steps.next_data is None:
-                self._read()  # reports why there is no data, if a step came before
+                self._record_steps()  # reports why there is no data, if a step came before
             if not self._stopping:
                 self._prepare_step()
             if self._stopping:
                 break
+
             self._log_phase()
             self._train_step()
-            if not self._read(keep=self._lag):
+            has_rolled_back = self._record_steps(lag=self._lag)
+            if not has_rolled_back:
                 self._evaluate_and_save_if_due()
-        self._read()
+
+        self._record_steps()
         self.watchdog.step = self.progress.step
         self._save()
         self.saver.finish()
+
         if self._out_of_data:
             self.steps.raise_error()
         if not self._is_done():
@@ -195,31 +241,36 @@ class Trainer:
         return self._is_done()
 
     def _is_done(self) -> bool:
-        return self.early_stopping.is_due or self.progress.step == self.schedule.max_steps
+        return self.guards.early_stopping.is_due or self.progress.step == self.schedule.max_steps
 
     # --- one step ---------------------------------------------------------------------------
 
     def _open_stream(self, saved: dict[str, Any] | None) -> None:
+        """Opens the stream of this rank, from the beginning or at a saved state."""
         self.task.use_survey(self.processes.on_main(self.task.survey))
-        rank, size = self.processes.rank, self.processes.size
+
+        rank = self.processes.rank
+        world_size = self.processes.size
         if saved is None:
-            self.stream = self.task.train_stream(rank, size, None)
+            self.stream = self.task.train_stream(rank, world_size, None)
         else:
-            assert self._last is not None
-            # It is in memory; what cannot be read now are the data.
-            with naming_file(self._last.folder / DATA, other_errors=(OSError,)):
-                self.stream = self.task.train_stream(rank, size, saved)
+            assert self._last_checkpoint is not None
+            # The state is in memory already, so an OSError is about the data, not about its file.
+            with naming_file(self._last_checkpoint.folder / DATA, other_errors=(OSError,)):
+                self.stream = self.task.train_stream(rank, world_size, saved)
+
         check_same_data(self.stream.fingerprint, self.processes)
         self._data_state = self.stream.state
         self.steps.open(self.stream)
 
     def _prepare_step(self) -> DataStats:
-        """Returns the statistics of the next step's data, and fetches it if it has not been yet."""
+        """Fetches the data of the next step if necessary; returns its statistics."""
         if self.steps.next_data is None:
             self._apply(self.steps.fetch_first(self.progress.step + 1))
         return self._next_data
 
     def _apply(self, stats: StepStats) -> None:
+        """Acts on the reports of all ranks in a step: failures, stops, the next data."""
         if stats.save_failed:
             self.saver.finish()  # raises the error
         self._out_of_data = self._out_of_data or stats.out_of_data > 0
@@ -227,26 +278,30 @@ class Trainer:
         self._next_data = stats.next_data
 
     def _train_step(self) -> None:
-        """Runs one step without reading its metrics yet."""
+        """Runs one step; its statistics are read later, by `_record_steps`."""
         step = self.progress.step + 1
         self._unread.append(self.steps.train_step(step))
         self.progress.step = step
         self.garbage.after(step)
 
-    def _read(self, keep: int = 0) -> bool:
-        """Records all but the last `keep` steps; returns whether the run rolled back.
+    def _record_steps(self, lag: int = 0) -> bool:
+        """Records all but the last `lag` steps; returns whether the run rolled back.
 
         Raises:
             TrainingError: If loss or gradient is not finite, and the step may not be skipped.
         """
-        while len(self._unread) > keep:
+        while len(self._unread) > lag:
             self._log_saves()
             result = self._unread.popleft()
             stats = self.log.record(result, self._next_data, self.progress)
-            self._data_state, self._phase = result.data.state, result.data.phase
+            self._data_state = result.data.state
+            self._phase = result.data.phase
             self._apply(stats)
-            if stats.finite and self.spikes.is_spike(stats.loss) and self._roll_back(stats.loss):
+
+            is_spike = stats.finite and self.guards.spikes.is_spike(stats.loss)
+            if is_spike and self._roll_back(stats.loss):
                 return True
+
         return False
 
     def _log_phase(self) -> None:
@@ -254,7 +309,7 @@ class Trainer:
         data = self.steps.next_data
         assert data is not None
         if self.progress.step and data.phase != self._phase:
-            self._read()
+            self._record_steps()
             step = self.progress.step + 1
             self._log_exposure(step)
             self.progress.counts.clear()
@@ -266,51 +321,62 @@ class Trainer:
         if exposure:
             self.tracker.event("exposure", step, phase=self._phase, **exposure)
 
-    def _track(self) -> Tracker:
+    def _start_tracking(self) -> Tracker:
         step = self.progress.step
         self.processes.on_main(
             lambda: start_trackers(self.accelerator, self.config, self.run.path, step)
         )
         self.run.remember(RUNS)
         return Tracker(
-            self.run, main=self.processes.is_main, step=step, total_steps=self.schedule.max_steps,
+            self.run,
+            main=self.processes.is_main,
+            step=step,
+            total_steps=self.schedule.max_steps,
             external=self.accelerator.trackers,
-        )  # fmt: skip
+        )
 
     # --- evaluation and checkpoints -----------------------------------------------------------
 
     def _evaluate_and_save_if_due(self) -> None:
         step = self.progress.step
-        evaluates, saves = self.schedule.evaluates(step), self.schedule.saves(step)
-        if evaluates or saves:
-            self._read()
+        evaluates = self.schedule.evaluates(step)
+        saves = self.schedule.saves(step)
+        if not evaluates and not saves:
+            return
+
+        self._record_steps()
         if evaluates:
             self._evaluate()
         if saves:
             self._save()
-        if evaluates or saves:
-            self.garbage.collect()
-            self.throughput.start()
+
+        self.garbage.collect()
+        self.throughput.start()
 
     def _evaluate(self) -> None:
         self.watchdog.enter(f"step {self.progress.step}: evaluation")
         self.engine.model.eval()
         metrics = self.task.evaluate(self.engine.model, self.processes)
         check_metric(self.config.keep_best_by, metrics)
-        self._evaluated = (self.progress.step, metrics)
+        self._last_evaluation = _Evaluation(self.progress.step, metrics)
         self._log_metrics(metrics)
-        self.early_stopping.record(self.processes.broadcast(metrics))
-        if self.early_stopping.is_due:
+
+        self.guards.early_stopping.record_evaluation(self.processes.broadcast(metrics))
+        if self.guards.early_stopping.is_due:
             self.tracker.event("early_stop", self.progress.step, metric=self.config.keep_best_by)
 
     def _finish(self) -> None:
         self.watchdog.enter("finishing")
         self.engine.model.eval()
-        exported = self.saver.best() or self._last
-        assert exported is not None  # `_loop` has saved the last step
-        own, folder = self.processes, exported.folder
+
+        exported = self.saver.best() or self._last_checkpoint
+        assert exported is not None  # `_run_loop` has saved the last step
         context = FinishContext(
-            own.rank, own.size, own.device, folder=self.run.path, exported=folder
+            self.processes.rank,
+            self.processes.size,
+            self.processes.device,
+            folder=self.run.path,
+            exported=exported.folder,
         )
         self._log_metrics(self.task.finish(self.engine.model, context))
 
@@ -320,21 +386,29 @@ class Trainer:
             self.tracker.event("eval", self.progress.step, split=split, **values)
 
     def _save(self) -> None:
+        """Saves a checkpoint, unless this step has one already. All ranks call it."""
         step = self.progress.step
         if self.run.share(self.processes):
-            self._last = None  # that checkpoint is gone with the deleted folder
-        # A run that began with another run's checkpoint needs its own to resume, unless it is done.
-        if (
-            self._last is not None
-            and self._last.step == step
-            and (self._is_done() or self._last.folder.parent.resolve() == self.run.path)
-        ):
+            self._last_checkpoint = None  # it is gone with the deleted folder
+        if self._is_saved():
             return
+
         self.watchdog.enter(f"step {step}: saving")
         self._log_exposure(step)
-        self.saver.save(step, self._state(), self._merged_data_state())
-        self._last = Checkpoint(self.run.path / name(step), step)
+        self.saver.save(step, self.state_dict(), self._merged_data_state())
+        self._last_checkpoint = Checkpoint(self.run.path / folder_name(step), step)
         self._log_saves()
+
+    def _is_saved(self) -> bool:
+        """Whether the current step has a checkpoint.
+
+        A run that began with the checkpoint of another run needs its own to resume, unless it is
+        done.
+        """
+        last = self._last_checkpoint
+        if last is None or last.step != self.progress.step:
+            return False
+        return self._is_done() or last.folder.parent.resolve() == self.run.path
 
     def _rehearse_save(self) -> None:
         """Saves and loads the state once before the first step, if several processes do so.
@@ -343,71 +417,80 @@ class Trainer:
         """
         if self.processes.size == 1:
             return
+
         self.watchdog.enter("rehearsing a save and a load")
         began = time.perf_counter()
-        with self.saver.rehearsed(self._state(), self._merged_data_state()) as saved:
+        with self.saver.rehearse(self.state_dict(), self._merged_data_state()) as saved:
             self._load(saved)
-        self._last = None
+        self._last_checkpoint = None  # it is deleted after the rehearsal
+
         if self.processes.is_main:
             logger.info("rehearsed a save and a load in %.1f s", time.perf_counter() - began)
 
     def _merged_data_state(self) -> dict[str, Any]:
-        """The position of the data of all ranks; all ranks call it."""
+        """Merges the positions of all ranks in the data. All ranks call it."""
         positions = self.stream.merge(self.processes.gather(self._data_state))
         return {"fingerprint": self.stream.fingerprint, **positions}
 
-    def _state(self) -> dict[str, Any]:
-        """The state of a checkpoint besides engine, generators and data; JSON-serializable."""
-        metrics = self._evaluated[1] if self._evaluated[0] == self.progress.step else []
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the content of `trainer_state.json`: all but engine, generators and data."""
+        is_evaluated = self._last_evaluation.step == self.progress.step
+        metrics = self._last_evaluation.metrics if is_evaluated else []
+
         return {
-            "progress": asdict(self.progress),
+            "progress": self.progress.state_dict(),
             "phase": self._phase,
             "world_size": self.processes.size,
             "global_batch": BatchPlan.of(self.config, self.processes.size).rows_per_step,
             "engine": self.engine.name,
             "parameters": self._shapes,
             "evaluation": [asdict(metric) for metric in metrics],
-            "consecutive_skips": self.nonfinite.consecutive,
-            "last_losses": list(self.spikes.losses),
-            "early_stopping": {
-                "best": self.early_stopping.best,
-                "without": self.early_stopping.without,
-            },
+            **self.guards.state_dict(),
             "task": self.task.state(),
         }
 
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Restores progress, guards and task from the state of a checkpoint of `step`.
+
+        Raises:
+            ValueError: If the state is of another step.
+        """
+        self.progress.load_state_dict(state["progress"])
+        if self.progress.step != step:
+            raise ValueError(f"is of step {self.progress.step}, expected {step}")
+        self._phase = int(state["phase"])
+        self.guards.load_state_dict(state)
+        self.task.restore(state.get("task"))
+
     def _log_saves(self) -> None:
-        for saved in self.saver.finished():
+        for saved in self.saver.take_finished():
             self.tracker.event(
-                "save", saved.checkpoint.step, checkpoint=saved.checkpoint.folder.name,
-                seconds=saved.seconds, loop_seconds=saved.loop_seconds,
-            )  # fmt: skip
+                "save",
+                saved.checkpoint.step,
+                checkpoint=saved.checkpoint.folder.name,
+                seconds=saved.seconds,
+                loop_seconds=saved.loop_seconds,
+            )
 
     def _load(self, saved: Checkpoint, weights: Path | None = None) -> dict[str, Any]:
-        """Restores everything except the data stream, whose state it returns."""
+        """Restores everything except the data stream, whose state it returns.
+
+        Args:
+            weights: Folder of the engine's state, if it was converted for this launch.
+        """
         self.watchdog.enter(f"loading {saved.folder.name}")
         state = saved.state()
         with naming_file(saved.folder / STATE):
             check_same_model(saved, state["parameters"], self._shapes)
+
         self.engine.load(weights or saved.folder / "state")
         with naming_file(saved.folder / STATE):
-            self.progress = msgspec.convert(state["progress"], Progress)
-            if self.progress.step != saved.step:
-                raise ValueError(f"is of step {self.progress.step}, expected {saved.step}")
-            self._phase = int(state["phase"])
-            self.nonfinite.consecutive = int(state["consecutive_skips"])
-            self.spikes.losses.clear()
-            self.spikes.losses.extend(state["last_losses"])
-            stopping = state["early_stopping"]
-            self.early_stopping.best, self.early_stopping.without = (
-                stopping["best"],
-                stopping["without"],
-            )
-            self.task.restore(state.get("task"))
-        self._last = saved
+            self.load_state_dict(state, saved.step)
+        self._last_checkpoint = saved
+
         rank = self.processes.rank
-        own_seed = self.config.seed + saved.step * 10_007 + rank
-        restore_rng(saved.folder, rank, state["world_size"], own_seed, self.processes.device)
+        new_seed = self.config.seed + saved.step * 10_007 + rank
+        restore_rng(saved.folder, rank, state["world_size"], new_seed, self.processes.device)
         return saved.data()
 
     def _roll_back(self, loss: float) -> bool:
@@ -417,14 +500,16 @@ class Trainer:
             False if there is no intact checkpoint yet: the run continues unchanged.
         """
         self.saver.finish()
+
         step = self.progress.step
         self.watchdog.enter(f"step {step}: looking for a checkpoint to roll back to")
-        saved = rollback_point(self.run.path, step, self.processes)
+        saved = find_rollback_point(self.run.path, step, self.processes)
         self.tracker.event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:
-            self.spikes.losses.append(loss)  # or at a new level, every later loss is a spike
+            self.guards.spikes.accept(loss)
             return False
-        self.spikes.rolled_back(saved.step)
-        self._load(saved)  # but not the state of the data
+
+        self.guards.spikes.count_rollback(saved.step)
+        self._load(saved)  # the state of the data is ignored: the stream continues
         self.tracker.event("rollback", step, to_step=self.progress.step)
         return True

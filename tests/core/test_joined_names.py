@@ -150,9 +150,12 @@ JOINS = {
         "self._folder / f'lengths-{_digest(key)}.npy'": "a hash",
         "self._folder / f'counts-{_digest(key)}'": "a hash",
     },
+    "models/pretrained.py": {
+        "root / file": "checked by read_manifest",
+    },
     "training/checkpoint.py": {
-        "out_dir / f'tmp-{name(step)}'": "a number",
-        "out_dir / name(step)": "a number",
+        "out_dir / f'tmp-{folder_name(step)}'": "a number",
+        "out_dir / folder_name(step)": "a number",
         "self.folder / file": "files that were just written there",
         "self.folder / name": "constant names",
         "folder / file": "checked by read_manifest",
@@ -164,8 +167,8 @@ JOINS = {
         "Path(os.environ['TORCH_EXTENSIONS_DIR']) / file": "a constant",
         "shared / file": "a constant",
     },
-    "training/optimization.py": {
-        "self.folder / f'nonfinite-step{step}-rank{self.rank}.json'": "numbers",
+    "training/guards.py": {
+        "self.folder / f'nonfinite-step{result.step}-rank{self.rank}.json'": "numbers",
     },
     "training/resuming.py": {
         "out_dir / f'tmp-{saved.folder.name}-universal'": "checkpoint-{step}step",

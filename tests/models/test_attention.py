@@ -195,7 +195,7 @@ def test_every_architecture_without_an_obstacle_computes_the_same(name: str) -> 
     """Packed documents and whole rows, beside eager attention."""
     shape = shape_of(name)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
-    if attention.obstacle_to_custom_attention(kind, shape) is not None:
+    if attention.find_obstacle_to_custom_attention(kind, shape) is not None:
         with pytest.raises(ConfigurationError, match="attn_implementation=varlen: "):
             chosen("varlen", shape)
         return
@@ -340,7 +340,7 @@ def test_every_token_has_the_number_of_its_document(rows: list[list[int]]) -> No
     lengths = [[*row, length - sum(row)] for row in rows]
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     borders = attention.pad_borders(attention.borders_of(positions), 1000)
-    numbers = attention.document_numbers(borders, len(rows), length)
+    numbers = attention.number_documents(borders, len(rows), length)
     expected = (positions.flatten() == 0).cumsum(0).view(len(rows), length)
     assert torch.equal(numbers, expected)
 

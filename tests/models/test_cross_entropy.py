@@ -13,7 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss, chunk_rows, chunked_cross_entropy
+from bsmeta.models.cross_entropy import (
+    IGNORED,
+    ChunkedLoss,
+    chunked_cross_entropy,
+    compute_chunk_rows,
+)
 
 SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA = {**SMALL, "intermediate_size": 32, "num_key_value_heads": 2}
@@ -227,7 +232,7 @@ class ProductWidths(TorchDispatchMode):
 def test_the_rows_of_a_chunk_fill_tiles_and_keep_the_limit(
     logits: int, classes: int, rows: int
 ) -> None:
-    assert chunk_rows(logits, classes) == rows
+    assert compute_chunk_rows(logits, classes) == rows
 
 
 def test_an_output_layer_of_another_kind_is_left_alone() -> None:

@@ -20,8 +20,8 @@ from bsmeta.models.rehearsal import (
     check_loss,
     freeze_weights,
     is_tried,
+    summarize_weights,
     unreached_weights,
-    whole_parts,
 )
 from tests.models.architectures import ARCHITECTURES, SMALL
 
@@ -56,7 +56,7 @@ def test_weights_that_a_backward_pass_leaves_out_are_named(name: str, parts: lis
     unreached = unreached_weights(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(map(torch.equal, before, model.parameters()))
-    assert whole_parts(model, unreached) == parts
+    assert summarize_weights(model, unreached) == parts
     model(input_ids=torch.arange(20).unsqueeze(0), use_cache=False).logits.sum().backward()
     assert unreached == [
         name
@@ -109,7 +109,7 @@ def test_adapters_without_a_gradient_are_named(name: str, parts: list[str]) -> N
     model = build(name)
     adapt = partial(add_adapters, keys=LoraKeys(rank=2), train_embeddings=False)
     adapt(model)
-    assert whole_parts(model, unreached_weights(model, adapt)) == parts
+    assert summarize_weights(model, unreached_weights(model, adapt)) == parts
 
 
 def write(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from transformers import EncoderDecoderConfig, GPT2Config, LlamaConfig, MusicgenConfig
 
 from bsmeta.config.model_file import language_part, positions_in
-from bsmeta.models.shapes import head_groups, hidden_size_of, layers_in, positions_of, text_shape
+from bsmeta.models.shapes import count_layers, head_groups, hidden_size_of, positions_of, text_shape
 from tests.models.architectures import SMALL, shape_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "bsmeta"
@@ -31,7 +31,7 @@ def test_sizes_of_a_nested_and_of_a_flat_config() -> None:
     for shape in (NESTED, LlamaConfig(**SMALL)):
         assert positions_of(shape) == 128
         assert hidden_size_of(shape) == 32
-        assert layers_in(shape) == 2
+        assert count_layers(shape) == 2
         assert head_groups(shape) == (4, 2)
     assert positions_of(GPT2Config(n_positions=77)) == 77
     assert text_shape(NESTED) is NESTED.text_config

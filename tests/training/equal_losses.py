@@ -106,7 +106,7 @@ class Observed:
         with ExitStack() as stack:
             self._patch(stack, trainer, "make_engine", self._engine)
             self._patch(stack, dist, "all_reduce", self._all_reduce)
-            self._patch(stack, trainer.Trainer, "_loop", self._loop)
+            self._patch(stack, trainer.Trainer, "_run_loop", self._run_loop)
             self._patch(stack, CausalLanguageModel, "loss", self._loss)
             for name in ("item", "tolist", "cpu", "__bool__", "__float__", "__int__"):
                 self._patch(stack, torch.Tensor, name, self._read)
@@ -135,7 +135,7 @@ class Observed:
         self.collectives += sys._getframe(2).f_code.co_filename.endswith("training/processes.py")
         return original(*args, **named)
 
-    def _loop(self, original: Any, one: Any) -> Any:
+    def _run_loop(self, original: Any, one: Any) -> Any:
         if self._lag is not None:
             one._lag = self._lag
         self.task, self.made = one.task, 0

@@ -37,7 +37,7 @@ def begin(out_dir: Path, step: int) -> checkpoint.Writer:
 def test_a_committed_checkpoint_is_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     folder = write(tmp_path, 7)
     assert folder == tmp_path / "checkpoint-7step"
-    assert checkpoint.problems(Checkpoint(folder, 7), ALONE) == []
+    assert checkpoint.list_faults(Checkpoint(folder, 7), ALONE) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint-7step"]
 
 
@@ -62,37 +62,37 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_taken(
     write(tmp_path, 1)
     newest = write(tmp_path, 2)
     damage(newest / "state" / "weights")
-    chosen = checkpoint.choose("latest", tmp_path, ALONE)
+    chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
     assert chosen == checkpoint.Checkpoint(tmp_path / "checkpoint-1step", 1)
     assert str(newest / "state" / "weights") in caplog.text
     with pytest.raises(ConfigurationError, match="it is damaged; .*\n.*state/weights"):
-        checkpoint.choose(str(newest), tmp_path, ALONE)
+        checkpoint.choose_checkpoint(str(newest), tmp_path, ALONE)
 
 
 def test_latest_orders_by_number(tmp_path: Path) -> None:
     write(tmp_path, 10)
     write(tmp_path, 9)
-    chosen = checkpoint.choose("latest", tmp_path, ALONE)
+    chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
     assert chosen is not None
     assert chosen.step == 10
 
 
 def test_all_damaged_is_an_error_and_none_at_all_is_a_fresh_start(tmp_path: Path) -> None:
-    assert checkpoint.choose("latest", tmp_path, ALONE) is None
+    assert checkpoint.choose_checkpoint("latest", tmp_path, ALONE) is None
     (write(tmp_path, 3) / checkpoint.MANIFEST).write_text("{")
     with pytest.raises(ConfigurationError, match="every checkpoint is damaged"):
-        checkpoint.choose("latest", tmp_path, ALONE)
+        checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
 
 
 def test_a_path_that_is_no_checkpoint_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not a checkpoint folder"):
-        checkpoint.choose(str(tmp_path), tmp_path, ALONE)
+        checkpoint.choose_checkpoint(str(tmp_path), tmp_path, ALONE)
 
 
 def test_an_interrupted_save_does_not_count_and_is_removed(tmp_path: Path) -> None:
     checkpoint.Writer(tmp_path, 5, ALONE)
     assert list_checkpoints(tmp_path) == []
-    checkpoint.clean(tmp_path)
+    checkpoint.remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,10 +136,10 @@ def test_a_manifest_of_another_form_is_named(
     write(tmp_path, 6)
     file = write(tmp_path, 7) / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-    (fault,) = checkpoint.problems(Checkpoint(file.parent, 7), ALONE)
+    (fault,) = checkpoint.list_faults(Checkpoint(file.parent, 7), ALONE)
     assert str(file) in fault
     assert message in fault
-    assert checkpoint.choose("latest", tmp_path, ALONE) == Checkpoint(
+    assert checkpoint.choose_checkpoint("latest", tmp_path, ALONE) == Checkpoint(
         tmp_path / "checkpoint-6step", 6
     )
 
@@ -160,20 +160,20 @@ def test_a_checkpoint_of_another_version_is_refused(
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
     for wanted in ("latest", str(file.parent)):
         with pytest.raises(ConfigurationError, match=message):
-            checkpoint.choose(wanted, tmp_path, ALONE)
+            checkpoint.choose_checkpoint(wanted, tmp_path, ALONE)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "7", '{"files": {}}', 5000 * "["])
 def test_a_manifest_that_is_no_manifest(tmp_path: Path, content: str) -> None:
     file = write(tmp_path, 7) / "manifest.json"
     file.write_text(content)
-    (fault,) = checkpoint.problems(Checkpoint(file.parent, 7), ALONE)
+    (fault,) = checkpoint.list_faults(Checkpoint(file.parent, 7), ALONE)
     assert f"{file}: cannot be read" in fault
 
 
 def test_a_copy_under_the_name_of_another_step_is_passed_over(tmp_path: Path) -> None:
     shutil.copytree(write(tmp_path, 7), tmp_path / "checkpoint-5000step")
-    chosen = checkpoint.choose("latest", tmp_path, ALONE)
+    chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
     assert chosen == Checkpoint(tmp_path / "checkpoint-7step", 7)
 
 
@@ -184,12 +184,12 @@ def test_a_file_to_load_that_the_manifest_does_not_list_is_refused(
     saved = write(tmp_path, 7)
     (saved / "KEEP").touch()  # what a person may put there
     (saved / "notes.txt").touch()
-    assert checkpoint.problems(Checkpoint(saved, 7), ALONE) == []
+    assert checkpoint.list_faults(Checkpoint(saved, 7), ALONE) == []
     (saved / folder).mkdir(exist_ok=True)
     extra = saved / folder / "zero_pp_rank_9_mp_rank_00_optim_states.pt"
     for make in (extra.touch, lambda: extra.symlink_to(tmp_path)):
         make()
-        (fault,) = checkpoint.problems(Checkpoint(saved, 7), ALONE)
+        (fault,) = checkpoint.list_faults(Checkpoint(saved, 7), ALONE)
         assert f"{extra}: is not listed in manifest.json" in fault
         extra.unlink()
 
@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read_is_damage(
         return read(file)
 
     monkeypatch.setattr(manifest, "describe_file", fail)
-    (fault,) = checkpoint.problems(Checkpoint(saved, 7), ALONE)
+    (fault,) = checkpoint.list_faults(Checkpoint(saved, 7), ALONE)
     assert fault == f"{saved}/state/weights: cannot be read ([Errno 5] Input/output error)"
 
 
@@ -235,7 +235,7 @@ def test_a_path_of_the_manifest_that_is_too_long_is_a_fault(tmp_path: Path) -> N
     content = json.loads(file.read_text())
     content["files"][name] = {"bytes": 5, "xxh3": 32 * "0"}
     file.write_text(json.dumps(content))
-    (fault,) = checkpoint.problems(Checkpoint(file.parent, 7), ALONE)
+    (fault,) = checkpoint.list_faults(Checkpoint(file.parent, 7), ALONE)
     assert fault.startswith(f"{file.parent / name}: cannot be read ([Errno 36] File")
 
 

@@ -15,9 +15,9 @@ from torch import distributed
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import DeviceError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.training.device_errors import explaining_device_errors
+from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.distributed import is_connection_error
-from bsmeta.training.nccl_errors import NcclError, nccl_fault
+from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 
 SCRIPT = Path(__file__).with_name("failing_device.py")
 KEYS = ("trackers=[]", "max_train_steps=3", "num_warmup_steps=0")
@@ -92,14 +92,14 @@ def test_a_failure_of_nccl_is_reported_by_the_rank_that_had_it(
 )
 def test_a_lost_rank_is_no_failure_of_this_one(text: str, cause: str | None) -> None:
     error = distributed.DistBackendError(text)
-    fault = nccl_fault(error)
+    fault = find_nccl_fault(error)
     assert is_connection_error(error) == (cause is None)
     assert (fault is None) == (cause is None)
     if fault is not None:
         assert f"The usual cause is {cause}" in str(fault)
         assert text.splitlines()[-1] in str(fault)
         assert not is_connection_error(fault)
-        assert nccl_fault(fault) is None
+        assert find_nccl_fault(fault) is None
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_a_lost_rank_is_no_failure_of_this_one(text: str, cause: str | None) -> 
 )
 def test_memory_also_runs_out_in_libraries(error: Exception) -> None:
     line = next(line for line in str(error).splitlines() if "memory" in line or "ALLOC" in line)
-    with pytest.raises(DeviceError) as caught, explaining_device_errors(CausalLMConfig()):
+    with pytest.raises(DeviceError) as caught, explain_device_errors(CausalLMConfig()):
         raise error
     assert str(caught.value).startswith(f"the GPU is out of memory ({line}). Expected")
 
 
 def test_the_advice_fits_the_task() -> None:
     """This one divides the rows of a whole step, and has no gradient_checkpointing."""
-    with pytest.raises(DeviceError) as caught, explaining_device_errors(DisambiguationConfig()):
+    with pytest.raises(DeviceError) as caught, explain_device_errors(DisambiguationConfig()):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert "gradient_accumulation_steps=2, which halves the rows" in str(caught.value)
     assert "gradient_checkpointing" not in str(caught.value)
@@ -127,7 +127,7 @@ def test_the_advice_fits_the_task() -> None:
 
 def test_other_errors_stay_as_they_are() -> None:
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    with pytest.raises(RuntimeError) as caught, explaining_device_errors(CausalLMConfig()):
+    with pytest.raises(RuntimeError) as caught, explain_device_errors(CausalLMConfig()):
         raise error
     assert caught.value is error
     assert not isinstance(caught.value, NcclError)

@@ -43,7 +43,7 @@ esac
 def compiled() -> Path:
     """The library of the environment, compiled if it is not there."""
     subprocess.run([sys.executable, "-c", PREPARE], check=True, capture_output=True)
-    return distributed.library_path(NAME)
+    return distributed.find_library_path(NAME)
 
 
 @pytest.fixture

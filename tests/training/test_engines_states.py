@@ -19,7 +19,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from bsmeta.core.errors import CheckpointError
 from bsmeta.models.manifest import Manifest, describe_file, read_manifest, write_manifest
 from bsmeta.training.checkpoint import Checkpoint
-from bsmeta.training.engines_states import check_states, only_values
+from bsmeta.training.engines_states import check_states, restrict_to_values
 from bsmeta.training.resuming import convert
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
@@ -50,7 +50,7 @@ def test_what_deepspeed_saves_is_read(tmp_path: Path) -> None:
     for zipped in (True, False):
         torch.save(STATE, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
         check_states(tmp_path)
-        with only_values():
+        with restrict_to_values():
             read = torch.load(tmp_path / "a.pt", weights_only=False)
         assert read["optimizer_state_dict"]["zero_stage"] is ZeroStageEnum.gradients
         assert read["optimizer_state_dict"]["loss_scaler"].cur_scale == 1.0
@@ -61,7 +61,7 @@ def test_no_load_of_torch_calls_anything(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     torch.save({"module": Call(tmp_path / "was_run")}, tmp_path / "a.pt")
     reason = "Trying to load unsupported GLOBAL posix.system whose module posix is blocked."
-    with pytest.raises(pickle.UnpicklingError) as refused, only_values():
+    with pytest.raises(pickle.UnpicklingError) as refused, restrict_to_values():
         torch.load(tmp_path / "a.pt", weights_only=False)
     assert str(refused.value) == reason
     with pytest.raises(CheckpointError) as error:

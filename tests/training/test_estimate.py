@@ -38,14 +38,14 @@ from bsmeta.training.estimate import (
     Counts,
     Stage,
     activations,
-    amount,
-    count,
-    duration,
+    count_optimizer_bytes,
+    count_parameters,
+    count_state,
     estimate,
+    format_duration,
+    format_size,
     measure_state,
-    optimizer_bytes,
     probe,
-    state,
 )
 from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.task import Shape
@@ -80,9 +80,9 @@ def test_parameters_are_counted_without_weights() -> None:
     task = CausalLanguageModel(compose(CausalLMConfig, "demo"))
     shape = task.shape().model
     assert {one.device.type for one in shape.parameters()} == {"meta"}
-    counted = count(shape)
+    counted = count_parameters(shape)
     assert (counted.total, counted.trainable, counted.embeddings) == (1_328_256, 1_328_256, 524_288)
-    assert count(task.build_model()) == counted
+    assert count_parameters(task.build_model()) == counted
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -92,24 +92,28 @@ def test_weights_gradients_and_optimizer_are_those_of_a_real_step(make: Any, nam
     optimizer = build_optimizer(model, CausalLMConfig(optimizer_type=name))
     model(input_ids=torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
     optimizer.step()
-    size = optimizer_bytes(model, OPTIMIZERS[name])
-    assert measure_state(model, optimizer) == state(count(model), size, None, 1, half=False)
+    size = count_optimizer_bytes(model, OPTIMIZERS[name])
+    assert measure_state(model, optimizer) == count_state(
+        count_parameters(model), size, None, 1, half=False
+    )
 
 
 def test_each_stage_divides_one_thing_more() -> None:
     counts = Counts(total=1000, trainable=1000, embeddings=0)
-    half = [state(counts, 8000, stage, 4, half=True) for stage in (0, 1, 2, 3)]
+    half = [count_state(counts, 8000, stage, 4, half=True) for stage in (0, 1, 2, 3)]
     assert [(one.weights, one.gradients, one.optimizer) for one in half] == [
         (2000, 2000, 12_000),
         (2000, 2000, 3000),
         (2000, 500, 3000),
         (500, 500, 3000),
     ]
-    single = [state(counts, 8000, stage, 4, half=False) for stage in (0, 1)]
+    single = [count_state(counts, 8000, stage, 4, half=False) for stage in (0, 1)]
     assert [one.optimizer for one in single] == [8000, 3000]  # ZeRO adds its own float32 weights
-    sharded = state(counts, 8000, "FSDP2", 4, half=True)
+    sharded = count_state(counts, 8000, "FSDP2", 4, half=True)
     assert (sharded.weights, sharded.gradients, sharded.optimizer) == (1000, 1000, 2000)
-    plain = state(counts, 8028, None, 4, half=True)  # bf16 without DeepSpeed: weights stay float32
+    plain = count_state(
+        counts, 8028, None, 4, half=True
+    )  # bf16 without DeepSpeed: weights stay float32
     assert (plain.weights, plain.gradients, plain.optimizer) == (4000, 4000, 8028)
 
 
@@ -227,8 +231,8 @@ def test_the_tracker_of_torch_counts_the_same(eight_devices: DeviceMesh) -> None
     counted = activations(
         Shape(model, model.base_model, layers_of(model), **wide), half=True, copies=False
     )
-    size = optimizer_bytes(model, OPTIMIZERS["adamw"])
-    parts = state(count(model), size, "FSDP2", 8, half=True)
+    size = count_optimizer_bytes(model, OPTIMIZERS["adamw"])
+    parts = count_state(count_parameters(model), size, "FSDP2", 8, half=True)
     with FakeTensorMode():
         model = published(2)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -254,7 +258,7 @@ def test_the_tracker_of_torch_counts_the_same(eight_devices: DeviceMesh) -> None
 def test_the_estimators_of_deepspeed_add_what_exists_only_during_a_step(processes: int) -> None:
     size, largest = 1_600_000_000, 200_000_000
     counts = Counts(total=size, trainable=size, embeddings=0)
-    second, third = (state(counts, 8 * size, n, processes, half=True).total for n in (2, 3))
+    second, third = (count_state(counts, 8 * size, n, processes, half=True).total for n in (2, 3))
     _, theirs = estimate_zero2_model_states_mem_needs(size, processes, cpu_offload=False)
     assert theirs == second + 4 * size / processes  # float32 gradients
     _, theirs, gathered = estimate_zero3_model_states_mem_needs(
@@ -272,13 +276,13 @@ def test_a_model_that_needs_more_than_ids_has_no_activations() -> None:
 
 
 def test_sizes_and_times_as_a_person_reads_them() -> None:
-    assert [amount(one) for one in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
+    assert [format_size(one) for one in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
         "5 B",
         "2.0 KiB",
         "3.0 MiB",
         "5.00 GiB",
     ]
-    assert [duration(one) for one in (59.6, 3599, 7260, 200_000)] == [
+    assert [format_duration(one) for one in (59.6, 3599, 7260, 200_000)] == [
         "1 min 0 s",
         "59 min 59 s",
         "2 h 1 min",
@@ -371,7 +375,7 @@ def test_an_estimate_for_a_card_that_is_not_here(tmp_path: Path) -> None:
 def test_rows_that_fit() -> None:
     need = Need(rows=8, size=80.0, per_row=5.0)
     usable = (39.9, 44.9, 45.0, 79.9, 80.0, 84.9, 85.0)
-    assert [need.most_rows(size) for size in usable] == [0, 0, 1, 7, 8, 8, 9]
+    assert [need.max_rows(size) for size in usable] == [0, 0, 1, 7, 8, 8, 9]
 
 
 def test_a_launch_that_fits_has_no_advice() -> None:

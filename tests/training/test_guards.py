@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.training.optimization import EarlyStopping, NonFiniteGuard, SpikeGuard
+from bsmeta.training.guards import EarlyStopping, Guards, GuardsState, NonFiniteGuard, SpikeGuard
 from bsmeta.training.processes import ALONE
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Metric
@@ -50,7 +51,7 @@ def fail(
     reduced = ReducedStats(ALONE, StepStats(DataStats(), stop=0.0))
     data = StepData(BATCHES, {})
     result = StepResult(step, data, 0.0, 0.1, LOSSES, reduced, weights_changed)
-    return guard.failed(result, StepStats(DataStats(), stop=0.0, loss=NAN, grad_norm=norm))
+    return guard.skip_or_stop(result, StepStats(DataStats(), stop=0.0, loss=NAN, grad_norm=norm))
 
 
 def test_the_documents_of_the_step_are_written(tmp_path: Path) -> None:
@@ -91,17 +92,17 @@ def test_a_spike_is_found_by_a_full_window_and_does_not_enter_it() -> None:
     assert [spikes.is_spike(loss) for loss in (1.0, 1.2, 5.0, 1.1)] == [False, False, True, False]
     assert list(spikes.losses) == [0.9, 1.0, 1.2, 1.1]
     again = SpikeGuard(3.0, 4, limit=1)
-    again.losses.extend(spikes.losses)
+    again.load_state_dict(spikes.state_dict())
     assert again.is_spike(5.0)
-    again.rolled_back(10)
+    again.count_rollback(10)
     with pytest.raises(TrainingError, match="again after 1 rollbacks"):
-        again.rolled_back(10)
+        again.count_rollback(10)
 
 
 def test_the_window_follows_a_new_level_of_the_loss_that_is_accepted() -> None:
     spikes = SpikeGuard(3.0, 4, limit=1)
     assert [spikes.is_spike(loss) for loss in (1.0, 1.1, 0.9, 1.0, 5.0)] == [False] * 4 + [True]
-    spikes.losses.append(5.0)
+    spikes.accept(5.0)
     assert list(spikes.losses) == [1.1, 0.9, 1.0, 5.0]
     assert [spikes.is_spike(loss) for loss in (5.0, 5.1, 4.9)] == [False] * 3
 
@@ -111,6 +112,42 @@ def test_no_deviations_no_spikes() -> None:
     assert not any(spikes.is_spike(loss) for loss in (1.0, 1.0, 1e9))
 
 
+def test_the_state_of_all_guards_has_the_keys_of_the_trainer_state_and_loads(
+    tmp_path: Path,
+) -> None:
+    config = CausalLMConfig(
+        on_nonfinite="skip", max_consecutive_skips=1, loss_spike_deviations=3.0,
+        loss_spike_window=4, keep_best_by="score", early_stopping_patience=2,
+    )  # fmt: skip
+    guards = Guards.from_config(config, tmp_path, rank=0)
+    fail(guards.nonfinite, 1)
+    for loss in (9.0, 1.0, 1.1, 0.9, 1.0):
+        assert not guards.spikes.is_spike(loss)
+    for score in (2.0, 3.0):
+        guards.early_stopping.record_evaluation([Metric("score", score)])
+
+    state = guards.state_dict()
+    assert state == {
+        "consecutive_skips": 1,
+        "last_losses": [1.0, 1.1, 0.9, 1.0],
+        "early_stopping": {"best": 2.0, "without": 1},
+    }
+    assert state.keys() == GuardsState.__annotations__.keys()
+
+    loaded = Guards.from_config(config, tmp_path, rank=0)
+    loaded.spikes.accept(7.0)  # replaced by the saved window
+    loaded.load_state_dict(json.loads(json.dumps(state)) | {"phase": 0})
+    assert loaded.state_dict() == state
+    assert loaded.spikes.is_spike(5.0)
+    with pytest.raises(TrainingError, match="2 such steps in a row"):
+        fail(loaded.nonfinite, 2)
+    loaded.early_stopping.record_evaluation([Metric("score", 2.5)])
+    assert loaded.early_stopping.is_due
+
+    with pytest.raises(KeyError, match="last_losses"):
+        loaded.load_state_dict({"consecutive_skips": 1})
+
+
 TOY = Path(__file__).with_name("toy_task.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -118,10 +155,9 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 def due_after(patience: int | None, better: Any, *values: float) -> list[bool]:
     guard, found = EarlyStopping("score", patience), []
     for value in values:
-        guard.record([Metric("other", 0.0), Metric("score", value, better=better)])
-        again = EarlyStopping(
-            "score", patience, *json.loads(json.dumps([guard.best, guard.without]))
-        )
+        guard.record_evaluation([Metric("other", 0.0), Metric("score", value, better=better)])
+        again = EarlyStopping("score", patience)
+        again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
         assert again.is_due == guard.is_due
         guard = again
         found.append(guard.is_due)
@@ -137,8 +173,8 @@ def test_evaluations_without_a_better_value_are_counted_in_the_direction_of_the_
 
 def test_a_run_without_the_metric_in_its_evaluation_never_ends_early() -> None:
     guard = EarlyStopping(None, 1)
-    guard.record([Metric("score", 1.0)])
-    guard.record([Metric("score", 2.0)])
+    guard.record_evaluation([Metric("score", 1.0)])
+    guard.record_evaluation([Metric("score", 2.0)])
     assert not guard.is_due
 
 

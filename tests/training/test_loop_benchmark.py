@@ -16,7 +16,12 @@ from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.models.layers import layers_of
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.device_fit import RESERVED
-from bsmeta.training.estimate import activations, count, optimizer_bytes, state
+from bsmeta.training.estimate import (
+    activations,
+    count_optimizer_bytes,
+    count_parameters,
+    count_state,
+)
 from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY
 
@@ -79,7 +84,13 @@ def test_a_preset_fits_a_gpu_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch
         with follow_cuda_rules():
             return activations(planned, half=True, copies=True).total(recomputing=False)
 
-    held = state(count(model), optimizer_bytes(model, OPTIMIZERS["adamw"]), None, 1, half=True)
+    held = count_state(
+        count_parameters(model),
+        count_optimizer_bytes(model, OPTIMIZERS["adamw"]),
+        None,
+        1,
+        half=True,
+    )
     kept = len(preset.arms) * (held.weights + held.optimizer) + held.gradients
     # Transformers' Trainer computes all logits at once.
     largest = max(needed(0 if arm == "trainer" else chunk) for arm in preset.arms)

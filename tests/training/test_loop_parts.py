@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -13,9 +14,9 @@ from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training import metrics as metrics_module
 from bsmeta.training.device_copy import copy_to
 from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection
-from bsmeta.training.metrics import Throughput
+from bsmeta.training.metrics import Progress, Throughput
 from bsmeta.training.processes import ALONE, Processes
-from bsmeta.training.step_stats import DataStats, ReducedStats, StepStats
+from bsmeta.training.step_stats import DataStats, LossSums, ReducedStats, StepStats
 from bsmeta.training.task import Loss, flops_per_token
 
 CPU = torch.device("cpu")
@@ -35,6 +36,30 @@ class Tied(nn.Module):
 
 def test_flops_of_a_token_leave_out_what_is_only_looked_up() -> None:
     assert flops_per_token(Tied()) == 6 * (100 * 8 + 8 * 8 + 8)
+
+
+def test_the_state_of_the_progress_is_a_copy_that_loads_into_another_run() -> None:
+    progress = Progress(step=3, tokens=40, targets=30)
+    progress.add_counts({"documents": 2.0})
+    state = progress.state_dict()
+    assert state == {
+        "step": 3,
+        "tokens": 40,
+        "targets": 30,
+        "counts": {"documents": 2.0},
+        "unlogged": {"documents": 2.0},
+        "totals": {"documents": 2.0},
+    }
+    progress.add_counts({"documents": 1.0})
+    progress.step = 4
+    progress.load_state_dict(state)
+    assert progress == Progress(3, 40, 30, {"documents": 2.0}, {"documents": 2.0}, state["totals"])
+
+    with pytest.raises(
+        msgspec.ValidationError, match=r"Expected `int`, got `str` - at `\$.tokens`"
+    ):
+        progress.load_state_dict(state | {"tokens": "40"})
+    assert progress.tokens == 40
 
 
 def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +137,37 @@ def test_a_copy_to_a_gpu_begins_in_page_locked_memory(monkeypatch: pytest.Monkey
         ([7], gpu, in_the_background),
         ([1], cpu, in_the_background),
     ]
+
+
+def test_statistics_of_a_rank_are_packed_by_name() -> None:
+    stats = StepStats(
+        DataStats(targets=4.0, tokens=5.0, padding=6.0, counts={"pages": 7.0, "urls": 8.0}),
+        stop=1.0,
+        save_failed=2.0,
+        out_of_data=3.0,
+    )
+    assert stats.pack() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert StepStats.unpack(stats.pack(), ["pages", "urls"]) == stats
+    with pytest.raises(ValueError, match="zip"):
+        StepStats.unpack(stats.pack(), ["pages"])
+
+
+def test_losses_are_packed_as_their_sum_and_a_pair_for_each_part() -> None:
+    def scalar(value: float) -> torch.Tensor:
+        return torch.tensor(value, requires_grad=True)
+
+    losses = []
+    for value in (1.0, 2.5):
+        url = (scalar(2 * value), scalar(4.0))
+        losses.append(Loss(scalar(value), {"url": url, "none": (scalar(0.0), scalar(0.0))}))
+    packed = LossSums.pack(losses)
+    assert packed.tolist() == [3.5, 7.0, 8.0, 0.0, 0.0]
+    assert packed.dtype == torch.float64
+    assert not packed.requires_grad
+    sums = LossSums.unpack(packed.tolist(), ["url", "none"])
+    assert sums.loss == 3.5
+    assert sums.parts == {"url": (7.0, 8.0), "none": (0.0, 0.0)}
+    assert sums.part_means() == {"url": 0.875}
 
 
 def test_before_the_first_step_only_its_data_is_reduced() -> None:

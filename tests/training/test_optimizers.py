@@ -18,7 +18,7 @@ from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.engine_plain import PlainEngine
 from bsmeta.training.engines import make_engine
-from bsmeta.training.optimization import build_optimizer, learning_rate, matrices_in_layers
+from bsmeta.training.optimization import build_optimizer, find_layer_matrices, learning_rate
 from tests.conftest import REPOSITORY
 
 
@@ -217,7 +217,7 @@ def test_muon_updates_the_matrices_of_repeated_layers() -> None:
         "transformer.h.0.mlp.c_fc.weight",
         "transformer.h.0.mlp.c_proj.weight",
     ]
-    assert sorted(names[parameter] for parameter in matrices_in_layers(model)) == inside
+    assert sorted(names[parameter] for parameter in find_layer_matrices(model)) == inside
     optimizer = build_optimizer(model, CausalLMConfig(optimizer_type="muon", weight_decay=0.1))
     groups = [
         ([names[parameter] for parameter in group["params"]], group["weight_decay"])
@@ -236,7 +236,7 @@ def test_muon_needs_repeated_layers() -> None:
 def test_muon_trains_a_model_that_has_nothing_for_adamw() -> None:
     """As with adapters: all that is trained are matrices of layers."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2))
-    inside = matrices_in_layers(model)
+    inside = find_layer_matrices(model)
     for parameter in set(model.parameters()) - inside:
         parameter.requires_grad_(requires_grad=False)
     optimizer = build_optimizer(model, CausalLMConfig(optimizer_type="muon"))

@@ -23,12 +23,12 @@ from bsmeta.models.manifest import Manifest, describe_file, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint
 from bsmeta.training.engine import FSDP, PLAIN
 from bsmeta.training.resuming import (
-    branch_problems,
     changed_settings,
     check_exports,
     check_optimizer,
     check_origin,
     check_task,
+    find_branch_problems,
     resumes,
 )
 from tests.conftest import run_warm
@@ -266,7 +266,7 @@ def test_the_length_of_a_branch_follows_from_its_checkpoint() -> None:
 def test_what_a_branch_may_begin_from(stable: dict[str, Any], problem: str | None) -> None:
     saved = Checkpoint(Path("runs/stable/checkpoint-400step"), 400)
     before = replace(CausalLMConfig(max_train_steps=1000, num_warmup_steps=50), **stable)
-    found = [str(one) for one in branch_problems(saved, before, branch())]
+    found = [str(one) for one in find_branch_problems(saved, before, branch())]
     assert len(found) == (problem is not None)
     assert all(problem in one for one in found if problem)
 

@@ -121,9 +121,9 @@ def test_one_that_was_verified_is_read_again_only_when_it_has_changed(
 
     def problems(saved: Checkpoint, processes: Processes) -> list[str]:
         read.append(saved.step)
-        return checkpoint.problems(saved, processes)
+        return checkpoint.list_faults(saved, processes)
 
-    monkeypatch.setattr("bsmeta.training.retention.problems", problems)
+    monkeypatch.setattr("bsmeta.training.retention.list_faults", problems)
     make(tmp_path, dict.fromkeys((1, 2, 3)))
     keep_two = Retention(tmp_path, CausalLMConfig(keep_last_checkpoints=2))
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.fsdp import described, read_whole
+from bsmeta.training.fsdp import described, read_full_tensors
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 with tempfile.TemporaryDirectory() as made:
@@ -45,7 +45,7 @@ def test_whole_tensors_by_prefix(folder: Path) -> None:
         "model/weight": (torch.Size([2, 3]), torch.float32),
         "optimizer/step/weight": (torch.Size([]), torch.float32),
     }
-    found = read_whole(folder, "model/")
+    found = read_full_tensors(folder, "model/")
     assert list(found) == ["weight"]
     assert torch.equal(found["weight"], WEIGHT)
 
@@ -55,7 +55,7 @@ def test_an_entry_that_torch_would_unpickle_is_refused(folder: Path) -> None:
     metadata.state_dict_metadata["model/weight"] = BytesStorageMetadata()
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match="more than tensors"):
-        read_whole(folder, "model/")
+        read_full_tensors(folder, "model/")
 
 
 def test_a_part_outside_of_the_folder_is_refused(folder: Path) -> None:
@@ -128,17 +128,17 @@ def test_more_than_the_files_hold_is_not_allocated(folder: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     expected = r"describes 4,000,000,000,000,000,004 bytes of tensors, but its files have \d,"
     with pytest.raises(CheckpointError, match=expected):
-        read_whole(folder, "model/")
+        read_full_tensors(folder, "model/")
 
 
 def test_a_part_that_is_missing_or_cut_is_named(folder: Path) -> None:
     (part,) = folder.glob("*.distcp")
     part.write_bytes(bytes(part.stat().st_size))
     with pytest.raises(CheckpointError, match=r"^rank 0: "):
-        read_whole(folder, "model/")
+        read_full_tensors(folder, "model/")
     part.rename(folder / "other.distcp")
     with pytest.raises(CheckpointError, match=rf"^{folder}: cannot be read \(FileNotFoundError"):
-        read_whole(folder, "model/")
+        read_full_tensors(folder, "model/")
 
 
 def test_code_is_not_run(folder: Path, tmp_path: Path) -> None:

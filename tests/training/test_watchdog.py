@@ -19,7 +19,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from bsmeta.core.errors import DataError
-from bsmeta.training.watchdog import SharedStore, report_of, reported_error
+from bsmeta.training.watchdog import SharedStore, make_report, rebuild_error
 from tests.conftest import REPOSITORY, command, run_warm
 from tests.waiting import STUCK_S, wait_until
 
@@ -43,9 +43,9 @@ def host() -> Iterator[subprocess.Popen[str]]:
 
 def test_what_is_reported_to_other_ranks_holds_no_secrets() -> None:
     """They may not know what this rank has read."""
-    report = report_of(DataError("GET https://me:word@host.invalid/x?sig=1"))
+    report = make_report(DataError("GET https://me:word@host.invalid/x?sig=1"))
     assert report == {"user": True, "message": "GET https://[redacted]@host.invalid/x?[redacted]"}
-    assert str(reported_error(3, report)).startswith("rank 3: GET https://[redacted]@")
+    assert str(rebuild_error(3, report)).startswith("rank 3: GET https://[redacted]@")
 
 
 def test_a_call_does_not_wait_for_a_host_that_stands_still(host: subprocess.Popen[str]) -> None:
