@@ -75,7 +75,7 @@ class Candidates:
 
 
 class DocumentCounts:
-    """Counts of the training mentions by document, alias and entity (all int64 [mentions])."""
+    """Counts of training mentions by document, alias and entity (all int64 [mentions])."""
 
     def __init__(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> None:
         keys = _hash_triples(documents, aliases, entities)
@@ -234,7 +234,7 @@ class Data:
         if self.frozen is None:
             return
 
-        entities = np.append(self.table.all_candidates(self.train.aliases()), NIL)
+        entities = np.append(self.table.all_candidates(self.train.read_aliases()), NIL)
         if self.neighbors is not None:
             entities = np.append(entities, self.neighbors.distinct())
         has_masked_titles = self.config.data_config.mask_most_frequent > 0
@@ -275,14 +275,23 @@ class Comparisons:
 
     entities: np.ndarray  # int64 [columns]
     has_masked_title: np.ndarray  # bool [columns]
-    inputs: dict[str, np.ndarray]
-    """Inputs of `BiEncoder.forward` and of the loss.
+    allowed: np.ndarray  # bool [mentions, columns]: the entities that a mention is compared with
+    targets: np.ndarray
+    """bool [mentions, columns (+1)]: the entities that a mention means.
 
-    allowed: bool [mentions, columns]: the entities that a mention is compared with.
-    targets: bool [mentions, columns (+1)]: the entities that a mention means. If NIL is an answer,
-        it is the first column. A mention without a target is not trained on.
-    prior: float32 [mentions, columns, 2]; absent if the model has no prior.
+    If NIL is an answer, it is the first column. A mention without a target is not trained on.
     """
+    prior: np.ndarray | None  # float32 [mentions, columns, 2]; None if the model has no prior
+
+    def build_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the inputs of the model and of the loss."""
+        tensors = {
+            "targets": torch.from_numpy(self.targets),
+            "allowed": torch.from_numpy(self.allowed),
+        }
+        if self.prior is not None:
+            tensors["prior"] = torch.from_numpy(self.prior)
+        return tensors
 
 
 class TrainingBatches:
@@ -343,8 +352,9 @@ class TrainingBatches:
             tokens += entity_tokens
 
         padded = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
-        tensors |= {name: torch.from_numpy(array) for name, array in comparisons.inputs.items()}
-        trained = int(comparisons.inputs["targets"].any(1).sum())
+        tensors |= comparisons.build_tensors()
+
+        trained = int(comparisons.targets.any(1).sum())
         weak = sum(int((~row.is_gold).sum()) for row in rows)
         return MicroBatch(
             tensors=tensors,
@@ -372,11 +382,12 @@ class TrainingBatches:
         num_candidates = compared.shape[1]
         if self._neighbors is not None:
             negatives = self._neighbors(mentions.entities[:, 0])
+            # A meaning of the mention is no negative.
             negatives[(negatives[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
             compared = np.concatenate([compared, negatives], axis=1)
             is_gold = np.concatenate([is_gold, np.zeros(negatives.shape, bool)], axis=1)
 
-        # An even key is the entity with its title, an odd one that without.
+        # An even key stands for an entity with its title, an odd key for it without.
         masked_titles = self._mask_titles(compared, mentions.rows, draws)
         keys, columns = assign_columns(np.where(compared >= 0, compared * 2 + masked_titles, -1))
         entities = keys // 2
@@ -390,14 +401,22 @@ class TrainingBatches:
         else:
             allowed = scatter_columns(all_false, columns, True)
 
-        inputs = {"targets": targets, "allowed": allowed}
-        if self._config.log_prior != "none":
-            floor = np.repeat(candidates.floor[:, None], len(keys), axis=1)
-            inputs["prior"] = scatter_columns(floor, columns[:, :num_candidates], candidates.prior)
         if not self._config.train_in_candidates:
             is_nil = ~targets.any(1, keepdims=True)
-            inputs["targets"] = np.concatenate([is_nil, targets], axis=1)
-        return Comparisons(entities, (keys % 2).astype(bool), inputs)
+            targets = np.concatenate([is_nil, targets], axis=1)
+
+        prior = None
+        if self._config.log_prior != "none":
+            floor = np.repeat(candidates.floor[:, None], len(keys), axis=1)
+            prior = scatter_columns(floor, columns[:, :num_candidates], candidates.prior)
+
+        return Comparisons(
+            entities=entities,
+            has_masked_title=(keys % 2).astype(bool),
+            allowed=allowed,
+            targets=targets,
+            prior=prior,
+        )
 
     def _mask_titles(
         self, entities: np.ndarray, rows: np.ndarray, draws: Sequence[Draw]

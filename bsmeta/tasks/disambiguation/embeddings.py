@@ -32,7 +32,7 @@ from bsmeta.tasks.disambiguation.model import (
     build_frozen_model,
     run_model,
 )
-from bsmeta.tasks.disambiguation.texts import EntityTexts, attention_mask
+from bsmeta.tasks.disambiguation.texts import EntityTexts, build_attention_mask
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import batches_of, batches_within, spread
 
@@ -186,7 +186,11 @@ class EntityEncoder:
         return output.float().cpu().numpy()
 
     def compute_states(self, inputs: Inputs) -> list[np.ndarray]:
-        """Computes the states before the trained layers, float16 [tokens x hidden] by entity."""
+        """Computes the states of tokens before the trained layers.
+
+        Returns:
+            For each entity, float16 [tokens x hidden].
+        """
         assert isinstance(self._model, BiEncoder)
         ids, mask = (value.to(self._device) for value in inputs.values())
         in_bf16 = self._precision == "bf16"
@@ -285,7 +289,7 @@ class FrozenStates(FrozenVectors):
         return EntityVectors(folder, self.texts.count, size, self.texts.text, encode, "<f2")
 
     def build_inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> Inputs:
-        mask = attention_mask(self._count_tokens(entities))
+        mask = build_attention_mask(self._count_tokens(entities))
         states = self(entities, is_masked).reshape(len(entities), -1, self._hidden_size)
         return {
             "entity_states": torch.from_numpy(states[:, : mask.shape[1]]),

@@ -74,19 +74,24 @@ class Ranked:
     candidates: Candidates
     scores: np.ndarray
 
-    def is_right(self) -> np.ndarray:
-        """bool [mentions, K (+1)]: the right answers; NIL if no gold entity is a candidate."""
+    def mark_right(self) -> np.ndarray:
+        """Marks the right answers: the gold entities, or NIL if none of them is a candidate.
+
+        Returns:
+            bool [mentions, K (+1)].
+        """
         is_gold = self.candidates.is_gold
         if self.scores.shape[1] > is_gold.shape[1]:
             return np.concatenate([is_gold, ~is_gold.any(1, keepdims=True)], axis=1)
         return is_gold
 
-    def gold_ranks(self) -> np.ndarray:
-        """int64 [mentions]: how many candidates rank above the best right one.
+    def rank_gold(self) -> np.ndarray:
+        """Counts the candidates that rank above the best right answer; ties rank by column.
 
-        Ties rank by column. -1 if no answer is right.
+        Returns:
+            int64 [mentions]; -1 if no answer is right.
         """
-        is_right = self.is_right()
+        is_right = self.mark_right()
         best = np.where(is_right, self.scores, -np.inf).argmax(1)
         best_scores = self.scores[np.arange(len(best)), best][:, None]
 
@@ -94,15 +99,24 @@ class Ranked:
         is_higher = (self.scores > best_scores) | ((self.scores == best_scores) & is_before)
         return np.where(is_right.any(1), is_higher.sum(1), -1)
 
-    def losses(self) -> np.ndarray:
-        """float64 [mentions]: minus the log-probability of the right answers; NaN without any."""
-        is_right = self.is_right()
-        right = np.where(is_right, self.log_probabilities(), -np.inf)
+    def compute_losses(self) -> np.ndarray:
+        """Computes minus the log-probability of the right answers.
+
+        Returns:
+            float64 [mentions]; NaN if no answer is right.
+        """
+        is_right = self.mark_right()
+        right = np.where(is_right, self.compute_log_probabilities(), -np.inf)
         return np.where(is_right.any(1), -np.logaddexp.reduce(right, axis=1), np.nan)
 
-    def answers(self) -> tuple[np.ndarray, np.ndarray]:
-        """The best candidate of each mention, int64 (-1: none, 0: NIL), and its probability."""
-        shares = np.exp(self.log_probabilities())
+    def pick_answers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Picks the best candidate of each mention.
+
+        Returns:
+            Its entity, int64 [mentions] (-1: no candidates, 0: NIL), and its probability among the
+            mention's candidates, float64 [mentions].
+        """
+        shares = np.exp(self.compute_log_probabilities())
         rows = np.arange(len(shares))
         best = shares.argmax(1)
 
@@ -110,21 +124,25 @@ class Ranked:
         entities = np.concatenate([self.candidates.entities, nil], axis=1)
         return entities[rows, best], shares[rows, best]
 
-    def records(self) -> np.ndarray:
-        """A structured array [mentions] with the fields of `_RECORD`."""
-        entities, shares = self.answers()
+    def build_records(self) -> np.ndarray:
+        """Builds a structured array [mentions] with the fields of `_RECORD`."""
+        entities, shares = self.pick_answers()
         columns = [
-            self.gold_ranks(),
+            self.rank_gold(),
             self.candidates.gold_position,
             (self.candidates.entities >= 0).sum(1),
-            self.losses(),
+            self.compute_losses(),
             entities,
             shares,
         ]
         return np.rec.fromarrays(columns, dtype=[*_RECORD.items()])
 
-    def log_probabilities(self) -> np.ndarray:
-        """float64 [mentions, K (+1)], over each mention's own candidates."""
+    def compute_log_probabilities(self) -> np.ndarray:
+        """Computes the log-probability of each answer among the candidates of its mention.
+
+        Returns:
+            float64 [mentions, K (+1)].
+        """
         scores = self.scores.astype(np.float64)
         top = scores.max(1, keepdims=True)
         top = np.where(np.isfinite(top), top, 0.0)
@@ -208,7 +226,7 @@ def score(
     def score_batch(batch: np.ndarray) -> list[np.ndarray]:
         batch_rows = [rows[number] for number in batch]
         row_ends = np.cumsum([len(row.aliases) for row in batch_rows])
-        return np.split(scorer(batch_rows).records(), row_ends[:-1])
+        return np.split(scorer(batch_rows).build_records(), row_ends[:-1])
 
     batch_size = data.config.data_config.per_device_eval_batch_size
     batches = batches_of([len(row.tokens) for row in rows], batch_size)

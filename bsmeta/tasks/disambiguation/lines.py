@@ -274,7 +274,7 @@ def _convert_line(number: int, raw: _RawLine) -> Line:
     fields = zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
     for position, ((start, end), alias, qids, is_gold) in enumerate(fields):
         entities = (qids,) if isinstance(qids, str) else tuple(dict.fromkeys(qids))
-        slices = _slices_of_mention(raw, position) if is_gold else ()
+        slices = _list_slices(raw, position) if is_gold else ()
         mentions.append(Mention(start, end, alias, entities, is_gold, slices))
 
     document_names = (raw.document, raw.parent_qid, raw.sent_idx_unq)
@@ -282,7 +282,7 @@ def _convert_line(number: int, raw: _RawLine) -> Line:
     return Line(number, raw.sent_idx_unq, raw.sentence, document, tuple(mentions))
 
 
-def _slices_of_mention(raw: _RawLine, position: int) -> tuple[str, ...]:
+def _list_slices(raw: _RawLine, position: int) -> tuple[str, ...]:
     slices = raw.slices or {}
     key = str(position)
     return tuple(

@@ -430,7 +430,7 @@ class Predictor:
         batch_size = self._data.config.data_config.per_device_eval_batch_size
         for batch in batches_of([len(row.tokens) for row in rows], batch_size):
             batch_rows = [rows[index] for index in batch]
-            answers = zip(*self._scorer(batch_rows).answers(), strict=True)
+            answers = zip(*self._scorer(batch_rows).pick_answers(), strict=True)
             for row in batch_rows:
                 for position in row.positions.tolist():
                     entity, share = next(answers)

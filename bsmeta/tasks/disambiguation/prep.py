@@ -117,6 +117,7 @@ class Sentences:
         rows = []
         for number, *values in zip(numbers, *columns.values(), strict=True):
             record = dict(zip(columns, values, strict=True))
+
             rows.append(
                 Row(
                     number=int(number),
@@ -146,8 +147,8 @@ class Sentences:
             raise DataError(f"{self.path} has no gold mention to score, only weak labels")
         return rows
 
-    def aliases(self) -> np.ndarray:
-        """Returns the aliases of all mentions as int64."""
+    def read_aliases(self) -> np.ndarray:
+        """Reads the aliases of all mentions as int64."""
         values = self._read_column("alias").flatten().to_numpy(zero_copy_only=False)
         return np.asarray(values).astype(np.int64)
 
@@ -160,7 +161,11 @@ class Sentences:
         mentions_per_row = self._read_column("alias").value_lengths().to_numpy()
         row_documents = self._read_column("document").to_numpy().astype(np.int64)
         documents = np.repeat(row_documents, mentions_per_row)
-        return Meanings(entities, np.repeat(documents, counts), np.repeat(self.aliases(), counts))
+        return Meanings(
+            entities=entities,
+            documents=np.repeat(documents, counts),
+            aliases=np.repeat(self.read_aliases(), counts),
+        )
 
     def _read_column(self, name: str) -> Any:
         return self.rows.with_format("arrow")[:][name].combine_chunks()
@@ -259,7 +264,7 @@ def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
     encoder.index_folder = _build_index(path, work / "index")
     scan = _scan_and_warn(path)
 
-    features = _row_features(encoder.tokenizer)
+    features = _build_features(encoder.tokenizer)
     first_lines = range(0, scan.lines, LINES_PER_PART)
     groups = []
     work.mkdir(parents=True, exist_ok=True)
@@ -285,7 +290,7 @@ def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
     return _finish_rows(concatenate_datasets(groups), path, scan)
 
 
-def _row_features(tokenizer: PreTrainedTokenizerBase) -> Features:
+def _build_features(tokenizer: PreTrainedTokenizerBase) -> Features:
     """Returns the types of the columns of a store."""
     from datasets import Features, List, Value
 

@@ -76,12 +76,12 @@ class EntityTexts:
         self._cached_encode = lru_cache(_CACHED_TEXTS)(self._encode)
 
     def text(self, entity: int) -> str:
-        """Returns the text that determines an entity's tokens, without the special ones."""
+        """Returns the text of an entity, without special tokens; it determines the tokens."""
         parts = self._render_parts(entity)
         return "\n".join(f"{part}: {text}" for part, text in parts.items())
 
     def tokens(self, entity: int, is_masked: bool = False) -> list[int]:
-        """Returns the tokens of an entity's text, with each token of the title masked if asked."""
+        """Returns the tokens of an entity's text; `is_masked` masks each token of the title."""
         title, other_parts = self._cached_encode(entity)
         if is_masked:
             title = [self.tokenizer.mask_token_id] * len(title)
@@ -108,7 +108,7 @@ class EntityTexts:
 
         tensors = {
             "entity_ids": torch.from_numpy(pad_sequences(tokens, self.tokenizer.pad_token_id)),
-            "entity_mask": torch.from_numpy(attention_mask(lengths)),
+            "entity_mask": torch.from_numpy(build_attention_mask(lengths)),
         }
         return tensors, sum(lengths)
 
@@ -176,7 +176,7 @@ def pad_sequences(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -
     return padded
 
 
-def attention_mask(lengths: Sequence[int]) -> np.ndarray:
+def build_attention_mask(lengths: Sequence[int]) -> np.ndarray:
     """Returns the attention mask of padded sequences, int64 [sequences, longest]."""
     positions = np.arange(max(lengths, default=0))
     return (positions[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
@@ -257,9 +257,10 @@ def divide_sentence(
 def _group_mentions(
     mentions: Sequence[int], in_words: np.ndarray, in_tokens: np.ndarray, limits: Limits
 ) -> list[list[int]]:
-    """Groups consecutive mentions so that each group fits into a row, in groups of similar size."""
+    """Groups consecutive mentions into groups of similar size that each fit into a row."""
     if not mentions:
         return []
+
     min_groups = -(-len(mentions) // limits.mentions)
     group_size = -(-len(mentions) // min_groups)
 
@@ -268,22 +269,28 @@ def _group_mentions(
     token_ranges = in_tokens.tolist()
 
     groups: list[list[int]] = []
-    end_word = 0
-    end_token = 0
+    group_first_word = 0
+    group_first_token = 0
+    group_end_word = 0
+    group_end_token = 0
     for mention in mentions:
-        end_word = max(end_word, word_ranges[mention][1])
-        end_token = max(end_token, token_ranges[mention][1])
+        first_word, end_word = word_ranges[mention]
+        first_token, end_token = token_ranges[mention]
+        group_end_word = max(group_end_word, end_word)
+        group_end_token = max(group_end_token, end_token)
         if (
             groups
             and len(groups[-1]) < group_size
-            and end_word - word_ranges[groups[-1][0]][0] <= limits.words
-            and end_token - token_ranges[groups[-1][0]][0] <= limits.tokens
+            and group_end_word - group_first_word <= limits.words
+            and group_end_token - group_first_token <= limits.tokens
         ):
             groups[-1].append(mention)
         else:
             groups.append([mention])
-            end_word = word_ranges[mention][1]
-            end_token = token_ranges[mention][1]
+            group_first_word = first_word
+            group_first_token = first_token
+            group_end_word = end_word
+            group_end_token = end_token
     return groups
 
 
@@ -297,7 +304,7 @@ def widen_range(start: int, end: int, low: int, high: int, size: int) -> tuple[i
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the store: a sentence or a part of one. Arrays are int64 [mentions] by default."""
+    """A row of the store: a sentence or a part of one; arrays are int64 [mentions] if not noted."""
 
     number: int  # in the store
     sentence: int
@@ -385,7 +392,7 @@ class MentionTexts:
 
         tensors = {
             "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(attention_mask(lengths)),
+            "attention_mask": torch.from_numpy(build_attention_mask(lengths)),
             "mention_tokens": torch.from_numpy(pad_sequences(mention_tokens, -1)),
         }
         return tensors, sum(lengths)
