@@ -134,7 +134,7 @@ def find_candidates(
     totals = scores.sum(1) + FLOOR * is_candidate.sum(1)
     log_totals = np.log(np.maximum(totals, FLOOR))
 
-    # Subtracting the document's own mentions may change the order; ties keep that of the table.
+    # Subtracting the document's mentions may change the order; ties keep the order of the table.
     order = np.argsort(np.where(is_candidate, -scores, np.inf), axis=1, kind="stable")
     ranks = np.argsort(order, axis=1) + 1
 

@@ -195,7 +195,7 @@ class EntityEncoder:
         ids, mask = (value.to(self._device) for value in inputs.values())
         in_bf16 = self._precision == "bf16"
         with torch.no_grad(), torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
-            padded = self._model.entity_states(ids, mask).half().cpu().numpy()
+            padded = self._model.compute_entity_states(ids, mask).half().cpu().numpy()
 
         lengths = mask.sum(1).tolist()
         return [states[:length].reshape(-1) for states, length in zip(padded, lengths, strict=True)]

@@ -216,7 +216,7 @@ Files = list[tuple[Path, Path]]
 
 @dataclass(frozen=True)
 class Sources:
-    """The folders of entity files, and the files to read from them.
+    """The folders of entity files, with the selected files.
 
     Attributes:
         entity_dir: The folder with `entity_mappings/`.

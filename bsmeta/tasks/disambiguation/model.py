@@ -170,7 +170,7 @@ class BiEncoder(nn.Module):
         """The encoder of the texts of entities."""
         return self.mention_encoder if self.entity_encoder is None else self.entity_encoder
 
-    def tie_initial_layers(self) -> None:
+    def initialize_layers(self) -> None:
         """Initializes both layers as the same orthogonal map (a projection, if it lowers the size).
 
         The cosine of two embeddings then starts close to the cosine of the encoders' vectors, so
@@ -239,7 +239,7 @@ class BiEncoder(nn.Module):
             output.scores = self._score(output.mentions, output.entities, prior, allowed)
         return output
 
-    def entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def compute_entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Computes the token states of entities' texts before the layers that are trained."""
         assert self.settings.entity_layers
         return run_first_layers(self.text_encoder, self.settings.entity_layers, ids, mask)
@@ -260,13 +260,12 @@ class BiEncoder(nn.Module):
             chunk_states = states[texts, :longest].float()
             chunk_mask = mask[texts, :longest]
             if number < KEPT_CHUNKS or not torch.is_grad_enabled():
-                vectors.append(self._run_trained_layers(chunk_states, chunk_mask))
+                chunk_vectors = self._run_trained_layers(chunk_states, chunk_mask)
             else:
-                vectors.append(
-                    checkpoint(
-                        self._run_trained_layers, chunk_states, chunk_mask, use_reentrant=False
-                    )
+                chunk_vectors = checkpoint(
+                    self._run_trained_layers, chunk_states, chunk_mask, use_reentrant=False
                 )
+            vectors.append(chunk_vectors)
 
         original_order = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(mask.device)
         return torch.cat(vectors)[original_order]
@@ -371,7 +370,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     )
     model = BiEncoder(mention_encoder, entity_encoder, settings)
     if config.model_config_file is None:  # random weights have no similarities to preserve
-        model.tie_initial_layers()
+        model.initialize_layers()
     return model
 
 
@@ -435,7 +434,7 @@ def _build_encoder(
 
 
 def _freeze_first_layers(encoder: PreTrainedModel, key: str, trained: int) -> None:
-    """Freezes all parameters except those of the last layers.
+    """Freezes an encoder except its last layers.
 
     Args:
         key: The configuration key with the number of trained layers.

@@ -275,7 +275,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
                     alias_counts.setdefault(form, Counter())[alias] += 1
     problems.close()
 
-    # The text is searched for the forms of the table and those of the mentions.
+    # The text is searched for the forms of the aliases and of the mentions.
     mention_counts: dict[str, FormCount] = {}
     for form, aliases in alias_counts.items():
         alias, count = aliases.most_common(1)[0]

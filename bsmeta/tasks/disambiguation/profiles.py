@@ -135,7 +135,7 @@ class _Lists:
 
 
 class _NewNames(_Lists):
-    """Distinct new strings with their numbers, which follow those of the table.
+    """Distinct new strings; their numbers continue the numbers of the table.
 
     Args:
         before: The strings of the table; None for a new table.
@@ -213,15 +213,15 @@ class _NewAliases(_NewNames):
         )
 
 
-class _Object(NamedTuple):
+class _Target(NamedTuple):
     """An entity that relations lead to."""
 
-    index: int  # among all of these entities
+    number: int  # among all entities that relations lead to
     line: int  # the first line with such a relation
 
 
 class _Columns:
-    """The columns of new entities, which are appended to those of the table.
+    """New entities as columns, to append to the columns of the table.
 
     Args:
         before: The arrays of the table; None for a new table.
@@ -239,32 +239,33 @@ class _Columns:
         self.descriptions = _Lists(bytearray())
         self.types = _Lists(array("i"))
         self.relations = _Lists(array("i"))
-        self._relation_objects = array("i")  # indices in `_objects`, then numbers of entities
+        self._relation_targets = array("i")  # of each relation: the number of its target
+        self._relation_objects = array("i")  # of each relation: the number of its entity
 
         self._mention_aliases = array("i")
         self._mention_entities = array("i")
         self._mention_scores = array("f")
 
         self._lines: dict[str, int] = {}  # id of an entity -> its line
-        self._objects: dict[str, _Object] = {}  # by the id of the entity
+        self._targets: dict[str, _Target] = {}  # by the id of the entity
 
     def add_all(self, lines: Iterable[tuple[int, Profile]], problems: Problems) -> None:
         """Adds the profiles of a file, and closes its problems."""
         for number, profile in lines:
             self.add(number, profile, problems)
 
+        # Relations may lead to entities that come later, so they are resolved at the end.
         entities = []
-        for entity_id, relation_object in self._objects.items():
+        for entity_id, target in self._targets.items():
             entity = self.ids.find(entity_id)
             if entity < 0:
-                problems.add(
-                    relation_object.line, f"a relation leads to {entity_id!r}, which is no entity"
-                )
+                reason = f"a relation leads to {entity_id!r}, which is no entity"
+                problems.add(target.line, reason)
             entities.append(entity)
         problems.close()
+        self._relation_objects.extend(entities[number] for number in self._relation_targets)
 
         self.aliases.log_respelled(problems.path)
-        self._relation_objects = array("i", [entities[index] for index in self._relation_objects])
 
     def add(self, line: int, profile: Profile, problems: Problems) -> None:
         """Adds an entity even if it is invalid, so relations to it still resolve."""
@@ -284,8 +285,9 @@ class _Columns:
         relations = profile.relations
         self.relations.add(self.relation_names.find_or_add(entry.relation) for entry in relations)
         for entry in relations:
-            new_object = _Object(index=len(self._objects), line=line)
-            self._relation_objects.append(self._objects.setdefault(entry.object, new_object).index)
+            new_target = _Target(number=len(self._targets), line=line)
+            target = self._targets.setdefault(entry.object, new_target)
+            self._relation_targets.append(target.number)
 
         scores: dict[int, float] = {}
         for alias, score in profile.mentions:

@@ -152,26 +152,28 @@ def rename_line_slice(name: str) -> str:
     return f"{name}{LINE_SUFFIX}" if name in BUILT_IN else name
 
 
-def is_reported(name: str, chosen: Collection[str] | None) -> bool:
-    """Whether evaluations report a slice, given the names of the chosen ones (None: all)."""
-    if chosen is None:
+def is_reported(name: str, selection: Collection[str] | None) -> bool:
+    """Whether evaluations report a slice, given the names of the selected ones (None: all)."""
+    if selection is None:
         return name not in REPEATED
-    return name == ALL_MENTIONS or name in chosen or name.removesuffix(LINE_SUFFIX) in chosen
+    return name == ALL_MENTIONS or name in selection or name.removesuffix(LINE_SUFFIX) in selection
 
 
-def select_slices(scored: Scored, chosen: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Returns the mentions of each slice that is reported, bool [mentions], by name."""
+def select_slices(
+    scored: Scored, selection: Collection[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the mentions of each reported slice, bool [mentions] by name; see `is_reported`."""
     slices = find_built_in_slices(scored) | dict(scored.line_slices)
-    return {name: members for name, members in slices.items() if is_reported(name, chosen)}
+    return {name: members for name, members in slices.items() if is_reported(name, selection)}
 
 
 def mark_line_slices(names: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
     """Turns the names of each mention's slices into bool [mentions] by the name of the slice."""
-    distinct = sorted(set[str]().union(*names))
-    return {
-        rename_line_slice(name): np.array([name in mention_names for mention_names in names])
-        for name in distinct
-    }
+    slices = {}
+    for name in sorted(set[str]().union(*names)):
+        members = [name in mention_names for mention_names in names]
+        slices[rename_line_slice(name)] = np.array(members)
+    return slices
 
 
 def compute_metrics(scored: Scored, members: np.ndarray) -> dict[str, float]:
@@ -203,7 +205,7 @@ class SliceResult:
     documents: int  # documents with a mention in the slice
     metrics: dict[str, float]  # metrics of the model; see `compute_metrics`
     accuracy: dict[str, Estimate]  # of each system
-    difference: dict[str, Estimate]  # accuracy of the model minus that of each other system
+    difference: dict[str, Estimate]  # accuracy of the model minus the other system's, by system
 
 
 @dataclass(frozen=True)

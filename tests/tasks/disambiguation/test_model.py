@@ -202,7 +202,7 @@ def deep(tmp_path: Path) -> Path:
 def with_states(model: BiEncoder) -> dict[str, torch.Tensor]:
     given = inputs()
     with torch.no_grad():
-        states = model.entity_states(given.pop("entity_ids"), given["entity_mask"])
+        states = model.compute_entity_states(given.pop("entity_ids"), given["entity_mask"])
     return given | {"entity_states": states}
 
 
