@@ -68,6 +68,7 @@ CONNECTED = "connected to"
 """The relation of a pair of entities without a named relation."""
 
 NameLists = dict[str, list[int | str]]
+"""The names of each entity's types, or their numbers in a vocabulary."""
 
 
 def locate_mapping(folder: Path, name: str) -> Path | None:
@@ -134,7 +135,7 @@ class _MappingFile(Problems):
             self._repeated_keys += [key for key in content if keys.count(key) > 1]
         return content
 
-    def items_of(self, titles: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    def items_with_title(self, titles: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
         """Returns the items whose keys are entities with a title; logs the number of others."""
         unknown = len(self.content.keys() - titles.keys())
         if unknown:
@@ -163,6 +164,7 @@ def _read_mapping(path: Path, form: Any) -> Any:
 
 
 def _read_tries(folder: Path) -> dict[str, Any]:
+    """Reads a mapping from a folder of tries; see the module for their forms."""
     try:
         import marisa_trie
     except ImportError as error:
@@ -421,7 +423,7 @@ def _read_types(files: Files, titles: Mapping[str, str]) -> dict[str, dict[str, 
     for path, vocabulary in files:
         form: Any = dict[str, list[tuple[str, float]]] if path.is_dir() else NameLists
         file = _MappingFile(path, form, vocabulary)
-        for qid, values in file.items_of(titles):
+        for qid, values in file.items_with_title(titles):
             # Tries have a score beside each name.
             names = [name for name, _ in values] if path.is_dir() else values
             types[qid][str(path)] = file.look_up_names(qid, names, "type")
@@ -444,7 +446,7 @@ def _read_relations(files: Files, titles: Mapping[str, str]) -> dict[str, list[R
         form = dict[str, dict[str, list[str] | float] | list[int | str]]
         file = _MappingFile(path, form, vocabulary)
         unknown = 0
-        for qid, value in file.items_of(titles):
+        for qid, value in file.items_with_title(titles):
             if isinstance(value, dict):
                 pairs = []
                 for relation, other in _list_objects(value, file.names):

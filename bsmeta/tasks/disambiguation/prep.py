@@ -224,7 +224,7 @@ def open_prep(
     if by_content:
         folder = folder.with_name(f"{folder.name}-{_digest(key)}")
 
-    # An earlier version of the same table gives the same store.
+    # A store that was built with an earlier version of the table is valid, so its key is kept.
     saved_entities = saved_key(folder).get(_ENTITIES_KEY, "")
     if table.count_entities_of(saved_entities) is not None:
         key[_ENTITIES_KEY] = saved_entities
@@ -266,8 +266,8 @@ def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
 
     features = _build_features(encoder.tokenizer)
     first_lines = range(0, scan.lines, LINES_PER_PART)
-    groups = []
     work.mkdir(parents=True, exist_ok=True)
+    groups = []
     for start in range(0, len(first_lines), PARTS_PER_GROUP * workers):
         group = first_lines[start : start + PARTS_PER_GROUP * workers]
         name = f"{digest}-{group[0]}-{len(group)}"
@@ -285,6 +285,7 @@ def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
                 desc=f"encoding {path.name}",
             )
         )
+
     if not groups:
         raise DataError(f"{path} is empty; expected lines of sentences")
     return _finish_rows(concatenate_datasets(groups), path, scan)

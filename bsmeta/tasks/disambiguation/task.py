@@ -53,13 +53,13 @@ class EntityDisambiguator(Task):
     def build_model(self) -> BiEncoder:
         return models.build_model(self._config, self.data.tokenizer)
 
-    def _order(self, world_size: int) -> SimilarLengths:
+    def _build_order(self, world_size: int) -> SimilarLengths:
         batch_size = BatchPlan.of(self._config, world_size).global_batch
         return SimilarLengths(self.data.train.lengths, batch_size, self._config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
-        check_data(self.data)  # the trainer asks for this first
-        return self._order(world_size).steps_per_epoch
+        check_data(self.data)  # here, because the trainer calls this first
+        return self._build_order(world_size).steps_per_epoch
 
     @cached_property
     def _batches(self) -> TrainingBatches:
@@ -74,7 +74,7 @@ class EntityDisambiguator(Task):
             return batches.build_micro_batch(sentences.read(rows), epoch)
 
         return TableStream(
-            self._order(world_size),
+            self._build_order(world_size),
             collate,
             rank=rank,
             world_size=world_size,
