@@ -67,7 +67,7 @@ class EntityVectors:
 
     Args:
         count: Number of entities, which may have grown since the folder was written.
-        size: Numbers of a vector.
+        size: Length of a vector.
         text: Returns the text of an entity.
         encode: Computes vectors; those shorter than `size` are padded with zeros.
         dtype: The type of the numbers, as numpy writes it.

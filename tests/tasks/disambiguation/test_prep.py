@@ -53,10 +53,9 @@ def letters(words: np.ndarray) -> np.ndarray:
 def test_a_sentence_that_fits_is_one_row() -> None:
     words = words_of([1] * 6)
     mentions = np.array([[4, 7], [0, 1]])
-    assert divide_sentence(mentions, words, letters(words), Limits(2, 6, 6)) == (
-        [Chunk(0, 6, [1, 0])],
-        0,
-    )
+    chunks, lost = divide_sentence(mentions, words, letters(words), Limits(2, 6, 6))
+    assert chunks == [Chunk(0, 6, [1, 0])]
+    assert lost == 0
 
 
 def test_too_many_mentions_become_rows_of_about_as_many() -> None:
@@ -83,10 +82,9 @@ def test_long_words_are_cut_at_tokens() -> None:
 def test_mentions_that_no_row_can_hold_are_counted() -> None:
     words = words_of([1] * 20)
     mentions = np.array([[0, 11], [3, 4], [0, 1]])  # six words; a space; a word
-    assert divide_sentence(mentions, words, letters(words), Limits(10, 5, 100)) == (
-        [Chunk(0, 5, [2])],
-        2,
-    )
+    chunks, lost = divide_sentence(mentions, words, letters(words), Limits(10, 5, 100))
+    assert chunks == [Chunk(0, 5, [2])]
+    assert lost == 2
 
 
 @pytest.mark.parametrize(
