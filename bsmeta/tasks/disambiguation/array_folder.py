@@ -96,7 +96,7 @@ class ArrayFolder(Generic[Facts]):
         try:
             self._load()
         except FileNotFoundError:
-            # A writer has replaced files since the manifest was read: it has another one by now.
+            # A writer may have replaced files after the manifest was read, so it is read again.
             try:
                 self._load()
             except FileNotFoundError as error:

@@ -381,7 +381,7 @@ class TrainingBatches:
         is_gold = candidates.is_gold
         num_candidates = compared.shape[1]
         if self._neighbors is not None:
-            negatives = self._neighbors(mentions.entities[:, 0])
+            negatives = self._neighbors.look_up(mentions.entities[:, 0])
             # A meaning of the mention is no negative.
             negatives[(negatives[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
             compared = np.concatenate([compared, negatives], axis=1)

@@ -46,6 +46,7 @@ _HASHES_FILE = "texts.u64"
 _COMPUTED_AT_ONCE = 4096  # vectors between two writes to disk
 QUERIES_AT_ONCE = 1024  # entities whose neighbors are searched at a time
 _BLOCK = 1 << 16  # entities that the queries are compared with at a time
+_NO_COSINE = -2.0  # lower than any cosine
 
 
 def _hash_settings(*settings: Any) -> str:
@@ -192,7 +193,8 @@ class EntityEncoder:
             For each entity, float16 [tokens x hidden].
         """
         assert isinstance(self._model, BiEncoder)
-        ids, mask = (value.to(self._device) for value in inputs.values())
+        ids = inputs["entity_ids"].to(self._device)
+        mask = inputs["entity_mask"].to(self._device)
         in_bf16 = self._precision == "bf16"
         with torch.no_grad(), torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bf16):
             padded = self._model.compute_entity_states(ids, mask).half().cpu().numpy()
@@ -220,7 +222,8 @@ class FrozenVectors:
     """The vectors of an entities' encoder that is not trained, in a folder that all runs share."""
 
     def __init__(self, config: DisambiguationConfig, texts: EntityTexts, folder: Path) -> None:
-        # Loading draws random numbers for weights that it then replaces.
+        # Loading draws random numbers for weights that it then replaces; the run must not change by
+        # them.
         with torch.random.fork_rng(devices=[]):
             model = build_frozen_model(config, texts.tokenizer).eval()
         weights = _hash_weights(model.text_encoder.state_dict())
@@ -248,13 +251,13 @@ class FrozenVectors:
         Args:
             is_masked: bool [entities]: whose titles are masked.
         """
-        return {"entity_vectors": torch.from_numpy(self(entities, is_masked))}
+        return {"entity_vectors": torch.from_numpy(self.get(entities, is_masked))}
 
     def batch_entities(self, entities: np.ndarray) -> list[np.ndarray]:
         """Groups entities into batches of a bounded size; returns the indices of each batch."""
         return batches_of(np.zeros(len(entities)), VECTORS_AT_ONCE)
 
-    def __call__(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
+    def get(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
         """Returns the outputs for entities, [entities, size]; see `build_inputs`."""
         with_title = self._with_title.get(entities[~is_masked])
         if not is_masked.any():
@@ -290,7 +293,7 @@ class FrozenStates(FrozenVectors):
 
     def build_inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> Inputs:
         mask = build_attention_mask(self._count_tokens(entities))
-        states = self(entities, is_masked).reshape(len(entities), -1, self._hidden_size)
+        states = self.get(entities, is_masked).reshape(len(entities), -1, self._hidden_size)
         return {
             "entity_states": torch.from_numpy(states[:, : mask.shape[1]]),
             "entity_mask": torch.from_numpy(mask),
@@ -327,7 +330,7 @@ class Neighbors:
                     np.save(part, neighbors)
         self._neighbors = np.load(file, mmap_mode="r")
 
-    def __call__(self, entities: np.ndarray) -> np.ndarray:
+    def look_up(self, entities: np.ndarray) -> np.ndarray:
         """Returns int64 [entities, count]; -1 for an entity that no training mention has."""
         indices = np.searchsorted(self._entities, entities).clip(max=len(self._entities) - 1)
         has_neighbors = (self._entities[indices] == entities)[:, None]
@@ -347,7 +350,7 @@ def _find_nearest(vectors: FrozenVectors, entities: np.ndarray, count: int) -> n
     """
 
     def unit_vectors(numbers: np.ndarray) -> torch.Tensor:
-        outputs = vectors(numbers, np.zeros(len(numbers), bool))
+        outputs = vectors.get(numbers, np.zeros(len(numbers), bool))
         return functional.normalize(torch.from_numpy(outputs), dim=1)
 
     total = vectors.texts.count
@@ -358,18 +361,20 @@ def _find_nearest(vectors: FrozenVectors, entities: np.ndarray, count: int) -> n
     for first in range(0, len(entities), QUERIES_AT_ONCE):
         queries = entities[first : first + QUERIES_AT_ONCE]
         query_vectors = unit_vectors(queries)
-        best_cosines = torch.full((len(queries), count), -2.0)  # -2 is lower than any cosine
+        best_cosines = torch.full((len(queries), count), _NO_COSINE)
         best_entities = torch.full((len(queries), count), -1, dtype=torch.int64)
 
         for block in blocks:
             cosines = query_vectors @ unit_vectors(block).T
-            cosines[torch.from_numpy(queries[:, None] == block[None, :])] = -2.0
+            is_itself = torch.from_numpy(queries[:, None] == block[None, :])
+            cosines[is_itself] = _NO_COSINE
+
             numbers = torch.from_numpy(block).expand(len(queries), -1)
             best_cosines, indices = torch.cat([best_cosines, cosines], 1).topk(count, dim=1)
             report_progress()
             best_entities = torch.cat([best_entities, numbers], 1).gather(1, indices)
 
-        valid = torch.where(best_cosines > -2.0, best_entities, -1)
+        valid = torch.where(best_cosines > _NO_COSINE, best_entities, -1)
         nearest[first : first + QUERIES_AT_ONCE] = valid.numpy()
     return nearest
 
