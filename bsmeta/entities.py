@@ -1,4 +1,4 @@
-"""Builds the table of entities of a disambiguator, adds entities to it, and describes it.
+"""Builds the entity table of a disambiguator, adds entities to it, and prints a summary of it.
 
 python bsmeta/entities.py table=entities profiles=profiles.jsonl.gz
 python bsmeta/entities.py table=entities entity_dir=data/entity_db
@@ -20,54 +20,69 @@ _SOURCES = ("profiles", "entity_dir", "add")
 
 
 def main(config: EntitiesConfig) -> None:
-    """Builds the table or adds to it, as the key that is set asks, and prints a summary."""
+    """Builds the table or adds to it, depending on the key that is set, and prints a summary."""
     if config.table is None:
         raise ConfigurationError("table is not set; expected a folder", ["table"])
-    chosen = [name for name in _SOURCES if getattr(config, name) is not None]
-    if len(chosen) > 1:
+    _check_keys(config)
+    print(f"{config.table}: {_build_or_extend(config, Path(config.table))}")
+
+
+def _check_keys(config: EntitiesConfig) -> None:
+    sources = [name for name in _SOURCES if getattr(config, name) is not None]
+    if len(sources) > 1:
         raise ConfigurationError(
-            f"{' and '.join(chosen)} are set; expected one of {', '.join(_SOURCES)}", chosen
+            f"{' and '.join(sources)} are set; expected one of {', '.join(_SOURCES)}", sources
         )
+
     for name in ("emb_dir", "types", "relations"):
         if getattr(config, name) is not None and config.entity_dir is None:
             raise ConfigurationError(f"{name} is set without entity_dir; set both", [name])
+
     if config.max_candidates is not None and config.profiles is None and config.entity_dir is None:
         raise ConfigurationError(
             "max_candidates is set without profiles or entity_dir; set one of them, or leave it "
             "out: a table keeps the number that it was built with",
             ["max_candidates"],
         )
+
     if config.checkpoint is not None and config.add is None:
         raise ConfigurationError("checkpoint is set without add; set both", ["checkpoint"])
-    print(f"{config.table}: {_summary(config, Path(config.table))}")
 
 
-def _summary(config: EntitiesConfig, folder: Path) -> str:
-    """Builds or changes the table, if a key says so, and describes it."""
+def _build_or_extend(config: EntitiesConfig, folder: Path) -> str:
+    """Builds the table or adds entities to it, if a key asks for it; returns a summary."""
     # Imported here because datasets and Arrow take a while, and the keys are checked first.
     from bsmeta.tasks.disambiguation.entities import EntityTable
     from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
     from bsmeta.tasks.disambiguation.profiles import MAX_CANDIDATES, add_entities, build_entities
 
     if config.profiles is not None:
-        most = config.max_candidates or MAX_CANDIDATES
-        return build_entities(Path(config.profiles), folder, max_candidates=most).summary()
+        max_candidates = config.max_candidates or MAX_CANDIDATES
+        table = build_entities(Path(config.profiles), folder, max_candidates=max_candidates)
+        return table.summary()
+
     if config.entity_dir is not None:
         emb_dir = None if config.emb_dir is None else Path(config.emb_dir)
         sources = Sources(Path(config.entity_dir), emb_dir, config.types, config.relations)
         return build_from_files(sources, folder, config.max_candidates).summary()
-    table = EntityTable.open(folder)
+
+    before = EntityTable.open(folder)
     if config.add is None:
-        return table.summary()
-    encode = None if config.checkpoint is None else _encoder(config.checkpoint, folder)
-    more = add_entities(Path(config.add), folder)
+        return before.summary()
+
+    # Opened before entities are added, because it may refuse the checkpoint.
+    encode = None if config.checkpoint is None else _open_encoder(config.checkpoint, folder)
+    after = add_entities(Path(config.add), folder)
     if encode is not None:
-        encode(len(table), len(more))
-    return f"{len(more) - len(table):,} added: {more.summary()}"
+        encode(len(before), len(after))
+    return f"{len(after) - len(before):,} added: {after.summary()}"
 
 
-def _encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
-    """Encodes a range of entities with a trained model, which keeps the result on disk."""
+def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
+    """Returns a function that encodes a range of entities with a trained model.
+
+    The embeddings are kept on disk, where predictions with the model find them.
+    """
     import numpy as np
 
     from bsmeta.tasks.checkpoints import locate, open_task, task_of
@@ -84,7 +99,8 @@ def _encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     assert isinstance(task, EntityDisambiguator)
 
     def encode(start: int, end: int) -> None:
-        task.predictor(task.load(folder).eval()).embeddings.get(np.arange(start, end))
+        predictor = task.predictor(task.load(folder).eval())
+        predictor.embeddings.get(np.arange(start, end))
 
     return encode
 

@@ -123,8 +123,8 @@ JOINS = {
         "self._folder / file_name": "names in the code",
     },
     "tasks/disambiguation/embeddings.py": {
-        "folder / self.name_of('frozen', is_masked)": "a hash",
-        "folder / self.name_of('states', self._trained_layers, is_masked)": "a hash",
+        "folder / self.hash_settings('frozen', is_masked)": "a hash",
+        "folder / self.hash_settings('states', self._trained_layers, is_masked)": "a hash",
         "folder / f'{name}.npy'": "a hash",
         "folder / name": "a hash",
     },
@@ -132,7 +132,7 @@ JOINS = {
         "folder / name": "names in the code",
         "folder / f'{name}.json'": "names in the code",
         "folder / file": "one of a listing of the folder itself",
-        "folder / (own or vocabulary)": "one of a listing of the folder itself",
+        "folder / (vocabulary or default_vocabulary)": "one of a listing of the folder itself",
     },
     "tasks/disambiguation/prep.py": {
         "folder.with_name(f'{folder.name}.work')": "beside a path",

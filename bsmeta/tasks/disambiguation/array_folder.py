@@ -1,13 +1,14 @@
 """Named arrays in a folder: memory-mapped, and replaced or appended to in one operation.
 
-Each array is a file of bare values. `manifest.json` says which files and how much of each belong to
-the current version, so that replacing it is what changes the folder: values after the end of an
-array, and files that it does not list, were left by an interrupted change. It also has a checksum
-of each array. numpy's own `.npy` files can neither be appended to nor replaced together.
+Each array is a file of bare values. `manifest.json` lists the files of the current version, and the
+number of values of each that belong to it. Replacing the manifest changes the whole folder at once:
+values after the end of an array, and files that are not listed, were left by an interrupted change.
+The manifest also has a checksum of each array. numpy's own `.npy` files can neither be appended to
+nor replaced together.
 
-A folder may come from someone else. Which arrays there are, and their types, is a `Layout` in the
-code of the reader; the manifest must agree with it, and names no file outside the folder. An array
-of Python objects, which numpy would read as addresses in memory, is in no layout.
+A folder may come from someone else. The names and types of the arrays are a `Layout` in the code of
+the reader; the manifest must agree with it, and names no file outside the folder. An array of
+Python objects, which numpy would read as addresses in memory, is in no layout.
 """
 
 from __future__ import annotations
@@ -53,11 +54,15 @@ class ArrayFile(msgspec.Struct):
     xxh3: str | None = None
 
 
-class _Version(msgspec.Struct):
+class _FormatOnly(msgspec.Struct):
+    """The manifest of any format."""
+
     format: Any = None
 
 
 class _Manifest(msgspec.Struct):
+    """The manifest of this format."""
+
     format: int
     version: Count
     facts: msgspec.Raw
@@ -69,9 +74,9 @@ class ArrayFolder(Generic[Facts]):
 
     Args:
         layout: The arrays that the folder must have, and no others.
-        facts: Type of what the writer saves beside the arrays.
-        verify: Whether to compare the arrays with their checksums: for the first process that
-            opens the folder.
+        facts: Type of the facts that the writer saves beside the arrays.
+        verify: Whether to compare the arrays with their checksums, which the first process that
+            opens the folder does.
 
     Attributes:
         version: Number of changes of the folder.
@@ -90,18 +95,18 @@ class ArrayFolder(Generic[Facts]):
 
         try:
             self._load()
-        except FileNotFoundError:  # replaced since the manifest was read
+        except FileNotFoundError:
+            # A writer may have replaced files after the manifest was read, so it is read again.
             try:
                 self._load()
             except FileNotFoundError as error:
                 raise damaged_folder(folder, f"{error.filename} is missing") from error
 
-        for name, entry in self.files.items() if verify else ():
-            if _checksum(self._arrays[name]) != entry.xxh3:
-                raise damaged_folder(folder, f"{entry.file} does not match its checksum")
+        if verify:
+            self._compare_checksums()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array of a name, of one dimension and the type that the layout says."""
+        """Returns the array of a name, of one dimension and the type in the layout."""
         return self._arrays[name]
 
     def _load(self) -> None:
@@ -122,8 +127,13 @@ class ArrayFolder(Generic[Facts]):
 
         self._arrays = {name: self._map(name) for name in self._layout}
 
+    def _compare_checksums(self) -> None:
+        for name, entry in self.files.items():
+            if _checksum(self._arrays[name]) != entry.xxh3:
+                raise damaged_folder(self.folder, f"{entry.file} does not match its checksum")
+
     def _map(self, name: str) -> np.ndarray:
-        """Maps the file of an array, after its entry was compared with the layout."""
+        """Compares the entry of an array with the layout, and maps its file."""
         entry = self.files[name]
         dtype = self._layout[name]
         if entry.dtype != dtype:
@@ -143,12 +153,12 @@ class ArrayFolder(Generic[Facts]):
 
 
 class ArrayWriter:
-    """Changes the arrays of a folder; the change is visible after `commit`, and then completely.
+    """Changes the arrays of a folder; `commit` makes all changes visible together.
 
     The caller holds a lock: there is one writer at a time.
 
     Args:
-        before: The folder as it is, whose arrays are appended to or replaced; None: a new one.
+        before: The existing folder, whose arrays are appended to or replaced; None for a new one.
     """
 
     def __init__(
@@ -164,13 +174,13 @@ class ArrayWriter:
             }
 
     def append(self, name: str, values: np.ndarray) -> None:
-        """Appends values to an array, which is created if there is none."""
-        values = self._typed(name, values)
+        """Appends values to an array, which is created if it does not exist."""
+        values = self._check_type(name, values)
         entry = self._files.setdefault(name, ArrayFile(f"{name}.bin", self._layout[name], 0))
 
         end = entry.length * values.itemsize
         with open(self._folder / entry.file, "r+b" if entry.length else "wb") as file:
-            file.truncate(end)  # removes what an interrupted change has appended
+            file.truncate(end)  # removes values that an interrupted change has appended
             file.seek(end)
             _write(file, values)
 
@@ -178,8 +188,8 @@ class ArrayWriter:
         entry.xxh3 = None
 
     def replace(self, name: str, values: np.ndarray) -> None:
-        """Writes an array to a new file; readers of the version before keep theirs."""
-        values = self._typed(name, values)
+        """Writes an array to a new file; readers of the previous version keep the old one."""
+        values = self._check_type(name, values)
         file_name = f"{name}.{self._version}.bin"
         with open(self._folder / file_name, "wb") as file:
             _write(file, values)
@@ -187,7 +197,7 @@ class ArrayWriter:
         self._files[name] = ArrayFile(file_name, self._layout[name], len(values), _checksum(values))
 
     def content_hash(self) -> str:
-        """The xxh3 of all arrays as they will be, in hexadecimal."""
+        """Returns the xxh3 of all arrays after the change, in hexadecimal."""
         for entry in self._files.values():
             if entry.xxh3 is None:
                 values = map_array(self._folder / entry.file, entry.dtype, entry.length)
@@ -198,7 +208,7 @@ class ArrayWriter:
 
     def commit(self, facts: msgspec.Struct) -> None:
         """Makes the change visible, and removes files that are no longer used."""
-        self.content_hash()  # every array has its checksum
+        self.content_hash()  # computes the missing checksums
         assert self._files.keys() == self._layout.keys()
 
         manifest = {
@@ -214,12 +224,12 @@ class ArrayWriter:
             os.fsync(file.fileno())
         part.replace(self._folder / MANIFEST)
 
-        used = {entry.file for entry in self._files.values()}
+        current_files = {entry.file for entry in self._files.values()}
         for path in self._folder.glob("*.bin"):
-            if path.name not in used:
+            if path.name not in current_files:
                 path.unlink(missing_ok=True)
 
-    def _typed(self, name: str, values: np.ndarray) -> np.ndarray:
+    def _check_type(self, name: str, values: np.ndarray) -> np.ndarray:
         dtype = self._layout[name]
         assert values.dtype.str == dtype, f"{name}: {values.dtype.str} instead of {dtype}"
         return np.ascontiguousarray(values)
@@ -238,7 +248,7 @@ def map_array(path: Path, dtype: str, length: int) -> np.ndarray:
         raise damaged_folder(
             path.parent, f"{path.name} has {actual:,} bytes instead of {expected:,}"
         )
-    if length == 0:  # which cannot be mapped
+    if length == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
 
     # A plain array over the mapping: indexing a memmap costs several times as much.
@@ -246,7 +256,7 @@ def map_array(path: Path, dtype: str, length: int) -> np.ndarray:
 
 
 def damaged_folder(folder: Path, reason: str) -> DataError:
-    """The error for a folder whose content cannot be what its writer wrote."""
+    """Returns the error for a folder with content that no writer writes."""
     return DataError(f"{folder} is damaged ({reason}); delete the folder and build it again")
 
 
@@ -263,7 +273,7 @@ def _read_manifest(folder: Path) -> _Manifest:
         raise damaged_folder(folder, f"{MANIFEST}: {error}") from error
 
     try:
-        if decode_json(content, _Version).format != FORMAT:
+        if decode_json(content, _FormatOnly).format != FORMAT:
             raise DataError(
                 f"{folder} is not of this version of bsmeta ({MANIFEST} is not of format {FORMAT});"
                 " delete the folder and build it again"

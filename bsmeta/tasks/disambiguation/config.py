@@ -1,5 +1,5 @@
 """The schema of `task=disambiguation` (mentions in sentences, each with its entity), its checks and
-summary.
+its summary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.keys import inherited, key
 
 ENTITY_TEXT = ("title", "types", "relations", "description")
-"""The parts that the text of an entity may have, in their order."""
+"""The parts that the text of an entity may have, in order."""
 
 FILES = {
     **dict.fromkeys(
@@ -226,53 +226,63 @@ class DisambiguationConfig(PretrainedConfig):
 
 def value_problems(config: DisambiguationConfig, _: Composition = NOTHING) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
-    yield from _files(config)
+    yield from _find_file_problems(config)
     yield from model_problems(config)
-    yield from _encoders(config)
+    yield from _find_encoder_problems(config)
+
     data = config.data_config
     if not data.entity_text or len({*data.entity_text}) < len(data.entity_text):
-        key, expected = "data_config.entity_text", "at least one part, and each once"
+        key = "data_config.entity_text"
+        expected = "at least one part, and each once"
         fix = f"{key}=[{', '.join(ENTITY_TEXT)}]"
         yield Problem(key, HYDRA, show(data.entity_text), expected, fix)
+
     if data.dev_file is None and config.keep_best_by is not None:
         expected = "null, because data_config.dev_file=null leaves nothing to evaluate on"
         fix = "keep_best_by=null export_best=false early_stopping_patience=null, or a dev_file"
         yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
+
     if data.mask_rarest > data.mask_most_frequent:
         expected = f"at most data_config.mask_most_frequent={data.mask_most_frequent}"
         fix = "exchange them, or set both to 0 to mask nothing"
         yield Problem("data_config.mask_rarest", HYDRA, show(data.mask_rarest), expected, fix)
+
     if config.compare_with is not None and not os.path.isdir(config.compare_with):
-        what = "the run folder of another model"
-        yield missing("compare_with", config.compare_with, what, "correct compare_with")
+        expected = "the run folder of another model"
+        yield missing("compare_with", config.compare_with, expected, "correct compare_with")
 
 
-def _files(config: DisambiguationConfig) -> Iterator[Problem]:
-    is_checked = config.accelerate_config_file is None  # that of another machine is not here
-    for name, what in FILES.items():
-        key, value = f"data_config.{name}", getattr(config.data_config, name)
-        if value is None and name in REQUIRED:
-            yield Problem(key, HYDRA, "null", what, f"{key}=PATH")
-        elif value is not None and is_checked and not os.path.exists(value):
-            yield missing(key, value, what, f"correct {key}")
+def _find_file_problems(config: DisambiguationConfig) -> Iterator[Problem]:
+    # The paths of a launch on another machine cannot be checked here.
+    is_local = config.accelerate_config_file is None
+    for name, description in FILES.items():
+        key = f"data_config.{name}"
+        path = getattr(config.data_config, name)
+        if path is None and name in REQUIRED:
+            yield Problem(key, HYDRA, "null", description, f"{key}=PATH")
+        elif path is not None and is_local and not os.path.exists(path):
+            yield missing(key, path, description, f"correct {key}")
 
 
-def _encoders(config: DisambiguationConfig) -> Iterator[Problem]:
+def _find_encoder_problems(config: DisambiguationConfig) -> Iterator[Problem]:
     if config.model_config_file is not None:
         expected = "null, because the weights of entities' encoder before training are used"
-        for key, is_wrong in (
+        for key, is_set in (
             ("train_entity_layers", config.train_entity_layers is not None),
             ("hard_negatives", config.hard_negatives > 0),
         ):
-            if is_wrong:
-                found = show(config.model_config_file)
+            if is_set:
+                value = show(config.model_config_file)
                 fix = f"model_name=FOLDER without model_config_file, or without {key}"
-                yield Problem("model_config_file", HYDRA, found, expected, fix)
-    for key in ("encoder_layers", "train_layers", "train_entity_layers"):
-        if config.share_encoders and getattr(config, key) is not None:
-            expected = "null, because share_encoders=true makes it the encoder of entities, too"
-            fix = f"{key}=null, or share_encoders=false"
-            yield Problem(key, HYDRA, show(getattr(config, key)), expected, fix)
+                yield Problem("model_config_file", HYDRA, value, expected, fix)
+
+    if config.share_encoders:
+        for key in ("encoder_layers", "train_layers", "train_entity_layers"):
+            layers = getattr(config, key)
+            if layers is not None:
+                expected = "null, because share_encoders=true makes it the encoder of entities, too"
+                fix = f"{key}=null, or share_encoders=false"
+                yield Problem(key, HYDRA, show(layers), expected, fix)
 
 
 def start_problems(
@@ -287,15 +297,20 @@ def start_problems(
 
 
 def summary_rows(config: DisambiguationConfig, launch: Launch) -> list[Row]:
-    """Rows for model, sentences and entities."""
+    """Returns the rows of the start-up table for model, sentences and entities."""
     data = config.data_config
-    model = config.model_name
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
-    trained = config.train_entity_layers
-    entities = "of its own" if trained is None else f"of its own, {trained} layers trained"
+    else:
+        model = config.model_name
+
     if config.share_encoders:
         entities = "that of the mentions"
+    elif config.train_entity_layers is None:
+        entities = "of its own"
+    else:
+        entities = f"of its own, {config.train_entity_layers} layers trained"
+
     held_out = [f"{name}: {getattr(data, f'{name}_file')}" for name in ("dev", "test")]
     return [
         ("encoder", f"{model}; one pass a {data.mention_encoding}; of entities: {entities}"),

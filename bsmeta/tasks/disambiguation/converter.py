@@ -2,8 +2,8 @@
 
     python -m bsmeta.tasks.disambiguation.converter wiki_config.json --out configs/wiki.yaml
 
-prints what each key becomes, or why nothing corresponds to it, and writes the YAML, with which
-`bsmeta/train.py --config-dir configs --config-name wiki` trains.
+prints the replacement of each key, or the reason why there is none, and writes a YAML file. Train
+with it by `bsmeta/train.py --config-dir configs --config-name wiki`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from bsmeta.core.printable import printable
 from bsmeta.core.process import exit_code
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
-ENCODER_OF_FIRST = "google-bert/bert-base-cased"
-EPOCHS_OF_FIRST, EPOCHS_OF_SECOND = 10, 1  # what the generations train without a key that says it
+# Defaults of Bootleg, by generation.
+FIRST_ENCODER = "google-bert/bert-base-cased"
+FIRST_EPOCHS = 10
+SECOND_EPOCHS = 1
+
 HEADER = """\
 # Converted from {source} by python -m bsmeta.tasks.disambiguation.converter
 defaults:
@@ -44,100 +47,116 @@ _JSON_PARTS = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""Strings, and what JSON does not have: comments, and commas before a closing bracket.
+"""Strings (to keep), and comments and commas before a closing bracket, which JSON does not allow.
 
-What is not closed, which is no JSON either, is kept up to the end.
+An unclosed string or comment, which is invalid JSON too, is kept up to the end.
 """
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""A number that YAML 1.1 takes for a text, such as 2e-5."""
+"""A number that YAML 1.1 reads as a string, such as 2e-5."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a key of the old configuration became."""
+    """The conversion of one key of the old configuration."""
 
-    key: str  # dotted; empty if our keys follow from what is not stated there
+    key: str  # dotted; empty if our keys follow from a default there
     value: Any
-    ours: dict[str, Any]  # our keys and their values; empty if nothing corresponds to it
-    note: str  # what it means, or why nothing corresponds to it
+    ours: dict[str, Any]  # our keys and their values; empty if there is no replacement
+    note: str  # the meaning of our keys, or the reason why there is none
 
 
-class Source(dict[str, Any]):
+class BootlegConfig(dict[str, Any]):
     """A configuration of Bootleg: values by dotted key.
 
-    With the block `emmental`, it is of the second generation.
+    The second generation has the block `emmental`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__(_leaves(config))
-        self.is_first = "emmental" not in config
+        super().__init__(_flatten(config))
+        self.is_first_generation = "emmental" not in config
 
     def path(self, name: str) -> str:
-        """A path in the data folder."""
+        """Returns a path in the data folder."""
         return str(PurePosixPath(str(self.get("data_config.data_dir", "data")), name))
 
-    def implied(self) -> Iterator[Row]:
-        """Our keys that follow from the generation or its defaults, not from a key."""
+    def convert_defaults(self) -> Iterator[Row]:
+        """Yields our keys that follow from the generation or its defaults, not from a key."""
 
         def row(name: str, value: Any, note: str = "") -> Row:
             return Row("", None, {name: value}, note)
 
-        # Emmental's batch is that of each GPU if it is launched with DDP. Otherwise the batch is
+        # Emmental's batch size is per GPU if it is launched with DDP. Otherwise the batch is
         # divided among the GPUs, unless `dataparallel`, whose default is true, is false.
-        scope, note = "total", "what batch_size counts there"
-        if not self.is_first:
-            scope, note = "per_device", f"{note} under DDP; if it was started without, total"
-        yield row("data_config.batch_scope", scope, note)
+        note = "what batch_size counts there"
+        if self.is_first_generation:
+            yield row("data_config.batch_scope", "total", note)
+        else:
+            note += " under DDP; if it was started without, total"
+            yield row("data_config.batch_scope", "per_device", note)
+
         for split in ("train", "dev", "test"):
             is_named = f"data_config.{split}_dataset.file" in self
             if "data_config.data_dir" in self and not is_named:
                 yield row(f"data_config.{split}_file", self.path(f"{split}.jsonl"))
-        epochs = "run_config.max_epochs" if self.is_first else "emmental.n_epochs"
-        if epochs not in self and "emmental.n_steps" not in self:
-            count = EPOCHS_OF_FIRST if self.is_first else EPOCHS_OF_SECOND
-            yield row("num_train_epochs", count, f"the default of {epochs}")
-        if not self.is_first:
+
+        if self.is_first_generation:
+            epochs_key = "run_config.max_epochs"
+            epochs = FIRST_EPOCHS
+        else:
+            epochs_key = "emmental.n_epochs"
+            epochs = SECOND_EPOCHS
+        if epochs_key not in self and "emmental.n_steps" not in self:
+            yield row("num_train_epochs", epochs, f"the default of {epochs_key}")
+
+        if not self.is_first_generation:
             yield row("data_config.mention_encoding", "window", "each mention in a window")
         elif "data_config.word_embedding.bert_model" not in self:
-            yield row("model_name", ENCODER_OF_FIRST, "the encoder of that generation")
+            yield row("model_name", FIRST_ENCODER, "the encoder of that generation")
 
 
-Converted = tuple[dict[str, Any], str]
-"""Our keys for a key, and a note; without keys, why nothing corresponds to it."""
-Rule = str | Callable[[Any, Source], Converted]
-"""What becomes of a key: our key of the same meaning, or what is to be done with its value."""
+Conversion = tuple[dict[str, Any], str]
+"""Our keys for a key, and a note; without keys, the reason why there is no replacement."""
+Rule = str | Callable[[Any, BootlegConfig], Conversion]
+"""Converts a key: our key of the same meaning, or a function of the value and all others."""
 
 
-def _entity_dir(value: Any, source: Source) -> Converted:
+def _convert_entity_dir(value: Any, source: BootlegConfig) -> Conversion:
     table = f"{value}/table"
-    build = f"table={table} entity_dir={value}"
+    arguments = f"table={table} entity_dir={value}"
     emb_dir = source.get("data_config.emb_dir")
-    if source.is_first and emb_dir:
-        build += f" emb_dir={emb_dir}"
-    chosen = _first_files(source) if source.is_first else _second_systems(source)
-    for name, files in chosen.items():
+    if source.is_first_generation and emb_dir:
+        arguments += f" emb_dir={emb_dir}"
+
+    if source.is_first_generation:
+        files_by_key = _list_first_files(source)
+    else:
+        files_by_key = _list_second_systems(source)
+    for key, files in files_by_key.items():
         if files:
-            build += f" {name}=[{','.join(files)}]"
-    return {"data_config.entity_table": table}, f"built by bsmeta/entities.py {build}"
+            arguments += f" {key}=[{','.join(files)}]"
+    return {"data_config.entity_table": table}, f"built by bsmeta/entities.py {arguments}"
 
 
-def _first_files(source: Source) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"types": [], "relations": []}
+def _list_first_files(source: BootlegConfig) -> dict[str, list[str]]:
+    """Lists the files of types and relations of the first generation."""
+    types: list[str] = []
+    relations: list[str] = []
     for embedding in source.get("data_config.ent_embeddings") or []:
         arguments = embedding.get("args", {})
         is_relation = "kg_adj" in arguments or "relation" in str(embedding.get("key", ""))
         file = arguments.get("kg_adj", arguments.get("type_labels"))
         if file is not None:
-            found["relations" if is_relation else "types"].append(file)
-    return found
+            (relations if is_relation else types).append(file)
+    return {"types": types, "relations": relations}
 
 
-def _second_systems(source: Source) -> dict[str, list[str]]:
+def _list_second_systems(source: BootlegConfig) -> dict[str, list[str]]:
+    """Lists the type systems of the second generation."""
     folder = source.get("data_config.entity_type_data.type_symbols_dir")
     return {"types": [PurePosixPath(str(folder)).name] if folder else []}
 
 
-def _total_eval_batch_size(value: Any, source: Source) -> Converted:
+def _convert_total_eval_batch_size(value: Any, source: BootlegConfig) -> Conversion:
     gpus = int(source.get("run_config.ngpus_per_node", 1))
     gpus *= int(source.get("run_config.nodes", 1))
     if int(value) % gpus:
@@ -149,8 +168,8 @@ def _total_eval_batch_size(value: Any, source: Source) -> Converted:
     return {"data_config.per_device_eval_batch_size": int(value) // gpus}, note
 
 
-def _frequency(value: float, unit: str, name: str) -> Converted:
-    """The interval in steps, or the number per epoch; `name` is eval or save."""
+def _convert_frequency(value: float, unit: str, name: str) -> Conversion:
+    """Converts an interval to steps, or to a number per epoch; `name` is eval or save."""
     if unit == "batch" or value == 0:
         return {f"{name}_steps": int(value)}, ""
     if unit != "epoch":
@@ -158,80 +177,92 @@ def _frequency(value: float, unit: str, name: str) -> Converted:
     return {f"{name}s_per_epoch": max(1, round(1 / value))}, ""
 
 
-def _evaluation_freq(value: Any, source: Source) -> Converted:
-    return _frequency(value, source.get("emmental.counter_unit", "epoch"), "eval")
+def _convert_evaluation_freq(value: Any, source: BootlegConfig) -> Conversion:
+    return _convert_frequency(value, source.get("emmental.counter_unit", "epoch"), "eval")
 
 
-def _checkpoint_freq(value: Any, source: Source) -> Converted:
-    """Counts evaluations."""
-    every = float(source.get("emmental.evaluation_freq", 1)) * float(value)
-    return _frequency(every, source.get("emmental.counter_unit", "epoch"), "save")
+def _convert_checkpoint_freq(value: Any, source: BootlegConfig) -> Conversion:
+    """Converts a number of evaluations between checkpoints."""
+    interval = float(source.get("emmental.evaluation_freq", 1)) * float(value)
+    return _convert_frequency(interval, source.get("emmental.counter_unit", "epoch"), "save")
 
 
-def _checkpoint_metric(value: Any, source: Source) -> Converted:
-    """`NED/Bootleg/dev/final_loss/acc_notincand:max`: the slice is the last part but one."""
+def _convert_checkpoint_metric(value: Any, source: BootlegConfig) -> Conversion:
+    """Converts `NED/Bootleg/dev/final_loss/acc_notincand:max`: SLICE/METRIC at the end."""
     path = next(iter(value)) if isinstance(value, dict) else str(value).partition(":")[0]
-    parts = path.split("/")
-    name = "loss"
-    if parts[-1].startswith("acc") and len(parts) > 1:
-        name = "accuracy" if parts[-2] == "final_loss" else f"{parts[-2]}_accuracy"
+    components = path.split("/")
+    metric = components[-1]
+    if not metric.startswith("acc") or len(components) < 2:
+        name = "loss"
+    elif components[-2] == "final_loss":
+        name = "accuracy"
+    else:
+        name = f"{components[-2]}_accuracy"
     return {"keep_best_by": name, "export_best": True}, ""
 
 
-def _scheduler(value: Any, source: Source) -> Converted:
-    known = {"linear": "linear", "cosine_annealing": "cosine", None: "constant"}
-    if value not in known:
+def _convert_scheduler(value: Any, source: BootlegConfig) -> Conversion:
+    schedules = {"linear": "linear", "cosine_annealing": "cosine", None: "constant"}
+    if value not in schedules:
         return {}, "expected linear, cosine_annealing or null; set lr_scheduler_type"
-    return {"lr_scheduler_type": known[value]}, ""
+    return {"lr_scheduler_type": schedules[value]}, ""
 
 
-def _optimizer(value: Any, source: Source) -> Converted:
+def _convert_optimizer(value: Any, source: BootlegConfig) -> Conversion:
     is_adam = str(value).lower() in ("adam", "adamw", "bert_adam")
     return {}, "AdamW is used" if is_adam else f"{value} is not offered; AdamW is used"
 
 
-def _writer(value: Any, source: Source) -> Converted:
-    known = {"tensorboard": ["tensorboard"], "wandb": ["wandb"], "json": []}
-    return {"trackers": known.get(value, [])}, "metrics.jsonl is always written"
+def _convert_writer(value: Any, source: BootlegConfig) -> Conversion:
+    trackers = {"tensorboard": ["tensorboard"], "wandb": ["wandb"], "json": []}
+    return {"trackers": trackers.get(value, [])}, "metrics.jsonl is always written"
 
 
-def _text_part(value: Any, source: Source) -> Converted:
-    """The three switches together say what the text of an entity has."""
+def _convert_text_switches(value: Any, source: BootlegConfig) -> Conversion:
+    """Converts the three switches that together determine the text of an entity."""
     switches = {
         "types": "data_config.entity_type_data.use_entity_types",
         "relations": "data_config.entity_kg_data.use_entity_kg",
         "description": "data_config.use_entity_desc",
     }
-    chosen = [part for part in ENTITY_TEXT if source.get(switches.get(part, ""), True)]
-    return {"data_config.entity_text": chosen}, ""
+    parts = [part for part in ENTITY_TEXT if source.get(switches.get(part, ""), True)]
+    return {"data_config.entity_text": parts}, ""
 
 
-def _popularity_mask(value: Any, source: Source) -> Converted:
+def _convert_popularity_mask(value: Any, source: BootlegConfig) -> Conversion:
     if value:
         return {}, "as always: mask_rarest and mask_most_frequent"
-    return dict.fromkeys(("data_config.mask_rarest", "data_config.mask_most_frequent"), 0.0), ""
+    return {"data_config.mask_rarest": 0.0, "data_config.mask_most_frequent": 0.0}, ""
 
 
-def _frozen(value: Any, source: Source) -> Converted:
-    return ({"train_layers": 0}, "") if value else ({}, "as always")
+def _convert_freeze(value: Any, source: BootlegConfig) -> Conversion:
+    if value:
+        return {"train_layers": 0}, ""
+    return {}, "as always"
 
 
-def _if(condition: Callable[[Any], bool], note: str, otherwise: str) -> Rule:
-    """Nothing corresponds to the key: a note on values that agree with ours, and on others."""
+def _drop_with_note(condition: Callable[[Any], bool], note: str, otherwise: str) -> Rule:
+    """Returns a rule for a key without a replacement, whose note depends on the value."""
     return lambda value, _: ({}, note if condition(value) else otherwise)
 
 
-def _renamed_path(name: str) -> Rule:
+def _move_path(name: str) -> Rule:
+    """Returns a rule that turns a path in the data folder into the value of our key."""
     return lambda value, source: ({name: source.path(str(value))}, "")
 
 
-def _no(reason: str) -> Rule:
+def _drop(reason: str) -> Rule:
+    """Returns a rule for a key without a replacement."""
     return lambda *_: ({}, reason)
 
 
-def _nothing(reasons: Mapping[str, str]) -> dict[str, Rule]:
-    """The rules of keys to which nothing corresponds, from the keys that each reason is of."""
-    return {key: _no(reason) for reason, keys in reasons.items() for key in keys.split()}
+def _drop_all(keys_by_reason: Mapping[str, str]) -> dict[str, Rule]:
+    """Returns the rules of keys without a replacement, from the keys of each reason."""
+    rules: dict[str, Rule] = {}
+    for reason, keys in keys_by_reason.items():
+        for key in keys.split():
+            rules[key] = _drop(reason)
+    return rules
 
 
 _LAUNCH = "of the launch: accelerate launch --num_processes N [--num_machines M]"
@@ -240,30 +271,30 @@ _RESUME = "resume_from_checkpoint_dir=latest resumes out_dir, and skips what it 
 _OUT_DIR = "out_dir is used as it is"
 _BACKEND = "nccl on GPUs, gloo on CPUs"
 
-_WEAK_LABELS = _if(
+_WEAK_LABELS = _drop_with_note(
     lambda value: value is not False,
     "as always: weak labels are trained on, and never scored",
     "leave out the mentions with gold=false: they are trained on",
 )
 
-_BOTH: dict[str, Rule] = {
+_COMMON_RULES: dict[str, Rule] = {
     "run_config.eval_slices": "eval_slices",
     "run_config.dataset_threads": "data_config.prep_workers",
     "run_config.dataloader_threads": "data_config.num_workers",
     "train_config.batch_size": "data_config.batch_size",
-    "data_config.train_dataset.file": _renamed_path("data_config.train_file"),
-    "data_config.dev_dataset.file": _renamed_path("data_config.dev_file"),
-    "data_config.test_dataset.file": _renamed_path("data_config.test_file"),
+    "data_config.train_dataset.file": _move_path("data_config.train_file"),
+    "data_config.dev_dataset.file": _move_path("data_config.dev_file"),
+    "data_config.test_dataset.file": _move_path("data_config.test_file"),
     "data_config.train_dataset.use_weak_label": _WEAK_LABELS,
     "data_config.dev_dataset.use_weak_label": _WEAK_LABELS,
     "data_config.test_dataset.use_weak_label": _WEAK_LABELS,
-    "data_config.data_prep_dir": _renamed_path("data_config.prep_dir"),
+    "data_config.data_prep_dir": _move_path("data_config.prep_dir"),
     "data_config.eval_slices": "eval_slices",
-    "data_config.entity_dir": _entity_dir,
+    "data_config.entity_dir": _convert_entity_dir,
     "data_config.overwrite_preprocessed_data": "data_config.overwrite_prep",
     "data_config.train_in_candidates": "train_in_candidates",
     "data_config.word_embedding.bert_model": "model_name",
-    **_nothing(
+    **_drop_all(
         {
             "loader processes are forked": "run_config.spawn_method",
             "the progress is in metrics.jsonl": "run_config.log_level run_config.loglevel",
@@ -282,15 +313,15 @@ _BOTH: dict[str, Rule] = {
     ),
 }
 
-_ALL_EVALUATED = _if(
+_ALL_EVALUATED = _drop_with_note(
     lambda value: float(value) == 1,
     "as always: all of the split",
     "evaluations always use all of the split",
 )
 
-FIRST: dict[str, Rule] = {
-    **_BOTH,
-    "run_config.eval_batch_size": _total_eval_batch_size,
+FIRST_RULES: dict[str, Rule] = {
+    **_COMMON_RULES,
+    "run_config.eval_batch_size": _convert_total_eval_batch_size,
     "run_config.eval_steps": "eval_steps",
     "run_config.perc_eval": _ALL_EVALUATED,
     "run_config.min_eval_size": _ALL_EVALUATED,
@@ -305,9 +336,9 @@ FIRST: dict[str, Rule] = {
     "data_config.max_aliases": "data_config.max_mentions",
     "data_config.max_word_token_len": "data_config.max_words",
     "data_config.word_embedding.layers": "encoder_layers",
-    "data_config.word_embedding.freeze": _frozen,
-    "data_config.word_embedding.freeze_sent_emb": _frozen,
-    **_nothing(
+    "data_config.word_embedding.freeze": _convert_freeze,
+    "data_config.word_embedding.freeze_sent_emb": _convert_freeze,
+    **_drop_all(
         {
             _LAUNCH: """
                 run_config.distributed run_config.nodes run_config.node_rank run_config.gpu
@@ -338,39 +369,39 @@ FIRST: dict[str, Rule] = {
     ),
 }
 
-SECOND: dict[str, Rule] = {
-    **_BOTH,
+SECOND_RULES: dict[str, Rule] = {
+    **_COMMON_RULES,
     "emmental.lr": "learning_rate",
     "emmental.l2": "weight_decay",
     "emmental.n_epochs": "num_train_epochs",
     "emmental.n_steps": lambda value, _: ({"max_train_steps": value, "num_train_epochs": None}, ""),
-    "emmental.optimizer": _optimizer,
-    "emmental.lr_scheduler": _scheduler,
+    "emmental.optimizer": _convert_optimizer,
+    "emmental.lr_scheduler": _convert_scheduler,
     "emmental.warmup_percentage": "warmup_share",
     "emmental.warmup_steps": "num_warmup_steps",
     "emmental.grad_clip": "gradient_clipping",
     "emmental.gradient_accumulation_steps": "gradient_accumulation_steps",
     "emmental.seed": "seed",
     "emmental.log_path": "out_dir",
-    "emmental.writer": _writer,
-    "emmental.evaluation_freq": _evaluation_freq,
-    "emmental.checkpoint_freq": _checkpoint_freq,
-    "emmental.checkpoint_metric": _checkpoint_metric,
+    "emmental.writer": _convert_writer,
+    "emmental.evaluation_freq": _convert_evaluation_freq,
+    "emmental.checkpoint_freq": _convert_checkpoint_freq,
+    "emmental.checkpoint_metric": _convert_checkpoint_metric,
     "emmental.fp16": lambda value, _: ({"mixed_precision": "fp16" if value else "no"}, ""),
     "run_config.eval_batch_size": "data_config.per_device_eval_batch_size",
     "model_config.hidden_size": "embedding_size",
     "model_config.temperature": "temperature",
-    "model_config.normalize": _if(
+    "model_config.normalize": _drop_with_note(
         bool, "as always", "embeddings are always normalized; scores are cosines"
     ),
     "data_config.max_seq_window_len": "data_config.window_length",
     "data_config.max_ent_len": "data_config.max_entity_length",
-    "data_config.popularity_mask": _popularity_mask,
-    "data_config.entity_type_data.use_entity_types": _text_part,
-    "data_config.entity_kg_data.use_entity_kg": _text_part,
-    "data_config.use_entity_desc": _text_part,
+    "data_config.popularity_mask": _convert_popularity_mask,
+    "data_config.entity_type_data.use_entity_types": _convert_text_switches,
+    "data_config.entity_kg_data.use_entity_kg": _convert_text_switches,
+    "data_config.use_entity_desc": _convert_text_switches,
     "data_config.word_embedding.context_layers": "encoder_layers",
-    **_nothing(
+    **_drop_all(
         {
             _OUT_DIR: "emmental.use_exact_log_path",
             "the unit of evaluation_freq": "emmental.counter_unit",
@@ -399,77 +430,86 @@ SECOND: dict[str, Rule] = {
 
 
 def convert(config: Mapping[str, Any]) -> list[Row]:
-    """What each key of a configuration becomes.
+    """Converts each key of a configuration, and the defaults that it implies.
 
     Raises:
         ConfigurationError: If a value cannot be converted.
     """
-    source = Source(config)
-    rules = FIRST if source.is_first else SECOND
+    source = BootlegConfig(config)
+    rules = FIRST_RULES if source.is_first_generation else SECOND_RULES
     rows = []
     for key, value in source.items():
-        unknown = _no("unknown here; see whether you need it")
-        rule = next((rules[name] for name in _names(key) if name in rules), unknown)
-        ours, note = ({rule: value}, "") if isinstance(rule, str) else rule(value, source)
-        rows.append(Row(key, value, ours, note))
-    return [*rows, *source.implied()]
+        rule = _find_rule(rules, key)
+        if isinstance(rule, str):
+            rows.append(Row(key, value, {rule: value}, ""))
+        else:
+            ours, note = rule(value, source)
+            rows.append(Row(key, value, ours, note))
+    return [*rows, *source.convert_defaults()]
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested blocks by dotted key."""
     for name, value in config.items():
         if isinstance(value, Mapping) and name != "checkpoint_metric":
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         elif isinstance(value, str) and _EXPONENT.fullmatch(value):
             yield prefix + name, float(value)
         else:
             yield prefix + name, value
 
 
-def _names(key: str) -> Iterator[str]:
-    """The rules that a key may have: its own, then those of the blocks around it."""
-    yield key
-    while "." in key:
-        key = key.rpartition(".")[0]
-        yield f"{key}.*"
+def _find_rule(rules: Mapping[str, Rule], key: str) -> Rule:
+    """Finds the rule of a key: its own, or else the rule of the innermost block around it."""
+    if key in rules:
+        return rules[key]
+    block = key
+    while "." in block:
+        block = block.rpartition(".")[0]
+        if f"{block}.*" in rules:
+            return rules[f"{block}.*"]
+    return _drop("unknown here; see whether you need it")
 
 
 def as_yaml(rows: list[Row], source: str) -> str:
-    """Our configuration.
+    """Returns our configuration as YAML; `source` is the name of the old file.
 
     Raises:
         ConfigurationError: If two keys become one with different values.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for row in rows:
         for name, value in row.ours.items():
-            if found.setdefault(name, value) != value:
+            if values.setdefault(name, value) != value:
                 raise ConfigurationError(
                     f"{row.key}={row.value!r} becomes {name}={value!r}, but another key makes it "
-                    f"{found[name]!r}; leave one of them out"
+                    f"{values[name]!r}; leave one of them out"
                 )
+
     nested: dict[str, Any] = {}
-    for name in sorted(found, key=lambda name: ("." in name, name)):
+    for name in sorted(values, key=lambda name: ("." in name, name)):  # sections come last
         *sections, last = name.split(".")
-        section = nested
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[last] = found[name]
+        block = nested
+        for section in sections:
+            block = block.setdefault(section, {})
+        block[last] = values[name]
+
     header = HEADER.format(source=printable(source, one_line=True))
     return header + yaml.safe_dump(nested, sort_keys=False)
 
 
 def as_text(rows: list[Row]) -> str:
-    """The rows: each key with its value, and indented what it becomes."""
+    """Returns the rows for the terminal: each key with its value, and its replacement indented."""
     lines = []
     for row in rows:
-        lines.append(f"{row.key}={_shown(row.value)}" if row.key else "(not stated there)")
-        lines += [f"    -> {name}={_shown(value)}" for name, value in row.ours.items()]
+        lines.append(f"{row.key}={_show_value(row.value)}" if row.key else "(not stated there)")
+        lines += [f"    -> {name}={_show_value(value)}" for name, value in row.ours.items()]
         if row.note:
             lines.append(f"    {'' if row.ours else '-> nothing: '}{row.note}")
     return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
     return text.removesuffix("...\n").strip()
 
@@ -479,23 +519,24 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", type=Path, help="JSON or YAML file of Bootleg")
     parser.add_argument("--out", type=Path, help="our YAML file")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+
     try:
-        rows = convert(_read(chosen.config))
-        text = as_yaml(rows, chosen.config.name)
+        rows = convert(_read_config(options.config))
+        text = as_yaml(rows, options.config.name)
         print(as_text(rows))
-        if chosen.out is not None:
-            chosen.out.parent.mkdir(parents=True, exist_ok=True)
-            chosen.out.write_text(text)
-            print(f"written to {chosen.out}")
+        if options.out is not None:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(text)
+            print(f"written to {options.out}")
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     return 0
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a file: YAML, or JSON with comments.
+def _read_config(path: Path) -> dict[str, Any]:
+    """Reads a file of YAML, or of JSON with comments.
 
     Raises:
         ConfigurationError: If it is neither.
@@ -504,11 +545,13 @@ def _read(path: Path) -> dict[str, Any]:
     is_json = text.lstrip().startswith(("{", "//", "/*"))
     try:
         if is_json:
-            text = _JSON_PARTS.sub(lambda part: part["kept"] or "", text)
-        config = parse_json(text) if is_json else parse_yaml(text)
+            config = parse_json(_JSON_PARTS.sub(lambda part: part["kept"] or "", text))
+        else:
+            config = parse_yaml(text)
     except (ValueError, yaml.YAMLError) as error:
         form = "JSON" if is_json else "YAML"
         raise ConfigurationError(f"{path} is no {form}: {error}") from error
+
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path}: expected blocks of keys, such as data_config")
     return config

@@ -1,10 +1,10 @@
-"""The data of a run: the table of entities, the encoded sentences of each split, and micro-batches.
+"""The data of a run: entity table, encoded sentences of each split, and training micro-batches.
 
-Rows of the store become tensors: the texts of mentions, what they are compared with, and what is
-masked. In training, a mention is compared with the candidates of all mentions of its micro-batch
-(or its own); the text of an entity is encoded once, however many mentions have it as a candidate.
-Whether a mention or a title is masked follows from (seed, epoch, row), so that it depends neither
-on the processes nor on the other rows.
+A micro-batch turns rows of the store into tensors: the texts of mentions, the entities that they
+are compared with, and the masks. In training, a mention is compared with the candidates of all
+mentions of its micro-batch (or only its own); the text of an entity is encoded once, regardless of
+the number of mentions that have it as a candidate. Masks depend on (seed, epoch, row) alone, not on
+the number of processes or the other rows of a micro-batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bsmeta.data.text.tokenizer import special_tokens
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.embeddings import FrozenStates, FrozenVectors, Neighbors
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
-from bsmeta.tasks.disambiguation.model import most_tokens
+from bsmeta.tasks.disambiguation.model import max_text_tokens
 from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
 from bsmeta.tasks.disambiguation.texts import (
     EntityTexts,
@@ -37,110 +37,124 @@ from bsmeta.tasks.disambiguation.texts import (
 
 SPLITS = ("train", "dev", "test")
 FLOOR = 0.1
-"""Added to the score of every candidate before its share is computed, so that none is 0."""
-_NONE = (np.empty(0, np.int32), np.empty(0, np.float32))
+"""Added to the score of every candidate before its share is computed, so that no share is 0."""
+_NO_CANDIDATES = (np.empty(0, np.int32), np.empty(0, np.float32))
 
 Draw = Callable[[str, int], np.ndarray]
-"""Uniform random numbers of a row in an epoch: what they are for, and how many."""
+"""Draws uniform random numbers for a row and an epoch, given their purpose and their number."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of some mentions."""
+    """The candidates of some mentions, the most popular ones first."""
 
-    entities: np.ndarray  # int64 [mentions, K], the most popular first; -1: no more
+    entities: np.ndarray  # int64 [mentions, K]; -1 pads
     prior: np.ndarray  # float32 [mentions, K, 2]: log share of the scores, -log rank (from 1)
-    floor: np.ndarray  # float32 [mentions, 2]: the same of an entity that is no candidate
-    is_gold: np.ndarray  # bool [mentions, K]: whether the mention means it
+    floor: np.ndarray  # float32 [mentions, 2]: the prior of an entity that is no candidate
+    is_gold: np.ndarray  # bool [mentions, K]: whether the candidate is a meaning of the mention
 
     @property
-    def place(self) -> np.ndarray:
-        """int64 [mentions]: the place of the most popular gold entity; -1 if there is none."""
+    def gold_position(self) -> np.ndarray:
+        """int64 [mentions]: the position of the most popular gold candidate; -1 without one."""
         return np.where(self.is_gold.any(1), self.is_gold.argmax(1), -1)
 
-    def first(self, most: int) -> Candidates:
-        """Limits the candidates of each mention to its entities and the most popular others."""
-        if self.entities.shape[1] <= most:
+    def limit(self, count: int) -> Candidates:
+        """Limits each mention to its gold candidates and the most popular others."""
+        if self.entities.shape[1] <= count:
             return self
-        order = np.argsort(~self.is_gold, axis=1, kind="stable")[:, :most]  # gold before the others
-        kept = np.sort(order, axis=1)
-        rows = np.arange(len(kept))[:, None]
+
+        gold_first = np.argsort(~self.is_gold, axis=1, kind="stable")[:, :count]
+        columns = np.sort(gold_first, axis=1)
+        rows = np.arange(len(columns))[:, None]
         return Candidates(
-            self.entities[rows, kept], self.prior[rows, kept], self.floor, self.is_gold[rows, kept]
+            entities=self.entities[rows, columns],
+            prior=self.prior[rows, columns],
+            floor=self.floor,
+            is_gold=self.is_gold[rows, columns],
         )
 
 
 class DocumentCounts:
-    """How often each document uses an alias for an entity (all int64 [mentions])."""
+    """Counts of training mentions by document, alias and entity (all int64 [mentions])."""
 
     def __init__(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> None:
-        self._keys, self._counts = np.unique(_key(documents, aliases, entities), return_counts=True)
+        keys = _hash_triples(documents, aliases, entities)
+        self._keys, self._counts = np.unique(keys, return_counts=True)
 
-    def of(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
-        """int64: the counts of some triples (arrays that broadcast)."""
-        keys = _key(documents, aliases, entities)
-        places = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
-        return np.where(self._keys[places] == keys, self._counts[places], 0)
+    def look_up(
+        self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray
+    ) -> np.ndarray:
+        """Returns the counts of some triples (arrays that broadcast) as int64."""
+        keys = _hash_triples(documents, aliases, entities)
+        positions = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        return np.where(self._keys[positions] == keys, self._counts[positions], 0)
 
 
-def _key(documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each triple (multiplicative, with odd constants)."""
+def _hash_triples(documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
+    """Hashes each triple to 64 bits (multiplicative, with odd constants)."""
     mixed = documents.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ aliases.astype(np.uint64)) * np.uint64(0xC2B2AE3D27D4EB4F)
     mixed ^= mixed >> np.uint64(29)
     return (mixed ^ entities.astype(np.uint64)) * np.uint64(0x165667B19E3779F9)
 
 
-def candidates_of(
+def find_candidates(
     table: EntityTable,
     aliases: Sequence[int] | np.ndarray,
     golds: np.ndarray,
     documents: np.ndarray | None = None,
     counts: DocumentCounts | None = None,
 ) -> Candidates:
-    """The candidates of mentions.
+    """Looks up the candidates of mentions, with their priors.
 
     Args:
         aliases: The number of each mention's alias; -1 has no candidates.
-        golds: int64 [mentions, most of one]: its entities; -1 for no more. (NIL is no candidate.)
-        counts: If given, the mentions of the same document are subtracted from the scores, as if it
-            were not part of the training data that they count.
+        golds: int64 [mentions, most entities of a mention]: the meanings of each mention; -1 pads.
+            (NIL is no candidate.)
+        documents: The document of each mention; needed with `counts`.
+        counts: If given, the mentions of the same document are subtracted from the scores, as if
+            the document were not part of the training data that the scores count.
     """
-    lists = [table.candidates(int(alias)) if alias >= 0 else _NONE for alias in aliases]
-    longest = max((len(found) for found, _ in lists), default=0)
+    lists = [table.candidates(int(alias)) if alias >= 0 else _NO_CANDIDATES for alias in aliases]
+    longest = max((len(candidates) for candidates, _ in lists), default=0)
     entities = np.full((len(lists), max(longest, 1)), -1, np.int64)
     scores = np.zeros(entities.shape, np.float64)
-    for row, (found, own) in enumerate(lists):
-        entities[row, : len(found)] = found
-        scores[row, : len(found)] = own
+    for row, (candidates, candidate_scores) in enumerate(lists):
+        entities[row, : len(candidates)] = candidates
+        scores[row, : len(candidates)] = candidate_scores
     is_candidate = entities >= 0
+
     if counts is not None:
         assert documents is not None
-        numbers = np.asarray(aliases)[:, None]
-        scores -= counts.of(documents[:, None], numbers, entities) * is_candidate
+        alias_numbers = np.asarray(aliases)[:, None]
+        own_counts = counts.look_up(documents[:, None], alias_numbers, entities)
+        scores -= own_counts * is_candidate
         scores = scores.clip(min=0)
+
     totals = scores.sum(1) + FLOOR * is_candidate.sum(1)
     log_totals = np.log(np.maximum(totals, FLOOR))
-    # Without the own document, another candidate may come first; of equal scores, the first one.
+
+    # Subtracting the document's mentions may change the order; ties keep the order of the table.
     order = np.argsort(np.where(is_candidate, -scores, np.inf), axis=1, kind="stable")
     ranks = np.argsort(order, axis=1) + 1
+
     prior = np.stack([np.log(scores + FLOOR) - log_totals[:, None], -np.log(ranks)], axis=2)
     floor = np.stack([np.log(FLOOR) - log_totals, -np.log(is_candidate.sum(1) + 1)], axis=1)
     is_gold = is_candidate & (entities[:, :, None] == golds[:, None, :]).any(2)
     return Candidates(entities, prior.astype(np.float32), floor.astype(np.float32), is_gold)
 
 
-def percentiles(counts: np.ndarray) -> np.ndarray:
-    """float64: how popular each entity is, from 0 (never or most rarely seen) to 1.
+def popularity_percentiles(counts: np.ndarray) -> np.ndarray:
+    """Returns the popularity of each entity as float64, from 0 (unseen or rarest) to 1.
 
-    The share of the entities in the training data that have a smaller count.
+    The percentile is the share of the entities in the training data with a smaller count.
     """
     seen = np.sort(counts[counts > 0])
     return np.searchsorted(seen, counts, side="left") / max(len(seen) - 1, 1)
 
 
 class Data:
-    """What a run reads."""
+    """Entity table, tokenizer and encoded splits of a run, each opened when it is first used."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
         self.config = config
@@ -173,119 +187,184 @@ class Data:
 
     @property
     def limits(self) -> Limits:
-        """What a row may hold."""
-        data, (before, after) = self.config.data_config, special_tokens(self.tokenizer)
-        most = most_tokens(self.config, self.tokenizer)
-        return Limits(data.max_mentions, data.max_words, most - len(before) - len(after))
+        """The largest size of a row."""
+        data = self.config.data_config
+        prefix, suffix = special_tokens(self.tokenizer)
+        max_tokens = max_text_tokens(self.config, self.tokenizer)
+        return Limits(data.max_mentions, data.max_words, max_tokens - len(prefix) - len(suffix))
 
     def split(self, name: str) -> Sentences | None:
-        """The sentences of a split of `SPLITS`; None if there is no file of it."""
+        """Opens the sentences of a split of `SPLITS`; returns None if no file is configured."""
         path = getattr(self.config.data_config, f"{name}_file")
         if path is not None and name not in self._splits:
-            self._splits[name] = self._sentences(Path(path), self.prep_dir / name)
+            self._splits[name] = self._open_sentences(Path(path), self.prep_dir / name)
         return self._splits.get(name)
 
-    def other(self, path: Path) -> Sentences:
-        """The sentences of another file; their store is found by the content of the file."""
-        return self._sentences(path, self.prep_dir / "other", by_content=True)
+    def open_file(self, path: Path) -> Sentences:
+        """Opens the sentences of any file, in a store identified by the content of the file."""
+        return self._open_sentences(path, self.prep_dir / "other", by_content=True)
 
-    def _sentences(self, path: Path, folder: Path, *, by_content: bool = False) -> Sentences:
+    def _open_sentences(self, path: Path, folder: Path, *, by_content: bool = False) -> Sentences:
         data = self.config.data_config
         return open_prep(
-            path, self.table, self.tokenizer, folder, self.limits, by_content=by_content,
-            workers=data.prep_workers, overwrite=data.overwrite_prep,
-        )  # fmt: skip
+            path,
+            self.table,
+            self.tokenizer,
+            folder,
+            self.limits,
+            by_content=by_content,
+            workers=data.prep_workers,
+            overwrite=data.overwrite_prep,
+        )
 
     @cached_property
     def train(self) -> Sentences:
         """The training sentences."""
-        found = self.split("train")
-        assert found is not None  # the configuration was checked
-        return found
+        sentences = self.split("train")
+        assert sentences is not None  # the configuration was checked
+        return sentences
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """int64 [entities]: how many training mentions, weak labels included, have each entity."""
-        return np.bincount(self.train.meanings()[0], minlength=len(self.table))
+        """int64 [entities]: training mentions of each entity, including weak labels."""
+        return np.bincount(self.train.read_meanings().entities, minlength=len(self.table))
 
     def fill_frozen(self) -> None:
-        """Computes what frozen layers make of the texts that training compares mentions with."""
-        if self.frozen is not None:
-            found = np.append(self.table.all_candidates(self.train.aliases()), NIL)
-            if self.neighbors is not None:
-                found = np.append(found, self.neighbors.distinct())
-            masked = self.config.data_config.mask_most_frequent > 0
-            self.frozen.fill(np.unique(found), masked=masked)
+        """Computes the missing outputs of the frozen layers for the entities used in training."""
+        if self.frozen is None:
+            return
+
+        entities = np.append(self.table.all_candidates(self.train.read_aliases()), NIL)
+        if self.neighbors is not None:
+            entities = np.append(entities, self.neighbors.distinct())
+        has_masked_titles = self.config.data_config.mask_most_frequent > 0
+        self.frozen.fill(np.unique(entities), masked=has_masked_titles)
 
     @cached_property
     def frozen(self) -> FrozenVectors | None:
-        """What the frozen layers of the entities' encoder make of texts, if there are any."""
-        if self.config.train_entity_layers:
-            return FrozenStates(self.config, self.texts, self.vectors_dir)
-        return None if self.config.train_entity_layers is None else self._vectors_before_training
+        """The outputs of the frozen layers of the entities' encoder; None if it is all trained."""
+        if self.config.train_entity_layers is None:
+            return None
+        if self.config.train_entity_layers == 0:
+            return self._initial_vectors
+        return FrozenStates(self.config, self.texts, self.vectors_dir)
 
     @cached_property
-    def _vectors_before_training(self) -> FrozenVectors:
-        """The vectors of the entities' encoder before it is trained."""
+    def _initial_vectors(self) -> FrozenVectors:
+        """The vectors of the entities' encoder before training."""
         return FrozenVectors(self.config, self.texts, self.vectors_dir)
 
     @cached_property
     def neighbors(self) -> Neighbors | None:
-        """The hard negatives of each entity of the training data, if they are wanted."""
-        most = self.config.hard_negatives
-        if most == 0:
+        """The hard negatives of each entity of the training data; None without hard negatives."""
+        count = self.config.hard_negatives
+        if count == 0:
             return None
+
         entities = np.flatnonzero(self.counts)
         entities = entities[entities != NIL]
-        return Neighbors(self._vectors_before_training, entities, most, self.vectors_dir)
+        return Neighbors(self._initial_vectors, entities, count, self.vectors_dir)
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """The entities of a micro-batch, a column each, and the comparisons of mentions with them.
+
+    The same entity with and without its title makes two columns.
+    """
+
+    entities: np.ndarray  # int64 [columns]
+    has_masked_title: np.ndarray  # bool [columns]
+    allowed: np.ndarray  # bool [mentions, columns]: the entities that a mention is compared with
+    targets: np.ndarray
+    """bool [mentions, columns (+1)]: the entities that a mention means.
+
+    If NIL is an answer, it is the first column. A mention without a target is not trained on.
+    """
+    prior: np.ndarray | None  # float32 [mentions, columns, 2]; None if the model has no prior
+
+    def build_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the inputs of the model and of the loss."""
+        tensors = {
+            "targets": torch.from_numpy(self.targets),
+            "allowed": torch.from_numpy(self.allowed),
+        }
+        if self.prior is not None:
+            tensors["prior"] = torch.from_numpy(self.prior)
+        return tensors
 
 
 class TrainingBatches:
-    """Makes the micro-batches of the training."""
+    """Builds the micro-batches of the training."""
 
     def __init__(self, data: Data) -> None:
-        self._config = config = data.config
+        config = data.config
+        self._config = config
         self._data = data
-        data.fill_frozen()
-        self._frozen, self._neighbors = data.frozen, data.neighbors  # before any worker is forked
-        self._mention_texts = MentionTexts(data.tokenizer, config)
-        self._counts = None
-        if config.log_prior == "leave_one_out":
-            entities, documents, aliases = data.train.meanings()
-            self._counts = DocumentCounts(documents, aliases, entities)
-        rarest, most = config.data_config.mask_rarest, config.data_config.mask_most_frequent
-        self._mask_probability = rarest + (most - rarest) * percentiles(data.counts)
 
-    def micro_batch(self, rows: Sequence[Row], epoch: int) -> MicroBatch:
-        """The mentions of some rows (at least one), gold and weak alike."""
-        data, mentions = self._data, Mentions(rows)
-        candidates = candidates_of(
-            data.table, mentions.aliases, mentions.entities, mentions.documents, self._counts
+        data.fill_frozen()
+        # Opened here, before any worker is forked.
+        self._frozen = data.frozen
+        self._neighbors = data.neighbors
+
+        self._mention_texts = MentionTexts(data.tokenizer, config)
+        self._document_counts = None
+        if config.log_prior == "leave_one_out":
+            meanings = data.train.read_meanings()
+            self._document_counts = DocumentCounts(
+                meanings.documents, meanings.aliases, meanings.entities
+            )
+
+        lowest = config.data_config.mask_rarest
+        highest = config.data_config.mask_most_frequent
+        popularity = popularity_percentiles(data.counts)
+        self._mask_probability = lowest + (highest - lowest) * popularity
+
+    def build_micro_batch(self, rows: Sequence[Row], epoch: int) -> MicroBatch:
+        """Builds the micro-batch of all mentions (at least one) of some rows, gold and weak."""
+        mentions = Mentions(rows)
+        candidates = find_candidates(
+            self._data.table,
+            mentions.aliases,
+            mentions.entities,
+            mentions.documents,
+            self._document_counts,
         )
         if self._config.max_train_candidates is not None:
-            candidates = candidates.first(self._config.max_train_candidates)
-        draws = [partial(_uniform, self._config.seed, epoch, row.number) for row in rows]
-        masked = [
+            candidates = candidates.limit(self._config.max_train_candidates)
+
+        draws = [partial(_draw_uniform, self._config.seed, epoch, row.number) for row in rows]
+        masked_mentions = [
             draw("mentions", len(row.entities)) < self._mask_probability[row.entities[:, 0]]
             for row, draw in zip(rows, draws, strict=True)
         ]
-        tensors, tokens = self._mention_texts.tensors(rows, masked)
-        entities, has_mask, compared = self._compared(mentions, candidates, draws)
+
+        tensors, tokens = self._mention_texts.build_tensors(rows, masked_mentions)
+        comparisons = self._compare(mentions, candidates, draws)
+        entities = comparisons.entities
         if self._frozen is not None:
-            tensors |= self._frozen.inputs(entities, has_mask)
+            tensors |= self._frozen.build_inputs(entities, comparisons.has_masked_title)
         else:
-            of_entities, more = data.texts.tensors(entities, has_mask)
-            tensors, tokens = tensors | of_entities, tokens + more
-        sizes = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
-        trained = int(compared["targets"].any(1).sum())
+            entity_tensors, entity_tokens = self._data.texts.build_tensors(
+                entities, comparisons.has_masked_title
+            )
+            tensors |= entity_tensors
+            tokens += entity_tokens
+
+        padded = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
+        tensors |= comparisons.build_tensors()
+
+        trained = int(comparisons.targets.any(1).sum())
         weak = sum(int((~row.is_gold).sum()) for row in rows)
-        names = zip(mentions.sentences, mentions.positions, strict=True)
         return MicroBatch(
-            tensors={**tensors, **{name: torch.from_numpy(of) for name, of in compared.items()}},
+            tensors=tensors,
             weight=float(trained),
             tokens=tokens,
-            padding=sum(sizes) - tokens,
-            documents=[f"{sentence}:{position}" for sentence, position in names],
+            padding=sum(padded) - tokens,
+            documents=[
+                f"{sentence}:{position}"
+                for sentence, position in zip(mentions.sentences, mentions.positions, strict=True)
+            ],
             counts={
                 "mentions": float(len(mentions.rows)),
                 "weak_labels": float(weak),
@@ -294,80 +373,102 @@ class TrainingBatches:
             },
         )
 
-    def _compared(
+    def _compare(
         self, mentions: Mentions, candidates: Candidates, draws: Sequence[Draw]
-    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """The entities of a micro-batch, and which of them each mention is compared with.
-
-        Returns:
-            The entities, int64 [columns]; whether their titles are masked, bool [columns]; and of
-            the inputs of `BiEncoder.forward` and of the loss: `allowed`, bool [mentions, columns];
-            `targets`, bool [mentions, columns (+1)]: the mention's entities (with NIL as an answer,
-            it is the first column; a mention without any is not trained on); and, if it is used,
-            `prior`, float32 [mentions, columns, 2].
-        """
-        own, is_gold = candidates.entities, candidates.is_gold
-        width = own.shape[1]
+    ) -> Comparisons:
+        """Gives each entity of a micro-batch a column, and compares the mentions with them."""
+        compared = candidates.entities
+        is_gold = candidates.is_gold
+        num_candidates = compared.shape[1]
         if self._neighbors is not None:
-            more = self._neighbors(mentions.entities[:, 0])
-            more[(more[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
-            own = np.concatenate([own, more], axis=1)
-            is_gold = np.concatenate([is_gold, np.zeros(more.shape, bool)], axis=1)
-        # The same entity with and without its title are two columns.
-        keyed = np.where(own >= 0, own * 2 + self._masked_titles(own, mentions.rows, draws), -1)
-        keys, columns = columns_of(keyed)
+            negatives = self._neighbors.look_up(mentions.entities[:, 0])
+            # A meaning of the mention is no negative.
+            negatives[(negatives[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
+            compared = np.concatenate([compared, negatives], axis=1)
+            is_gold = np.concatenate([is_gold, np.zeros(negatives.shape, bool)], axis=1)
+
+        # An even key stands for an entity with its title, an odd key for it without.
+        masked_titles = self._mask_titles(compared, mentions.rows, draws)
+        keys, columns = assign_columns(np.where(compared >= 0, compared * 2 + masked_titles, -1))
         entities = keys // 2
-        nowhere = np.zeros((len(own), len(keys)), bool)
-        targets = placed(nowhere, np.where(is_gold, columns, -1), True)
-        found = {"targets": targets, "allowed": placed(nowhere, columns, True)}
-        if self._config.negatives == "batch":  # all but the mention's entities in another form
-            is_meant = (entities[None, :, None] == mentions.entities[:, None, :]).any(2)
-            found["allowed"] = ~is_meant | targets
-        if self._config.log_prior != "none":
-            prior = np.repeat(candidates.floor[:, None], len(keys), axis=1)
-            found["prior"] = placed(prior, columns[:, :width], candidates.prior)
+
+        all_false = np.zeros((len(compared), len(keys)), bool)
+        targets = scatter_columns(all_false, np.where(is_gold, columns, -1), True)
+        if self._config.negatives == "batch":
+            # All entities of the batch, except the mention's meanings in their other form.
+            is_meaning = (entities[None, :, None] == mentions.entities[:, None, :]).any(2)
+            allowed = ~is_meaning | targets
+        else:
+            allowed = scatter_columns(all_false, columns, True)
+
         if not self._config.train_in_candidates:
             is_nil = ~targets.any(1, keepdims=True)
-            found["targets"] = np.concatenate([is_nil, targets], axis=1)
-        return entities, (keys % 2).astype(bool), found
+            targets = np.concatenate([is_nil, targets], axis=1)
 
-    def _masked_titles(
+        prior = None
+        if self._config.log_prior != "none":
+            floor = np.repeat(candidates.floor[:, None], len(keys), axis=1)
+            prior = scatter_columns(floor, columns[:, :num_candidates], candidates.prior)
+
+        return Comparisons(
+            entities=entities,
+            has_masked_title=(keys % 2).astype(bool),
+            allowed=allowed,
+            targets=targets,
+            prior=prior,
+        )
+
+    def _mask_titles(
         self, entities: np.ndarray, rows: np.ndarray, draws: Sequence[Draw]
     ) -> np.ndarray:
-        """bool [mentions, candidates]: which titles are masked, alike for all mentions of a row.
+        """Draws the titles to mask, the same for all mentions of a row.
 
-        `entities` are int64 [mentions, candidates], -1 for none; `rows` the row of each mention.
+        Args:
+            entities: int64 [mentions, candidates]; -1 for none.
+            rows: The row of each mention.
+
+        Returns:
+            bool [mentions, candidates].
         """
         masked = np.zeros(entities.shape, bool)
         for number, draw in enumerate(draws):
-            # Without the padding, which depends on other rows.
-            chosen = (rows == number)[:, None] & (entities >= 0)
-            distinct, places = np.unique(entities[chosen], return_inverse=True)
+            # The padding is left out because it depends on other rows.
+            in_row = (rows == number)[:, None] & (entities >= 0)
+            distinct, indices = np.unique(entities[in_row], return_inverse=True)
             is_masked = draw("titles", len(distinct)) < self._mask_probability[distinct]
-            masked[chosen] = is_masked[places]
+            masked[in_row] = is_masked[indices]
         return masked
 
 
-def _uniform(seed: int, epoch: int, row: int, what: str, count: int) -> np.ndarray:
-    words = np.random.PCG64(derive(seed, "mask", epoch, row, what)).random_raw(count)
+def _draw_uniform(seed: int, epoch: int, row: int, purpose: str, count: int) -> np.ndarray:
+    words = np.random.PCG64(derive(seed, "mask", epoch, row, purpose)).random_raw(count)
     return words / 2.0**64
 
 
-def columns_of(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct numbers of a matrix, ascending, and the place of each among them.
+def assign_columns(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Assigns a column to each distinct number of a matrix, except -1.
 
-    A place is -1 where the number is. If all are, there is 0: a batch needs a column all the same.
+    Returns:
+        The distinct numbers, ascending ([0] if there is none, because a batch needs a column), and
+        the column of each element of the matrix, -1 for -1.
     """
-    distinct, places = np.unique(np.append(numbers, -1), return_inverse=True)
+    distinct, indices = np.unique(np.append(numbers, -1), return_inverse=True)
     distinct = distinct[1:] if len(distinct) > 1 else np.zeros(1, np.int64)
-    return distinct, places[:-1].reshape(numbers.shape) - 1
+    return distinct, indices[:-1].reshape(numbers.shape) - 1
 
 
-def placed(values: np.ndarray, columns: np.ndarray, own: np.ndarray | bool) -> np.ndarray:
-    """A copy of values [mentions, columns, …] with those of each mention at its columns.
+def scatter_columns(base: np.ndarray, columns: np.ndarray, values: np.ndarray | bool) -> np.ndarray:
+    """Returns a copy of `base` with the values of each mention written to its columns.
 
-    `columns` are int64 [mentions, K], -1 for none; `own` values [mentions, K, …], or one for all.
+    Args:
+        base: [mentions, columns, …].
+        columns: int64 [mentions, K]; -1 is skipped.
+        values: [mentions, K, …], or one value for all.
     """
-    found, chosen = values.copy(), np.nonzero(columns >= 0)
-    found[chosen[0], columns[chosen]] = own if isinstance(own, bool) else own[chosen]
-    return found
+    scattered = base.copy()
+    indices = np.nonzero(columns >= 0)
+    mention_indices = indices[0]
+    scattered[mention_indices, columns[indices]] = (
+        values if isinstance(values, bool) else values[indices]
+    )
+    return scattered

@@ -1,8 +1,8 @@
-"""The entities that a mention may refer to, and the candidates of each alias.
+"""The table of entities that a mention may refer to, with the candidates of each alias.
 
-Entities and aliases have numbers, from 0, which never change when entities are added: what was
-built with a table (a prep store, encoded entities) remains valid for the table with more entities.
-Entity 0 is NIL, no entity of the table.
+Entities and aliases have numbers, from 0, which never change when entities are added: a prep store
+or vectors that were built with a table remain valid for the table with more entities. Entity 0 is
+NIL, which stands for no entity of the table.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ ENTITY_LAYOUT = {
 """The arrays of a table."""
 
 _ALIASES_AT_ONCE = 1 << 16
-_PLAIN = np.zeros(256, bool)  # bytes that are the same in the caseless form
-_PLAIN[ord(" ") : ord("~") + 1] = True
-_PLAIN[ord("A") : ord("Z") + 1] = False
+_IS_PLAIN = np.zeros(256, bool)  # bytes that are the same in the caseless form
+_IS_PLAIN[ord(" ") : ord("~") + 1] = True
+_IS_PLAIN[ord("A") : ord("Z") + 1] = False
 
 
 class TableVersion(msgspec.Struct):
@@ -61,7 +61,7 @@ class TableVersion(msgspec.Struct):
 
     Attributes:
         fingerprint: Hash of its content.
-        entities: Number of entities, with NIL.
+        entities: Number of entities, including NIL.
     """
 
     fingerprint: str
@@ -81,17 +81,17 @@ class TableFacts(msgspec.Struct):
 
 
 class Aliases(Names):
-    """The aliases of a table by their caseless form, in which texts and files are looked up."""
+    """The aliases of a table, stored and looked up in their caseless form."""
 
     def find(self, string: str) -> int:
-        """The number of an alias, however its case, composition and white space; -1: none."""
+        """Returns the number of an alias in any case, composition and white space; -1: none."""
         return super().find(caseless(string))
 
 
 class EntityTable:
     """The entities and aliases of a folder, which processes share in memory.
 
-    A description may be empty, and NIL's title is.
+    A description may be empty; NIL's title is empty.
 
     Attributes:
         fingerprint: Hash of the content.
@@ -117,10 +117,10 @@ class EntityTable:
         """Opens the table in a folder.
 
         Args:
-            verify: Whether to check all values: for the first process that opens it.
+            verify: Whether to check all values, which the first process that opens it does.
 
         Raises:
-            DataError: If there is none, or it is damaged.
+            DataError: If there is no table, or it is damaged.
         """
         arrays = ArrayFolder(folder, ENTITY_LAYOUT, TableFacts, verify=verify)
         if verify:
@@ -131,11 +131,11 @@ class EntityTable:
         return EntityTable.open, (self.folder, False)  # another process maps the files, too
 
     def __len__(self) -> int:
-        """Number of entities, with NIL."""
+        """Returns the number of entities, including NIL."""
         return len(self.ids)
 
     def summary(self) -> str:
-        """How much there is of everything, in a line."""
+        """Returns the numbers of entities, aliases, types and relations in one line of text."""
         counts = np.diff(self._arrays["candidates_ends"], prepend=0)
         return (
             f"{len(self) - 1:,} entities, {len(counts):,} aliases ({int((counts > 1).sum()):,} of "
@@ -143,10 +143,11 @@ class EntityTable:
             f"types, {len(self._arrays['relations']):,} relations"
         )
 
-    def entities_of(self, fingerprint: str) -> int | None:
-        """How many entities this table had when it had a fingerprint.
+    def count_entities_of(self, fingerprint: str) -> int | None:
+        """Returns the number of entities of the version of this table with a fingerprint.
 
-        What was made with these entities is valid for this table. None: it never had it.
+        Files that were built with that version are valid for this table. Returns None if no version
+        had this fingerprint.
         """
         for version in self._versions:
             if version.fingerprint == fingerprint:
@@ -154,23 +155,26 @@ class EntityTable:
         return None
 
     def candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
-        """The entities that an alias may mean (int32) and their scores (float32), which fall."""
+        """Returns the candidates of an alias (int32) and their scores (float32), highest first."""
         candidates = list_range(self._arrays["candidates_ends"], alias)
         return self._arrays["candidates"][candidates], self._arrays["candidate_scores"][candidates]
 
     def all_candidates(self, aliases: np.ndarray) -> np.ndarray:
-        """int64: the distinct candidates of some aliases (-1: none), ascending."""
-        own = np.unique(aliases)
-        lists = [self.candidates(alias)[0] for alias in reporting(own[own >= 0].tolist())]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64))
+        """Returns the distinct candidates of some aliases (-1: none) as int64, ascending."""
+        distinct = np.unique(aliases)
+        lists = [np.empty(0, np.int64)]
+        for alias in reporting(distinct[distinct >= 0].tolist()):
+            entities, _ = self.candidates(alias)
+            lists.append(entities)
+        return np.unique(np.concatenate(lists).astype(np.int64))
 
     def types(self, entity: int) -> list[str]:
-        """The names of an entity's types, over all systems."""
+        """Returns the names of an entity's types in all type systems."""
         types = self._arrays["types"][list_range(self._arrays["types_ends"], entity)]
         return [self.type_names[number] for number in types.tolist()]
 
     def relations(self, entity: int) -> list[tuple[str, int]]:
-        """The relations of an entity, each with the number of the entity that it leads to."""
+        """Returns the relations of an entity: name, and number of the entity it leads to."""
         relations = list_range(self._arrays["relations_ends"], entity)
         names = self._arrays["relations"][relations].tolist()
         objects = self._arrays["relation_objects"][relations].tolist()
@@ -180,9 +184,9 @@ class EntityTable:
 
 
 def check_table(arrays: ArrayFolder[TableFacts]) -> None:
-    """Checks the values of a table, so that no number in it leads nowhere.
+    """Checks the values of a table: every number in it must refer to an existing value.
 
-    The checksums do not: whoever writes a folder writes them, too.
+    Checksums cannot show this, because whoever writes a folder also writes its checksums.
 
     Raises:
         DataError: If it is damaged.
@@ -207,18 +211,22 @@ def check_table(arrays: ArrayFolder[TableFacts]) -> None:
 
 
 def _check_caseless(arrays: ArrayFolder[TableFacts]) -> None:
-    """Checks that every alias is in its caseless form, without which it is never found.
+    """Checks that every alias is in its caseless form; others would never be found.
 
     Raises:
-        DataError: If one is not.
+        DataError: If an alias is not.
     """
     aliases = Strings(arrays, "aliases")
     for first in range(0, len(aliases), _ALIASES_AT_ONCE):
         ends = arrays["aliases_ends"][first : first + _ALIASES_AT_ONCE]
         start = int(arrays["aliases_ends"][first - 1]) if first else 0
-        unclear = start + _unclear_bytes(arrays["aliases"][start : int(ends[-1])], ends - start)
-        for number in first + np.unique(np.searchsorted(ends, unclear, side="right")):
-            alias = aliases[int(number)]
+        text = arrays["aliases"][start : int(ends[-1])]
+        unclear = start + _find_unclear_bytes(text, ends - start)
+
+        # Only these few aliases are compared as strings.
+        numbers = first + np.unique(np.searchsorted(ends, unclear, side="right"))
+        for number in numbers.tolist():
+            alias = aliases[number]
             if alias != caseless(alias):
                 raise DataError(
                     f"{arrays.folder}: its alias {alias!r} is not in the form in which aliases are "
@@ -228,19 +236,22 @@ def _check_caseless(arrays: ArrayFolder[TableFacts]) -> None:
         report_progress()
 
 
-def _unclear_bytes(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """int64: the places of bytes that may not be in a caseless form.
+def _find_unclear_bytes(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns the offsets of bytes that may not be in a caseless form as int64.
+
+    These are capitals, bytes that are not printable ASCII, and spaces at the edges of a string or
+    after another space.
 
     Args:
-        text: uint8, strings one after the other.
-        ends: The end of each.
+        text: uint8, concatenated strings.
+        ends: The end offset of each string.
     """
-    is_unclear = ~_PLAIN[text]
+    is_unclear = ~_IS_PLAIN[text]
     is_space = text == ord(" ")
     is_unclear[1:] |= is_space[1:] & is_space[:-1]
 
     starts = np.concatenate([[0], ends[:-1]])
-    is_filled = ends > starts
-    for edges in (starts[is_filled], ends[is_filled] - 1):
+    is_not_empty = ends > starts
+    for edges in (starts[is_not_empty], ends[is_not_empty] - 1):
         is_unclear[edges] |= is_space[edges]
     return np.flatnonzero(is_unclear)

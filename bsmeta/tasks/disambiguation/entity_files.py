@@ -1,4 +1,4 @@
-"""The entity folders of Bootleg, both generations, made into a table.
+"""Builds a table from the entity folders of Bootleg, of either generation.
 
     entity_dir/entity_mappings/  qid2title.json, qid2desc.json, qid2eid, config.json
                                  (max_candidates); alias2qids: {alias: [[qid, score], …]}
@@ -8,9 +8,9 @@
                                  relations {qid: {relation: [qid, …]}}, {qid: [relation, …]} or
                                  {qid: {qid: weight}}, and tab-separated pairs of qids (.txt)
 
-Only `qid2title.json` and `alias2qids` must be there. Without `qid2eid`, the entities are in the
-order of their titles. Types and relations may be numbers in a vocabulary ({name: number}). What
-they say about entities that have no title is left out and counted.
+Only `qid2title.json` and `alias2qids` are required. Without `qid2eid`, the entities have the order
+of their titles. Types and relations may be numbers in a vocabulary ({name: number}). Types and
+relations of entities without a title are left out and counted.
 
 A mapping is a JSON object, or from release 1.1 on marisa tries:
 
@@ -47,18 +47,32 @@ from bsmeta.tasks.disambiguation.profiles import (
     write_table,
 )
 
-RECORDS, VOCABULARY, NUMBERS = "record_trie.marisa", "vocabulary_trie.marisa", "itoexti.npy"
-NONE = -1  # the number that fills up the pairs of a key
 log = logging.getLogger(__name__)
-TYPES, TYPE_NAMES = "qid2types.json", "type_vocab.json"
-RELATIONS, RELATION_NAMES = ("qid2relations.json", "kg_conn.txt"), "relation_vocab.json"
-"""The names in the first generation's tutorial."""
-CONNECTED = "connected to"  # the relation of a pair that names none
-Names = dict[str, list[int | str]]
+
+# Files of a folder of tries.
+RECORD_TRIE = "record_trie.marisa"
+VOCABULARY_TRIE = "vocabulary_trie.marisa"
+NUMBERS = "itoexti.npy"
+MAX_PAIRS = "max_value.json"
+
+NO_NAME = -1
+"""The number that pads the pairs of a key in a record trie."""
+
+# Names in the first generation's tutorial.
+TYPES_FILE = "qid2types.json"
+TYPE_VOCABULARY = "type_vocab.json"
+RELATION_FILES = ("qid2relations.json", "kg_conn.txt")
+RELATION_VOCABULARY = "relation_vocab.json"
+
+CONNECTED = "connected to"
+"""The relation of a pair of entities without a named relation."""
+
+NameLists = dict[str, list[int | str]]
+"""The names of each entity's types, or their numbers in a vocabulary."""
 
 
-def locate(folder: Path, name: str) -> Path | None:
-    """The mapping of a name in a folder, as a trie or as JSON; None if there is neither."""
+def locate_mapping(folder: Path, name: str) -> Path | None:
+    """Locates the mapping of a name in a folder, as tries or as JSON; None if there is neither."""
     paths = (folder / name, folder / f"{name}.json")
     return next((path for path in paths if path.exists()), None)
 
@@ -66,10 +80,14 @@ def locate(folder: Path, name: str) -> Path | None:
 class _MappingFile(Problems):
     """A mapping (a JSON file, or a folder of tries), and the problems of its keys.
 
+    Args:
+        form: The type of the content.
+        vocabulary: The file with the numbers of names; without it, the content has names itself.
+
     Attributes:
         content: The mapping. The value of a key in a record trie is a list of `(name, score)`; with
             two vocabularies, `{first name: [second name, …]}`.
-        names: Those of the numbers in its vocabulary; without that file, what is listed are names.
+        names: The name of each number in the vocabulary.
 
     Raises:
         DataError: If it cannot be read, or its content is not of `form`.
@@ -78,66 +96,75 @@ class _MappingFile(Problems):
     def __init__(self, path: Path, form: Any, vocabulary: Path | None = None) -> None:
         super().__init__(path)
         self.vocabulary = vocabulary
-        self._repeated: list[str] = []
-        self._raw = ""
+        self._repeated_keys: list[str] = []
+        self._text = ""
+
         try:
             if path.is_dir():
-                found = _read_tries(path)
+                content = _read_tries(path)
             else:
-                self._raw = path.read_text(encoding="utf-8")
-                found = parse_json(self._raw, object_pairs_hook=self._object)
-            self.content = msgspec.convert(found, form)
+                self._text = path.read_text(encoding="utf-8")
+                content = parse_json(self._text, object_pairs_hook=self._build_object)
+            self.content = msgspec.convert(content, form)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         except ValueError as error:  # msgspec's errors are ValueErrors
             raise DataError(f"{path}: not what was expected: {error}") from error
-        for key in self._repeated:
+
+        for key in self._repeated_keys:
             self.refuse(key, f"{key!r} is there twice", occurrence=2)
+
         self.names: dict[int | str, str] = {}
         if vocabulary is not None and vocabulary.exists():
-            numbers = _read(vocabulary, dict[str, int | str])
+            numbers = _read_mapping(vocabulary, dict[str, int | str])
             self.names = {number: name for name, number in numbers.items()}
 
     def refuse(self, key: str, reason: str, occurrence: int = 1) -> None:
-        place = -1
+        """Adds a problem of a key, at the line of one of its occurrences (from 1)."""
+        offset = -1
         for _ in range(occurrence):
-            quoted = (json.dumps(key, ensure_ascii=False), json.dumps(key))
-            place = max(self._raw.find(text, place + 1) for text in quoted)
-        line = self._raw.count("\n", 0, max(place, 0)) + 1
-        self.add(line if self._raw else None, reason)
+            spellings = (json.dumps(key, ensure_ascii=False), json.dumps(key))
+            offset = max(self._text.find(spelling, offset + 1) for spelling in spellings)
+        line = self._text.count("\n", 0, max(offset, 0)) + 1
+        self.add(line if self._text else None, reason)
 
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+    def _build_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
             keys = [key for key, _ in pairs]
-            self._repeated += [key for key in found if keys.count(key) > 1]
-        return found
+            self._repeated_keys += [key for key in content if keys.count(key) > 1]
+        return content
 
-    def items_of(self, known: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-        """The items whose keys are entities; the others are counted."""
-        unknown = len(self.content.keys() - known.keys())
+    def items_with_title(self, titles: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+        """Returns the items whose keys are entities with a title; logs the number of others."""
+        unknown = len(self.content.keys() - titles.keys())
         if unknown:
             count = len(self.content)
             log.warning("%s: %d of %d entities have no title; left out", self.path, unknown, count)
-        return ((qid, own) for qid, own in self.content.items() if qid in known)
+        return ((qid, value) for qid, value in self.content.items() if qid in titles)
 
-    def named(self, qid: str, own: Sequence[int | str], what: str) -> list[str]:
-        """The names of what an entity has; a number without one is a problem."""
-        for number in own:
+    def look_up_names(self, qid: str, numbers: Sequence[int | str], kind: str) -> list[str]:
+        """Returns the names of an entity's types or relations; a number without one is a problem.
+
+        Args:
+            kind: `type` or `relation`, for the message.
+        """
+        for number in numbers:
             if isinstance(number, int) and number not in self.names:
-                place = self.vocabulary.name if self.vocabulary else ""
-                self.refuse(qid, f"{qid!r} has the {what} {number}, which is not in {place}")
-        return [self.names.get(number, str(number)) for number in own]
+                vocabulary = self.vocabulary.name if self.vocabulary else ""
+                self.refuse(qid, f"{qid!r} has the {kind} {number}, which is not in {vocabulary}")
+        return [self.names.get(number, str(number)) for number in numbers]
 
 
-def _read(path: Path, form: Any) -> Any:
-    """The content of a mapping; raises DataError with its problems."""
+def _read_mapping(path: Path, form: Any) -> Any:
+    """Reads the content of a mapping; raises DataError with its problems."""
     file = _MappingFile(path, form)
     file.close()
     return file.content
 
 
 def _read_tries(folder: Path) -> dict[str, Any]:
+    """Reads a mapping from a folder of tries; see the module for their forms."""
     try:
         import marisa_trie
     except ImportError as error:
@@ -146,30 +173,39 @@ def _read_tries(folder: Path) -> dict[str, Any]:
             "pip install -e .[bootleg]"
         ) from error
 
-    def vocabulary(name: str) -> Any:
+    def load_trie(name: str) -> Any:
         return marisa_trie.Trie().load(str(folder / name))
 
     try:
-        if not (folder / RECORDS).exists():
-            names, numbers = vocabulary(VOCABULARY), np.load(folder / NUMBERS)
-            return {key: int(numbers[number]) for key, number in names.items()}
-        most = int(parse_json((folder / "max_value.json").read_text()))
-        has_scores = (folder / VOCABULARY).exists()
-        records = marisa_trie.RecordTrie("<" + ("lf" if has_scores else "ll") * most)
+        if not (folder / RECORD_TRIE).exists():
+            keys = load_trie(VOCABULARY_TRIE)
+            numbers = np.load(folder / NUMBERS)
+            return {key: int(numbers[number]) for key, number in keys.items()}
+
+        max_pairs = int(parse_json((folder / MAX_PAIRS).read_text()))
+        has_scores = (folder / VOCABULARY_TRIE).exists()
+        records = marisa_trie.RecordTrie("<" + ("lf" if has_scores else "ll") * max_pairs)
         if has_scores:
-            names = vocabulary(VOCABULARY)
+            names = load_trie(VOCABULARY_TRIE)
         else:
-            names, others = (vocabulary(f"{part}_{VOCABULARY}") for part in ("key", "value"))
-        found: dict[str, Any] = {}
-        for key, values in records.load(str(folder / RECORDS)).items():
-            pairs = zip(values[::2], values[1::2], strict=True)
-            named = [(names.restore_key(one), other) for one, other in pairs if one != NONE]
-            if not has_scores:
+            names = load_trie(f"key_{VOCABULARY_TRIE}")
+            other_names = load_trie(f"value_{VOCABULARY_TRIE}")
+
+        content: dict[str, Any] = {}
+        for key, values in records.load(str(folder / RECORD_TRIE)).items():
+            pairs = [
+                (names.restore_key(number), value)
+                for number, value in zip(values[::2], values[1::2], strict=True)
+                if number != NO_NAME
+            ]
+            if has_scores:
+                content[key] = pairs
+            else:
                 groups = defaultdict(list)
-                for name, other in named:
-                    groups[name].append(others.restore_key(other))
-            found[key] = named if has_scores else dict(groups)
-        return found
+                for name, other in pairs:
+                    groups[name].append(other_names.restore_key(other))
+                content[key] = dict(groups)
+        return content
     except (RuntimeError, LookupError, EOFError, TypeError) as error:  # marisa's are RuntimeErrors
         raise DataError(
             f"{folder}: its tries cannot be read ({error}); copy the folder again"
@@ -182,7 +218,7 @@ Files = list[tuple[Path, Path]]
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the files are, and which of them are used.
+    """The folders of entity files, with the selected files.
 
     Attributes:
         entity_dir: The folder with `entity_mappings/`.
@@ -198,55 +234,72 @@ class Sources:
     relations: Sequence[str] | None = None
 
     def type_files(self) -> Files:
-        """Raises ConfigurationError if there is none, although types were asked for."""
+        """Returns the files of types.
+
+        Raises:
+            ConfigurationError: If there is none, although types were requested.
+        """
         if self.emb_dir is not None:
-            return _chosen("types", self.types, self.emb_dir, [TYPES], TYPE_NAMES)
+            return _select_files("types", self.types, self.emb_dir, [TYPES_FILE], TYPE_VOCABULARY)
+
         folder = self.entity_dir / "type_mappings"
         systems = sorted(path.name for path in folder.glob("*") if path.is_dir())
-        return [
-            (locate(own, "qid2typenames") or own / "qid2typeids.json", own / TYPE_NAMES)
-            for own, _ in _chosen("types", self.types, folder, systems, "")
-        ]
+        files = []
+        for system, _ in _select_files("types", self.types, folder, systems, ""):
+            mapping = locate_mapping(system, "qid2typenames") or system / "qid2typeids.json"
+            files.append((mapping, system / TYPE_VOCABULARY))
+        return files
 
     def relation_files(self) -> Files:
-        """Raises ConfigurationError if there is none, although relations were asked for."""
-        folder, defaults = self.emb_dir, [*RELATIONS]
-        if folder is None:
+        """Returns the files of relations.
+
+        Raises:
+            ConfigurationError: If there is none, although relations were requested.
+        """
+        if self.emb_dir is not None:
+            folder = self.emb_dir
+            defaults = [*RELATION_FILES]
+        else:
             folder = self.entity_dir / "kg_mappings"
-            defaults = [(locate(folder, "qid2relations") or folder / "kg_adj.txt").name]
-        return _chosen("relations", self.relations, folder, defaults, RELATION_NAMES)
+            mapping = locate_mapping(folder, "qid2relations") or folder / "kg_adj.txt"
+            defaults = [mapping.name]
+        return _select_files("relations", self.relations, folder, defaults, RELATION_VOCABULARY)
 
 
-def _chosen(
+def _select_files(
     key: str,
     names: Sequence[str] | None,
     folder: Path,
     defaults: Sequence[str],
-    vocabulary: str,
+    default_vocabulary: str,
 ) -> Files:
-    """The files of a folder that are named as `FILE` or `FILE:VOCABULARY`.
+    """Returns the files of a folder that are named as `FILE` or `FILE:VOCABULARY`.
 
-    Without names: those of `defaults` that exist.
+    Without names, it returns the existing ones of `defaults`.
     """
-    there = sorted(path.name for path in folder.glob("*"))
+    listing = sorted(path.name for path in folder.glob("*"))
     if names is None:
-        names = [name for name in defaults if name in there]
+        names = [name for name in defaults if name in listing]
         if folder.is_dir() and not names:
             raise ConfigurationError(
                 f"{key}: {folder} has no {' or '.join(defaults) or 'folder of a type system'}, but "
-                f"{', '.join(there) or 'nothing'}; name what is to be read: {key}=[NAME], or "
+                f"{', '.join(listing) or 'nothing'}; name what is to be read: {key}=[NAME], or "
                 f"nothing: {key}=[]",
                 [key],
             )
-    pairs = [name.partition(":")[::2] for name in names]
-    for name in (part for pair in pairs for part in pair):
-        if name and name not in there:
-            raise ConfigurationError(
-                f"{key}=[{', '.join(names)}]: {folder} has no {name}{nearest(name, there)}; it "
-                f"has {', '.join(there) or 'nothing'}",
-                [key],
-            )
-    return [(folder / file, folder / (own or vocabulary)) for file, own in pairs]
+
+    files = []
+    for name in names:
+        file, _, vocabulary = name.partition(":")
+        for part in (file, vocabulary):
+            if part and part not in listing:
+                raise ConfigurationError(
+                    f"{key}=[{', '.join(names)}]: {folder} has no {part}{nearest(part, listing)}; "
+                    f"it has {', '.join(listing) or 'nothing'}",
+                    [key],
+                )
+        files.append((folder / file, folder / (vocabulary or default_vocabulary)))
+    return files
 
 
 def build_from_files(
@@ -254,8 +307,8 @@ def build_from_files(
 ) -> EntityTable:
     """Builds a table in a new folder from the files of either generation.
 
-    An alias keeps at most `max_candidates`; None: what `config.json` says. One with more than the
-    latter is a problem.
+    An alias keeps at most `max_candidates`; None: the number in `config.json`. An alias with more
+    candidates than that number is a problem.
 
     Raises:
         ConfigurationError: If the folder exists, or named files do not.
@@ -264,32 +317,44 @@ def build_from_files(
     mappings = sources.entity_dir / "entity_mappings"
     path = mappings / "config.json"
     settings = _MappingFile(path, dict[str, Any]).content if path.exists() else {}
-    stated = int(settings.get("max_candidates", MAX_CANDIDATES))
-    type_files, relation_files = sources.type_files(), sources.relation_files()
-    titles = _titles(mappings)
-    mentions = _mentions(mappings, titles, stated)
+    configured_max = int(settings.get("max_candidates", MAX_CANDIDATES))
+    type_files = sources.type_files()
+    relation_files = sources.relation_files()
+
+    titles = _read_titles(mappings)
+    mentions = _read_mentions(mappings, titles, configured_max)
     path = mappings / "qid2desc.json"
-    descriptions = _read(path, dict[str, str]) if path.exists() else {}
-    types = _types(type_files, titles)
-    relations = _relations(relation_files, titles)
+    descriptions = _read_mapping(path, dict[str, str]) if path.exists() else {}
+    types = _read_types(type_files, titles)
+    relations = _read_relations(relation_files, titles)
+
     profiles = (
         Profile(
-            qid, mentions[qid], title, descriptions.get(qid), types.get(qid, {}), relations[qid]
+            entity_id=qid,
+            mentions=mentions[qid],
+            title=title,
+            description=descriptions.get(qid),
+            types=types.get(qid, {}),
+            relations=relations[qid],
         )
         for qid, title in titles.items()
     )
-    # The files are valid: nothing is left to report about a profile.
-    most = max_candidates or stated
-    return write_table(enumerate(profiles, 1), Problems(mappings), folder, max_candidates=most)
+    return write_table(
+        enumerate(profiles, 1),
+        Problems(mappings),  # stays empty: the files are valid
+        folder,
+        max_candidates=max_candidates or configured_max,
+    )
 
 
-def _titles(mappings: Path) -> dict[str, str]:
-    """The titles of the entities by their ids, in the order of their numbers."""
+def _read_titles(mappings: Path) -> dict[str, str]:
+    """Reads the titles of the entities by their ids, in the order of their numbers."""
     titles = _MappingFile(mappings / "qid2title.json", dict[str, str])
-    path = locate(mappings, "qid2eid")
+    path = locate_mapping(mappings, "qid2eid")
     if path is None:
         titles.close()
         return titles.content
+
     numbers = _MappingFile(path, dict[str, int])
     owners: dict[int, str] = {}
     for qid, number in numbers.content.items():
@@ -299,6 +364,7 @@ def _titles(mappings: Path) -> dict[str, str]:
             numbers.refuse(qid, f"{qid!r} has the number {number}, as {owners[number]!r} has")
         owners[number] = qid
     numbers.close()
+
     for qid in titles.content:
         if qid not in numbers.content:
             titles.refuse(qid, f"there is no entity {qid!r} in {path.name}")
@@ -306,17 +372,19 @@ def _titles(mappings: Path) -> dict[str, str]:
         if qid not in titles.content:
             titles.refuse(qid, f"there is no title of {qid!r}")
     titles.close()
+
     return {owners[number]: titles.content[owners[number]] for number in sorted(owners)}
 
 
-def _mentions(
-    mappings: Path, known: Mapping[str, str], most: int
+def _read_mentions(
+    mappings: Path, titles: Mapping[str, str], max_candidates: int
 ) -> dict[str, list[tuple[str, float]]]:
-    path = locate(mappings, "alias2qids") or mappings / "alias2qids.json"
+    """Reads the aliases of each entity with their scores."""
+    path = locate_mapping(mappings, "alias2qids") or mappings / "alias2qids.json"
     file = _MappingFile(path, dict[str, list[tuple[str, float]]])
     mentions = defaultdict(list)
     for alias, candidates in file.content.items():
-        for reason in _candidate_problems(alias, candidates, known, most):
+        for reason in _find_candidate_problems(alias, candidates, titles, max_candidates):
             file.refuse(alias, reason)
         for qid, score in candidates:
             mentions[qid].append((alias, score))
@@ -324,106 +392,136 @@ def _mentions(
     return mentions
 
 
-def _candidate_problems(
-    alias: str, candidates: Sequence[tuple[str, float]], known: Mapping[str, str], most: int
+def _find_candidate_problems(
+    alias: str,
+    candidates: Sequence[tuple[str, float]],
+    titles: Mapping[str, str],
+    max_candidates: int,
 ) -> Iterator[str]:
-    qids, scores = [qid for qid, _ in candidates], [score for _, score in candidates]
+    qids = [qid for qid, _ in candidates]
+    scores = [score for _, score in candidates]
+
     if not caseless(alias):
         yield "an alias is empty"
-    if len(candidates) > most:
-        yield f"alias {alias!r} has {len(candidates)} candidates; max_candidates is {most}"
+    count = len(candidates)
+    if count > max_candidates:
+        yield f"alias {alias!r} has {count} candidates; max_candidates is {max_candidates}"
     if scores != sorted(scores, reverse=True):
         yield f"the scores of alias {alias!r} are out of order; expected the highest first"
     if not all(map(is_score, scores)):
         yield f"alias {alias!r} has a score that is no number from 0"
-    if len({*qids}) < len(qids):
+    if len({*qids}) < count:
         yield f"alias {alias!r} has a candidate twice"
     for qid in qids:
-        if qid not in known:
+        if qid not in titles:
             yield f"alias {alias!r} leads to {qid!r}, which is no entity"
 
 
-def _types(files: Files, known: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+def _read_types(files: Files, titles: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
+    """Reads the types of each entity by the path of their file."""
+    types: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for path, vocabulary in files:
-        form: Any = dict[str, list[tuple[str, float]]] if path.is_dir() else Names
+        form: Any = dict[str, list[tuple[str, float]]] if path.is_dir() else NameLists
         file = _MappingFile(path, form, vocabulary)
-        for qid, own in file.items_of(known):
-            own = [name for name, _ in own] if path.is_dir() else own  # a trie has scores
-            found[qid][str(path)] = file.named(qid, own, "type")
+        for qid, values in file.items_with_title(titles):
+            # Tries have a score beside each name.
+            names = [name for name, _ in values] if path.is_dir() else values
+            types[qid][str(path)] = file.look_up_names(qid, names, "type")
         file.close()
-    return _not_empty("types", files, found)
+
+    _refuse_empty("types", files, types)
+    return types
 
 
-def _relations(files: Files, known: Mapping[str, str]) -> dict[str, list[Relation]]:
-    """The relations of each entity; the object of one that only has a name is NIL."""
-    found: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)  # each once, in order
+def _read_relations(files: Files, titles: Mapping[str, str]) -> dict[str, list[Relation]]:
+    """Reads the relations of each entity; the object of a relation that only has a name is NIL."""
+    # The keys of each inner dict are (relation, object), each once and in order.
+    relations: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
     connected: list[tuple[str, str]] = []
     for path, vocabulary in files:
         if path.suffix == ".txt":
-            connected += _pairs(path, known)
+            connected += _read_pairs(path, titles)
             continue
+
         form = dict[str, dict[str, list[str] | float] | list[int | str]]
-        file, unknown = _MappingFile(path, form, vocabulary), 0
-        for qid, own in file.items_of(known):
-            if isinstance(own, dict):
-                pairs = [*_with_objects(own, file.names)]
-                unknown += sum(other not in known for _, other in pairs)
-                pairs = [pair for pair in pairs if pair[1] in known]
+        file = _MappingFile(path, form, vocabulary)
+        unknown = 0
+        for qid, value in file.items_with_title(titles):
+            if isinstance(value, dict):
+                pairs = []
+                for relation, other in _list_objects(value, file.names):
+                    if other in titles:
+                        pairs.append((relation, other))
+                    else:
+                        unknown += 1
             else:
-                pairs = [(name, NIL_ID) for name in file.named(qid, own, "relation")]
-            found[qid] |= dict.fromkeys(pairs)
+                names = file.look_up_names(qid, value, "relation")
+                pairs = [(relation, NIL_ID) for relation in names]
+            relations[qid] |= dict.fromkeys(pairs)
         file.close()
         if unknown:
-            what = "relations lead to entities without a title"
-            log.warning("%s: %d %s; left out", path, unknown, what)
+            log.warning(
+                "%s: %d relations lead to entities without a title; left out", path, unknown
+            )
+
     for subject, other in connected:
-        if all(own != other for _, own in found[subject]):
-            found[subject][CONNECTED, other] = None
-    relations = {qid: [Relation(*pair) for pair in own] for qid, own in found.items()}
-    return defaultdict(list, _not_empty("relations", files, relations))
+        if all(existing != other for _, existing in relations[subject]):
+            relations[subject][CONNECTED, other] = None
+
+    lists = defaultdict(list)
+    for qid, qid_relations in relations.items():
+        lists[qid] = [Relation(relation, other) for relation, other in qid_relations]
+    _refuse_empty("relations", files, lists)
+    return lists
 
 
-def _with_objects(
-    own: Mapping[str, list[str] | float], names: Mapping[int | str, str]
+def _list_objects(
+    relations: Mapping[str, list[str] | float], names: Mapping[int | str, str]
 ) -> Iterator[tuple[str, str]]:
-    """The relations of an entity, each with the entity that it leads to."""
-    for name, objects in own.items():
+    """Yields the relations of an entity, each with the entity that it leads to."""
+    for key, objects in relations.items():
         if isinstance(objects, list):
-            yield from ((names.get(name, name), other) for other in objects)
-        else:  # the name is that of an entity, with a weight
-            yield CONNECTED, name
+            name = names.get(key, key)
+            yield from ((name, other) for other in objects)
+        else:  # the key is an entity, the value a weight
+            yield CONNECTED, key
 
 
-def _pairs(path: Path, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Pairs of connected entities, in both directions; a third column is a weight."""
+def _read_pairs(path: Path, titles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields pairs of connected entities, in both directions; a third column is a weight."""
     problems = Problems(path)
-    count = unknown = 0
+    count = 0
+    unknown = 0
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             columns = line.split()
             if not columns:
                 continue
+
             count += 1
             if len(columns) not in (2, 3):
                 problems.add(number, f"{len(columns)} columns; expected two ids and a tab between")
-            elif columns[0] in known and columns[1] in known:
-                yield columns[0], columns[1]
-                yield columns[1], columns[0]
+                continue
+
+            subject, other = columns[:2]
+            if subject in titles and other in titles:
+                yield subject, other
+                yield other, subject
             else:
                 unknown += 1
     problems.close()
+
     if unknown:
-        what = "pairs name entities without a title"
-        log.warning("%s: %d of %d %s; left out", path, unknown, count, what)
+        log.warning(
+            "%s: %d of %d pairs name entities without a title; left out", path, unknown, count
+        )
 
 
-def _not_empty(key: str, files: Files, found: dict[str, Any]) -> dict[str, Any]:
-    """What files say about the entities; raises DataError if it is nothing."""
-    if files and not any(found.values()):
-        listed = ", ".join(str(path) for path, _ in files)
+def _refuse_empty(key: str, files: Files, values: Mapping[str, Any]) -> None:
+    """Raises DataError if no entity gets a type or relation from the files."""
+    if files and not any(values.values()):
+        paths = ", ".join(str(path) for path, _ in files)
         raise DataError(
-            f"{key}: no entity gets any from {listed}; name the files of these entities, or none: "
+            f"{key}: no entity gets any from {paths}; name the files of these entities, or none: "
             f"{key}=[]"
         )
-    return found

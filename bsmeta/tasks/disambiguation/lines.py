@@ -1,7 +1,7 @@
-"""Files of JSON lines, with their problems reported together; and training lines.
+"""Reads files of JSON lines, collecting their problems, and training lines in particular.
 
-A training line of Bootleg is a sentence with its mentions. The first generation counts the words of
-a mention (`spans`), the second its characters (`char_spans`); both become characters.
+A training line of Bootleg is a sentence with its mentions. The first generation gives mentions in
+words (`spans`), the second in characters (`char_spans`); both are converted to characters.
 """
 
 from __future__ import annotations
@@ -25,76 +25,78 @@ from bsmeta.metadata.records import WholeLine
 Form = TypeVar("Form")
 Advance = Callable[[int], None]  # called periodically with the number of bytes read
 
-LISTED = 20  # problems that an error lists
-LINES = 1000  # lines that are read at a time
+MAX_PROBLEMS = 20  # problems that an error lists
+LINES_AT_ONCE = 1000  # lines that are read at a time
+
 ALL_MENTIONS = "final_loss"
 """The slice of every gold mention; lines must not define it. Its metrics have no prefix."""
-MEMBER = 0.5  # a mention is in a slice if its value there is greater
+SLICE_THRESHOLD = 0.5  # a mention is in a slice if its value there is greater
+
 _WORD = re.compile(r"\S+")
 _INT64 = 1 << 63
-_UNUSED = {"doc_sent_idx", "parent_title", "sources"}
+_KNOWN_UNUSED = {"doc_sent_idx", "parent_title", "sources"}
 """Fields of Bootleg's own lines that mean nothing to the training."""
 
 
 class Problems:
-    """The problems of a file; reading ends when enough of them are known."""
+    """The problems of a file; reading stops when an error can list no more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._found: list[str] = []
+        self._messages: list[str] = []
 
     def add(self, line: int | None, reason: str) -> None:
         """Adds a problem of a line, numbered from 1; None in a file without lines.
 
         Raises:
-            DataError: If it is the last one to be listed.
+            DataError: If it is the last problem that an error lists.
         """
-        self._found.append(reason if line is None else f"line {line:,}: {reason}")
-        if len(self._found) == LISTED:
+        self._messages.append(reason if line is None else f"line {line:,}: {reason}")
+        if len(self._messages) == MAX_PROBLEMS:
             self.close()
 
     def close(self) -> None:
         """Raises a DataError that lists the problems, if there are any."""
-        count = len(self._found)
+        count = len(self._messages)
         if count:
-            extent = "the first " if count == LISTED else ""
-            named = "1 problem" if count == 1 else f"{extent}{count} problems"
-            listed = "\n  ".join(self._found)
-            raise DataError(f"{self.path}: {named}; correct the file\n  {listed}")
+            extent = "the first " if count == MAX_PROBLEMS else ""
+            problems = "1 problem" if count == 1 else f"{extent}{count} problems"
+            messages = "\n  ".join(self._messages)
+            raise DataError(f"{self.path}: {problems}; correct the file\n  {messages}")
 
 
-def json_lines(
+def read_json_lines(
     path: Path, form: type[Form], problems: Problems, advance: Advance = lambda _: None
 ) -> Iterator[tuple[int, Form]]:
     """Yields the number of each line of a `.jsonl(.gz|.zst)` file, from 1, and its content.
 
-    Empty lines are skipped. `problems` collects lines that are not of the type `form`, which are
-    left out; the caller may add to it, and closes it at the end.
+    Empty lines are skipped. Lines that are not of the type `form` are left out and added to
+    `problems`; the caller may add others, and closes it at the end.
 
     Raises:
         DataError: If the file cannot be read to its end, or has too many problems.
     """
-    return _decoded(_all_lines(path, advance), form, problems)
+    return _decode_lines(_read_all_lines(path, advance), form, problems)
 
 
-def _all_lines(path: Path, advance: Advance) -> Iterator[tuple[int, WholeLine]]:
+def _read_all_lines(path: Path, advance: Advance) -> Iterator[tuple[int, WholeLine]]:
     try:
         reader = LineReader(str(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     with closing(reader):
         while not reader.ended:
-            yield from _numbered(reader, reader.line, LINES)
+            yield from _read_numbered(reader, reader.line, LINES_AT_ONCE)
             advance(reader.bytes_read)
 
 
-def _numbered(reader: LineReader, first: int, count: int) -> Iterator[tuple[int, WholeLine]]:
+def _read_numbered(reader: LineReader, first: int, count: int) -> Iterator[tuple[int, WholeLine]]:
     yield from enumerate(reader.read(first, count), first + 1)
     if reader.damage:
         raise DataError(f"{reader.path}: damaged after line {reader.line:,}: {reader.damage}")
 
 
-def _decoded(
+def _decode_lines(
     lines: Iterable[tuple[int, WholeLine]], form: type[Form], problems: Problems
 ) -> Iterator[tuple[int, Form]]:
     decoder = JSONDecoder(form)
@@ -109,14 +111,14 @@ def _decoded(
 
 
 class Mention(NamedTuple):
-    """A place in a sentence (in characters) that means an entity."""
+    """A range of characters of a sentence that means an entity."""
 
     start: int
     end: int
     alias: str  # look-up key of its candidates in any case, which may differ from the text
-    entities: tuple[str, ...]  # the ids that it means: one, or several that are all right
+    entities: tuple[str, ...]  # the ids of its meanings: one, or several that are all right
     is_gold: bool  # False for a weak label, which is trained on but not scored
-    slices: tuple[str, ...]  # the line's own slices that it is in; none of a weak label
+    slices: tuple[str, ...]  # the slices that the line puts it in; none for a weak label
 
 
 class Line(NamedTuple):
@@ -125,11 +127,13 @@ class Line(NamedTuple):
     number: int  # of the line in its file, from 1
     sentence: int  # its unique number
     text: str
-    document: str  # the one that the line names, or else the number of the sentence
+    document: str  # the document that the line names, or else the number of the sentence
     mentions: tuple[Mention, ...]
 
 
-class _Raw(msgspec.Struct):
+class _RawLine(msgspec.Struct):
+    """A training line as it is in the file."""
+
     sentence: str
     sent_idx_unq: Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
     aliases: list[str]
@@ -143,78 +147,95 @@ class _Raw(msgspec.Struct):
 
 
 class Scan(NamedTuple):
-    """What a first pass over a file has found."""
+    """The results of a first pass over a file."""
 
-    lines: int
-    slices: list[str]
+    lines: int  # number of lines
+    slices: list[str]  # names of the slices that lines define
     unused: dict[str, int]  # field that is not used -> lines that have it
-    respelled: int  # aliases that are looked up in another form than that of the line
+    respelled: int  # aliases that are looked up in another form than the line's
 
 
 def scan_lines(path: Path, advance: Advance = lambda _: None) -> Scan:
-    """Reads the names of all fields and slices; lines that are invalid are left to `read_lines`.
+    """Reads the names of all fields and slices; `read_lines` reports invalid lines.
 
     Raises:
-        DataError: If the file cannot be read, or a field is most likely a misspelled one.
+        DataError: If the file cannot be read, or an unknown field is similar to a known one.
     """
     decoder = JSONDecoder(dict[str, msgspec.Raw])
     alias_decoder = JSONDecoder(list[str])
-    used = _Raw.__struct_fields__
+    fields_in_use = _RawLine.__struct_fields__
+
     unused: Counter[str] = Counter()
+    first_lines: dict[str, int] = {}
     slices: set[str] = set()
-    first: dict[str, int] = {}
-    number = respelled = 0
-    for number, line in _all_lines(path, advance):
+    number = 0
+    respelled = 0
+    for number, line in _read_all_lines(path, advance):
         with suppress(msgspec.MsgspecError):
             fields = decoder.decode(line)
-            for name in fields.keys() - {*used}:
+            for name in fields.keys() - {*fields_in_use}:
                 unused[name] += 1
-                first.setdefault(name, number)
+                first_lines.setdefault(name, number)
             slices |= decoder.decode(fields.get("slices", b"{}")).keys()
             aliases = alias_decoder.decode(fields.get("aliases", b"[]"))
             respelled += sum(alias != caseless(alias) for alias in aliases)
+
     problems = Problems(path)
-    for name in unused.keys() - _UNUSED:
-        if similar := nearest(name, used):
-            problems.add(first[name], f"there is no field {name!r}{similar}")
+    for name in unused.keys() - _KNOWN_UNUSED:
+        similar = nearest(name, fields_in_use)
+        if similar:
+            problems.add(first_lines[name], f"there is no field {name!r}{similar}")
     problems.close()
     return Scan(number, sorted(slices), dict(unused.most_common()), respelled)
 
 
 def read_lines(path: Path, problems: Problems, advance: Advance = lambda _: None) -> Iterator[Line]:
-    """Yields the lines of a file; see `json_lines`."""
-    return _valid(json_lines(path, _Raw, problems, advance), problems)
+    """Yields the lines of a file; see `read_json_lines`."""
+    return _convert_lines(read_json_lines(path, _RawLine, problems, advance), problems)
 
 
 def read_part(reader: LineReader, problems: Problems, first: int, count: int) -> Iterator[Line]:
     """Yields up to `count` lines from line `first` (from 0) of an opened file."""
-    return _valid(_decoded(_numbered(reader, first, count), _Raw, problems), problems)
+    raw_lines = _decode_lines(_read_numbered(reader, first, count), _RawLine, problems)
+    return _convert_lines(raw_lines, problems)
 
 
-def _valid(lines: Iterable[tuple[int, _Raw]], problems: Problems) -> Iterator[Line]:
+def _convert_lines(lines: Iterable[tuple[int, _RawLine]], problems: Problems) -> Iterator[Line]:
+    """Yields the valid lines, and adds the problems of the others."""
     for number, raw in lines:
-        reasons = list(_problems(raw))
+        reasons = list(_find_problems(raw))
         for reason in reasons:
             problems.add(number, reason)
         if not reasons:
-            yield _line(number, raw)
+            yield _convert_line(number, raw)
 
 
-def _problems(raw: _Raw) -> Iterator[str]:
-    name, spans = "char_spans", raw.char_spans
-    unit, length = "characters", len(raw.sentence)
-    if spans is None:
-        name, spans = "spans", raw.spans
-        unit, length = "words", len(_WORD.findall(raw.sentence))
-    if spans is None:
+def _find_problems(raw: _RawLine) -> Iterator[str]:
+    if raw.char_spans is not None:
+        name = "char_spans"
+        spans = raw.char_spans
+        unit = "characters"
+        length = len(raw.sentence)
+    elif raw.spans is not None:
+        name = "spans"
+        spans = raw.spans
+        unit = "words"
+        length = len(_WORD.findall(raw.sentence))
+    else:
         yield "neither spans (in words) nor char_spans (in characters)"
         return
-    lists: dict[str, list[Any]] = {"aliases": raw.aliases, "qids": raw.qids, name: spans}
-    lists["gold"] = raw.gold
+
+    lists: dict[str, list[Any]] = {
+        "aliases": raw.aliases,
+        "qids": raw.qids,
+        name: spans,
+        "gold": raw.gold,
+    }
     if len({*map(len, lists.values())}) > 1:
-        found = ", ".join(f"{len(values)} {key}" for key, values in lists.items())
-        yield f"lists of unequal lengths: {found}"
+        lengths = ", ".join(f"{len(values)} {key}" for key, values in lists.items())
+        yield f"lists of unequal lengths: {lengths}"
         return
+
     for position, (start, end) in enumerate(spans):
         if not 0 <= start < end <= length:
             yield (
@@ -223,37 +244,52 @@ def _problems(raw: _Raw) -> Iterator[str]:
             )
         elif unit == "characters" and raw.sentence[start:end].isspace():
             yield f"{name}[{position}] is [{start}, {end}], which is only white space"
-    for position, own in enumerate(raw.qids):
-        if not own:
+
+    for position, qids in enumerate(raw.qids):
+        if not qids:
             yield f"qids[{position}] is empty; expected an id, or a list of those that are right"
-    slices, count = raw.slices or {}, len(raw.aliases)
-    positions = {str(position) for position in range(count)} if slices else ()
+
+    if raw.slices:
+        yield from _find_slice_problems(raw.slices, len(raw.aliases))
+
+
+def _find_slice_problems(slices: dict[str, dict[str, float]], count: int) -> Iterator[str]:
+    """Yields the problems of the slices of a line with `count` mentions."""
+    positions = {str(position) for position in range(count)}
     for name, members in slices.items():
         if name == ALL_MENTIONS:
             yield f"slices: {ALL_MENTIONS} is reserved for all gold mentions; leave it out"
-        for place in members:
-            if place not in positions:
-                yield f"slices: {name} names mention {place!r}; the line has {count} mentions"
+        for position in members:
+            if position not in positions:
+                yield f"slices: {name} names mention {position!r}; the line has {count} mentions"
 
 
-def _line(number: int, raw: _Raw) -> Line:
+def _convert_line(number: int, raw: _RawLine) -> Line:
     spans = raw.char_spans
     if spans is None:
         words = word_spans(raw.sentence).tolist()
         spans = [(words[start][0], words[end - 1][1]) for start, end in raw.spans or []]
-    slices = (raw.slices or {}).items()
+
     mentions = []
-    for position, (span, alias, own, is_gold) in enumerate(
-        zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
-    ):
-        entities = (own,) if isinstance(own, str) else tuple(dict.fromkeys(own))
-        of = (name for name, members in slices if members.get(str(position), 0.0) > MEMBER)
-        mentions.append(Mention(*span, alias, entities, is_gold, tuple(of) if is_gold else ()))
-    documents = (raw.document, raw.parent_qid, raw.sent_idx_unq)
-    document = next(str(name) for name in documents if name is not None)
+    fields = zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
+    for position, ((start, end), alias, qids, is_gold) in enumerate(fields):
+        entities = (qids,) if isinstance(qids, str) else tuple(dict.fromkeys(qids))
+        slices = _list_slices(raw, position) if is_gold else ()
+        mentions.append(Mention(start, end, alias, entities, is_gold, slices))
+
+    document_names = (raw.document, raw.parent_qid, raw.sent_idx_unq)
+    document = next(str(name) for name in document_names if name is not None)
     return Line(number, raw.sent_idx_unq, raw.sentence, document, tuple(mentions))
 
 
+def _list_slices(raw: _RawLine, position: int) -> tuple[str, ...]:
+    slices = raw.slices or {}
+    key = str(position)
+    return tuple(
+        name for name, members in slices.items() if members.get(key, 0.0) > SLICE_THRESHOLD
+    )
+
+
 def word_spans(text: str) -> np.ndarray:
-    """The characters of each word of a text, int64 [words, 2]."""
+    """Returns the range of characters of each word of a text, int64 [words, 2]."""
     return np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)

@@ -1,9 +1,9 @@
 """The bi-encoder: a mention in its context and the text of an entity, compared by their cosine.
 
-Each encoder's vector goes through a linear layer and tanh to an embedding of length 1, as in
-Bootleg 1.1; the score of a candidate is the cosine divided by the temperature, plus trained weights
-times the logarithms of its share of the alias's scores and of its rank. Of the entities' encoder,
-whatever its architecture, the first layers can run apart from the last ones, which are trained.
+The vector of each encoder goes through a linear layer and tanh to an embedding of length 1, as in
+Bootleg 1.1. The score of a candidate is the cosine divided by the temperature, plus trained weights
+times the logarithms of its share of the alias's scores and of its rank. The first layers of the
+entities' encoder, of any architecture, can run separately from the last ones, which are trained.
 """
 
 from __future__ import annotations
@@ -42,46 +42,58 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 from bsmeta.training.task import batches_within
 
-PRIOR_AT_FIRST = (1.0, 0.0)
+INITIAL_PRIOR_WEIGHTS = (1.0, 0.0)
 """The weights of share and rank before training: the share alone, as a probability."""
 PRIOR_SCALE = 10.0
-"""What one unit of the trained parameters changes them by: Adam moves every parameter by about the
-learning rate a step, which suits matrices and is too little for a single weight."""
+"""The change of these weights per unit of the trained parameters. Adam moves every parameter by
+about the learning rate a step, which suits matrices and is too little for a single weight."""
+
 TOKENS_AT_ONCE = 8192  # padded tokens of a batch of entity texts
 KEPT_CHUNKS = 2  # batches of a step whose activations are kept for the backward pass
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MOST_TOKENS = 512  # tokens of a text, at most, if the encoder has no limit of its own
+DEFAULT_MAX_TOKENS = 512  # limit of a text, which encoders may lower
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 
 
-def states_before(
+def run_first_layers(
     encoder: PreTrainedModel, last: int, ids: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """The states of all tokens before the last layers, float [texts, tokens, hidden].
+    """Runs an encoder up to its last layers, and returns the states of all tokens there.
 
-    The `last` layers (at least 1) are not run. Ids and mask are int64 [texts, tokens].
+    Args:
+        last: The number of last layers that are not run, at least 1.
+        ids, mask: int64 [texts, tokens].
+
+    Returns:
+        float [texts, tokens, hidden].
     """
-    found = []
+    inputs_of_last = []
 
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(args[0] if args else kwargs["hidden_states"])
-        raise _Reached
+        inputs_of_last.append(args[0] if args else kwargs["hidden_states"])
+        raise _LastLayersReached
 
     hook = encoder_layers(encoder)[-last].register_forward_pre_hook(stop, with_kwargs=True)
-    with hook, suppress(_Reached):
+    with hook, suppress(_LastLayersReached):
         encoder(input_ids=ids, attention_mask=mask)
-    return found[0]
+    return inputs_of_last[0]
 
 
-class _Reached(Exception):
-    """The first of the last layers has got its input."""
+class _LastLayersReached(Exception):
+    """Stops a forward pass before the last layers."""
 
 
-def after_states(
+def run_last_layers(
     encoder: PreTrainedModel, last: int, states: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """What the last layers make of `states_before`, float [texts, tokens, hidden]."""
+    """Runs the last layers on the states of `run_first_layers`.
 
-    def replace(
+    Returns:
+        float [texts, tokens, hidden].
+    """
+
+    def insert_states(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
@@ -89,7 +101,8 @@ def after_states(
         return args, {**kwargs, "hidden_states": states}
 
     layers = encoder_layers(encoder)
-    hook = layers[-last].register_forward_pre_hook(replace, with_kwargs=True)
+    hook = layers[-last].register_forward_pre_hook(insert_states, with_kwargs=True)
+
     # The first layers return the states instead of running. Encoders that expect a tuple of a layer
     # take its first part, which the next layer ignores.
     for layer in layers[:-last]:
@@ -106,7 +119,7 @@ def after_states(
 
 @dataclass(frozen=True)
 class Settings:
-    """The part of the configuration that the model needs; saved with it."""
+    """The settings of the configuration that the model needs; saved with it."""
 
     embedding_size: int
     temperature: float
@@ -122,15 +135,17 @@ class Output(ModelOutput):
     """The outputs of a forward pass; None where the inputs were not given."""
 
     mentions: torch.Tensor | None = None  # embeddings, float [mentions, size]
-    entity_vectors: torch.Tensor | None = None  # of the encoder, float [entities, hidden]
+    entity_vectors: torch.Tensor | None = None  # from the encoder, float [entities, hidden]
     entities: torch.Tensor | None = None  # embeddings, float [entities, size]
     scores: torch.Tensor | None = None  # float [mentions, (NIL +) entities]; -inf: not allowed
 
 
 class BiEncoder(nn.Module):
-    """Both encoders and their layers on top, in one module with one `forward`.
+    """Both encoders and the layers on top of them, in one module with one `forward`.
 
-    One encodes sentences or windows, the other the texts of entities; None: the first does both.
+    Args:
+        mention_encoder: Encodes sentences or windows.
+        entity_encoder: Encodes the texts of entities; None: `mention_encoder` does.
     """
 
     def __init__(
@@ -143,6 +158,7 @@ class BiEncoder(nn.Module):
         self.settings = settings
         self.mention_encoder = mention_encoder
         self.entity_encoder = entity_encoder
+
         size = settings.embedding_size
         self.mention_layer = nn.Linear(hidden_size_of(mention_encoder.config), size)
         self.entity_layer = nn.Linear(hidden_size_of(self.text_encoder.config), size)
@@ -154,11 +170,12 @@ class BiEncoder(nn.Module):
         """The encoder of the texts of entities."""
         return self.mention_encoder if self.entity_encoder is None else self.entity_encoder
 
-    def start_alike(self) -> None:
-        """Makes both layers the same orthogonal map (a projection, if it lowers the size).
+    def initialize_layers(self) -> None:
+        """Initializes both layers as the same orthogonal map (a projection, if it lowers the size).
 
-        The cosine of two embeddings then begins close to that of the encoders' vectors, so what
-        pretrained encoders know of similarity also helps with entities that training never shows.
+        The cosine of two embeddings then starts close to the cosine of the encoders' vectors, so
+        the similarities that pretrained encoders have learned also help with entities that training
+        never shows.
         """
         nn.init.orthogonal_(self.mention_layer.weight)
         nn.init.zeros_(self.mention_layer.bias)
@@ -185,16 +202,16 @@ class BiEncoder(nn.Module):
         prior: torch.Tensor | None = None,
         allowed: torch.Tensor | None = None,
     ) -> Output:
-        """Computes what its inputs suffice for.
+        """Computes all outputs for which the inputs are given.
 
         Args:
             input_ids, attention_mask: int64 [texts, tokens] of sentences or windows.
-            mention_tokens: int64 [mentions, most tokens of one]: places in the flattened texts,
-                whose mean is the vector of the mention; -1 where there are no more.
+            mention_tokens: int64 [mentions, most tokens of a mention]: indices in the flattened
+                texts, whose mean is the vector of the mention; -1 pads.
             entity_ids, entity_mask: int64 [entities, tokens] of the texts of entities, or
             entity_states: float [entities, tokens, hidden] before the layers that are trained, with
                 `entity_mask`, or
-            entity_vectors: float [entities, hidden], what the encoder made of them, or
+            entity_vectors: float [entities, hidden], the outputs of their encoder, or
             entities: float [entities, size], their embeddings.
             prior: float [mentions, entities, 2]: logarithms of share and rank (`Candidates`).
             allowed: bool [mentions, entities]: the entities that a mention is compared with.
@@ -207,57 +224,65 @@ class BiEncoder(nn.Module):
             is_trained = self.settings.entity_layers != 0
             with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
                 hidden = self.text_encoder(input_ids=entity_ids, attention_mask=entity_mask)
-                output.entity_vectors = self._pooled(hidden.last_hidden_state, entity_mask)
+                output.entity_vectors = self._pool(hidden.last_hidden_state, entity_mask)
         if output.entity_vectors is not None:
-            output.entities = _embedding(self.entity_layer, output.entity_vectors)
+            output.entities = _embed(self.entity_layer, output.entity_vectors)
+
         if input_ids is not None:
             assert mention_tokens is not None
             hidden = self.mention_encoder(input_ids=input_ids, attention_mask=attention_mask)
-            vectors = mean_of_tokens(hidden.last_hidden_state, mention_tokens)
-            output.mentions = _embedding(self.mention_layer, vectors)
+            vectors = average_tokens(hidden.last_hidden_state, mention_tokens)
+            output.mentions = _embed(self.mention_layer, vectors)
+
         if output.mentions is not None and output.entities is not None:
             assert allowed is not None
-            output.scores = self._scores(output.mentions, output.entities, prior, allowed)
+            output.scores = self._score(output.mentions, output.entities, prior, allowed)
         return output
 
-    def entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The states of the tokens of entities' texts before the layers that are trained."""
+    def compute_entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Computes the token states of entities' texts before the layers that are trained."""
         assert self.settings.entity_layers
-        return states_before(self.text_encoder, self.settings.entity_layers, ids, mask)
+        return run_first_layers(self.text_encoder, self.settings.entity_layers, ids, mask)
 
     def _encode_states(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The vectors of texts of similar length at a time.
+        """Computes the vectors of texts from their states, in chunks of similar length.
 
-        Beyond the first texts, the backward pass computes the trained layers again, so that memory
+        After the first chunks, the backward pass computes the trained layers again, so that memory
         does not grow with the number of texts; the gradients are the same.
         """
         lengths = mask.sum(1).cpu().numpy()
         chunks = batches_within(lengths, TOKENS_AT_ONCE)
-        found = []
+
+        vectors = []
         for number, chunk in enumerate(chunks):
-            own = torch.from_numpy(chunk).to(mask.device)
+            texts = torch.from_numpy(chunk).to(mask.device)
             longest = int(lengths[chunk].max())
-            inputs = states[own, :longest].float(), mask[own, :longest]
+            chunk_states = states[texts, :longest].float()
+            chunk_mask = mask[texts, :longest]
             if number < KEPT_CHUNKS or not torch.is_grad_enabled():
-                found.append(self._run_last_layers(*inputs))
+                chunk_vectors = self._run_trained_layers(chunk_states, chunk_mask)
             else:
-                found.append(checkpoint(self._run_last_layers, *inputs, use_reentrant=False))
-        order = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(mask.device)
-        return torch.cat(found)[order]
+                chunk_vectors = checkpoint(
+                    self._run_trained_layers, chunk_states, chunk_mask, use_reentrant=False
+                )
+            vectors.append(chunk_vectors)
 
-    def _run_last_layers(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        original_order = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(mask.device)
+        return torch.cat(vectors)[original_order]
+
+    def _run_trained_layers(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         assert self.settings.entity_layers
-        hidden = after_states(self.text_encoder, self.settings.entity_layers, states, mask)
-        return self._pooled(hidden, mask)
+        hidden = run_last_layers(self.text_encoder, self.settings.entity_layers, states, mask)
+        return self._pool(hidden, mask)
 
-    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _pool(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         if self.settings.pooling == "first":
             return hidden[:, 0].float()
         assert mask is not None
         weights = mask.unsqueeze(2).float()
         return (hidden.float() * weights).sum(1) / weights.sum(1)
 
-    def _scores(
+    def _score(
         self,
         mentions: torch.Tensor,
         entities: torch.Tensor,
@@ -265,63 +290,75 @@ class BiEncoder(nn.Module):
         allowed: torch.Tensor,
     ) -> torch.Tensor:
         scores = mentions @ entities.T / self.settings.temperature
+
         if self.prior_weights is not None:
             assert prior is not None
-            first = prior.new_tensor(PRIOR_AT_FIRST)
-            scores = scores + prior @ (first + PRIOR_SCALE * self.prior_weights)
+            initial = prior.new_tensor(INITIAL_PRIOR_WEIGHTS)
+            scores = scores + prior @ (initial + PRIOR_SCALE * self.prior_weights)
+
         scores = scores.masked_fill(~allowed, -math.inf)
+
         if self.nil is not None:
             nil = functional.normalize(self.nil, dim=0)
-            of_nil = (mentions @ nil / self.settings.temperature).unsqueeze(1)
-            scores = torch.cat([of_nil, scores], dim=1)
+            nil_scores = (mentions @ nil / self.settings.temperature).unsqueeze(1)
+            scores = torch.cat([nil_scores, scores], dim=1)
         return scores
 
 
 def run_model(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], device: torch.device, precision: str
 ) -> Output:
-    """The outputs of a bi-encoder, wrapped or not, without gradients; `bf16` computes in it."""
+    """Runs a bi-encoder, wrapped or not, without gradients; `bf16` computes in bfloat16."""
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
     with torch.no_grad(), autocast:
         output: Output = model(**{name: tensor.to(device) for name, tensor in inputs.items()})
     return output
 
 
-def mean_of_tokens(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The mean of some tokens, float [mentions, size], of states float [texts, tokens, size].
+def average_tokens(hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Averages the states of the tokens of each mention.
 
-    The places are int64 [mentions, most tokens of one], in the flattened texts; -1: none.
+    Args:
+        hidden: float [texts, tokens, size].
+        tokens: int64 [mentions, most tokens of a mention]: indices in the flattened texts; -1 pads.
+
+    Returns:
+        float [mentions, size].
     """
-    is_token = (places >= 0).unsqueeze(2)
-    chosen = hidden.flatten(0, 1)[places.clamp(min=0)].float() * is_token
-    return chosen.sum(1) / is_token.sum(1)
+    is_token = (tokens >= 0).unsqueeze(2)
+    states = hidden.flatten(0, 1)[tokens.clamp(min=0)].float() * is_token
+    return states.sum(1) / is_token.sum(1)
 
 
-def _embedding(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
+def _embed(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
     return functional.normalize(torch.tanh(layer(vectors)).float(), dim=1)
 
 
 def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> BiEncoder:
-    """The model to train: float32, on the CPU (or without weights, if that is torch's device).
+    """Builds the model to train: float32, on the CPU (or torch's default device, if it is meta).
 
     Raises:
         ConfigurationError, DataError: If an encoder cannot be built, or has other weights.
     """
-    most = most_tokens(config, tokenizer)
+    max_tokens = max_text_tokens(config, tokenizer)
     for name in ("max_entity_length", "window_length"):
         length = getattr(config.data_config, name)
-        if length > most:
+        if length > max_tokens:
             raise ConfigurationError(
-                f"data_config.{name}={length}: expected at most {most:,}, the "
+                f"data_config.{name}={length}: expected at most {max_tokens:,}, the "
                 "tokens that the encoder takes"
             )
+
     with pretrained.whole_weights():  # DeepSpeed partitions the module as a whole
-        mention_encoder = _encoder(config, tokenizer, config.encoder_layers)
-        entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
+        mention_encoder = _build_encoder(config, tokenizer, config.encoder_layers)
+        entity_encoder = None
+        if not config.share_encoders:
+            entity_encoder = _build_encoder(config, tokenizer, None)
     if config.train_layers is not None:
-        _freeze(mention_encoder, "train_layers", config.train_layers)
+        _freeze_first_layers(mention_encoder, "train_layers", config.train_layers)
     if config.train_entity_layers is not None and entity_encoder is not None:
-        _freeze(entity_encoder, "train_entity_layers", config.train_entity_layers)
+        _freeze_first_layers(entity_encoder, "train_entity_layers", config.train_entity_layers)
+
     settings = Settings(
         embedding_size=config.embedding_size,
         temperature=config.temperature,
@@ -332,43 +369,46 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
         has_nil=not config.train_in_candidates,
     )
     model = BiEncoder(mention_encoder, entity_encoder, settings)
-    if config.model_config_file is None:  # random weights know of no similarity
-        model.start_alike()
+    if config.model_config_file is None:  # random weights have no similarities to preserve
+        model.initialize_layers()
     return model
 
 
-def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The most tokens of a text, with the special ones, that encoder and tokenizer accept."""
-    shape = _trained_encoder(config)
-    limit = pretrained.token_limit(shape or pretrained.model_shape(config, AutoModel), tokenizer)
-    return min(limit or MOST_TOKENS, MOST_TOKENS)
+def max_text_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Returns the most tokens of a text, with special ones, that encoder and tokenizer accept."""
+    shape = _read_trained_shape(config) or pretrained.model_shape(config, AutoModel)
+    limit = pretrained.token_limit(shape, tokenizer)
+    return min(limit or DEFAULT_MAX_TOKENS, DEFAULT_MAX_TOKENS)
 
 
-def frozen_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> BiEncoder:
-    """A model with the layers of a run that are not trained.
+def build_frozen_model(
+    config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
+) -> BiEncoder:
+    """Builds or loads a model with the layers of a run that are not trained.
 
-    It is the one that the run begins with; after training, where `model_name` is the folder of the
-    trained model, that model, in which they are the same.
+    It is the model before training; or if `model_name` is the folder of the trained model, that
+    model, whose frozen layers are the same.
 
     Raises:
         ConfigurationError, DataError: If it cannot be built or loaded.
     """
-    if _trained_encoder(config) is not None:
+    if _read_trained_shape(config) is not None:
         return load_model(Path(config.model_name))
     return build_model(config, tokenizer)
 
 
-def _trained_encoder(config: DisambiguationConfig) -> PretrainedConfig | None:
-    """The encoder of mentions in the folder of a trained model; None for any other model."""
+def _read_trained_shape(config: DisambiguationConfig) -> PretrainedConfig | None:
+    """Reads the shape of the mentions' encoder of a trained model; None for any other model."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = parse_json((Path(config.model_name) / CONFIG).read_text(encoding="utf-8"))
-        return _shape(content["mention_encoder"])
+        return _parse_shape(content["mention_encoder"])
     return None
 
 
-def _encoder(
+def _build_encoder(
     config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
 ) -> PreTrainedModel:
+    """Builds an encoder with its first `layers` layers (None: all)."""
     key, source = pretrained.model_source(config)
     shape = pretrained.model_shape(config, AutoModel)
     if layers is not None:
@@ -379,20 +419,27 @@ def _encoder(
                 f"{text.num_hidden_layers}, the layers of the encoder"
             )
         text.num_hidden_layers = layers
+
     is_real = torch.get_default_device().type != "meta"
     with pretrained.explained(key, source, AutoModel):
         if config.model_config_file is not None or not is_real:
             encoder = new_model(AutoModel, shape, dtype=torch.float32)
         else:
-            encoder = _pretrained(source, f"{key}={source}", shape)
-    encoder = _bare(encoder)
+            encoder = _load_pretrained(source, f"{key}={source}", shape)
+
+    encoder = _strip_encoder(encoder)
     if is_real:
-        _add_tokens(encoder, tokenizer)
+        _add_special_tokens(encoder, tokenizer)
     return encoder
 
 
-def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
-    """Leaves only the last layers of an encoder to be trained; `key` is that of their number."""
+def _freeze_first_layers(encoder: PreTrainedModel, key: str, trained: int) -> None:
+    """Freezes an encoder except its last layers.
+
+    Args:
+        key: The configuration key with the number of trained layers.
+        trained: This number.
+    """
     layers = encoder_layers(encoder)
     count = len(layers)
     if trained > count:
@@ -400,38 +447,47 @@ def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
             f"{key}={trained}: expected at most {count}, the layers of the encoder"
             + ("" if count else " that have weights of their own")
         )
+
     encoder.requires_grad_(False)
     for layer in layers[count - trained :]:
         layer.requires_grad_(True)
 
 
-def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
-    pretrained.check_files(source, where)
+def _load_pretrained(source: str, setting: str, shape: Any) -> PreTrainedModel:
+    """Loads an encoder; `setting` is the key and value that name it, for messages."""
+    pretrained.check_files(source, setting)
     model, info = read_model_and_report(AutoModel, source, config=shape, dtype=torch.float32)
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
     if missing or info["mismatched_keys"]:
         raise DataError(
-            f"{where}: its weights are not those of the encoder of its config.json (missing: "
+            f"{setting}: its weights are not those of the encoder of its config.json (missing: "
             f"{', '.join(missing[:3]) or 'none'}; of another shape: "
             f"{len(info['mismatched_keys'])}); copy the folder again, or fix its config.json"
         )
     return model
 
 
-def _add_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Adds the special tokens of the task: they begin as what ends a text, so as to separate."""
+def _add_special_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Adds the special tokens of the task.
+
+    They start with the embedding of the token that ends a text, so that they separate texts.
+    """
     if len(tokenizer) > pretrained.vocabulary_of(encoder):
         encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    like = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
-    if like is None:
+
+    end_token = tokenizer.sep_token_id
+    if end_token is None:
+        end_token = tokenizer.eos_token_id
+    if end_token is None:
         return
     weight = encoder.get_input_embeddings().weight
     with torch.no_grad():
-        weight[tokenizer.convert_tokens_to_ids([*SPECIAL_TOKENS])] = weight[like].clone()
+        special_ids = tokenizer.convert_tokens_to_ids([*SPECIAL_TOKENS])
+        weight[special_ids] = weight[end_token].clone()
 
 
-def _bare(model: PreTrainedModel) -> PreTrainedModel:
-    """The encoder alone: without a pooler or decoder, which would get no gradient."""
+def _strip_encoder(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the encoder without a pooler or decoder, which would get no gradient."""
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     if getattr(model, "pooler", None) is not None:
@@ -443,17 +499,18 @@ def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Pa
     """Writes the model for `load_model`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS)
-    other = model.entity_encoder
+
+    entity_encoder = model.entity_encoder
     content = {
         "settings": asdict(model.settings),
         "mention_encoder": model.mention_encoder.config.to_dict(),
-        "entity_encoder": None if other is None else other.config.to_dict(),
+        "entity_encoder": None if entity_encoder is None else entity_encoder.config.to_dict(),
     }
     (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def load_model(folder: Path) -> BiEncoder:
-    """A trained model, in evaluation mode; `folder` is one that `save_model` has written.
+    """Loads a trained model, in evaluation mode, from a folder that `save_model` has written.
 
     Raises:
         DataError: If it is damaged, incomplete or another model.
@@ -463,13 +520,12 @@ def load_model(folder: Path) -> BiEncoder:
     try:
         content = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         settings = Settings(**content["settings"])
-        shapes = [content["mention_encoder"], content["entity_encoder"]]
         with pretrained.whole_weights():
-            encoders = [
-                shape and _bare(new_model(AutoModel, _shape(shape), dtype=torch.float32))
-                for shape in shapes
-            ]
-        model = BiEncoder(encoders[0], encoders[1], settings)
+            mention_encoder = _rebuild_encoder(content["mention_encoder"])
+            entity_encoder = None
+            if content["entity_encoder"] is not None:
+                entity_encoder = _rebuild_encoder(content["entity_encoder"])
+        model = BiEncoder(mention_encoder, entity_encoder, settings)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DataError(
@@ -479,6 +535,10 @@ def load_model(folder: Path) -> BiEncoder:
     return model.eval()
 
 
-def _shape(saved: dict[str, Any]) -> PretrainedConfig:
+def _rebuild_encoder(saved_shape: dict[str, Any]) -> PreTrainedModel:
+    return _strip_encoder(new_model(AutoModel, _parse_shape(saved_shape), dtype=torch.float32))
+
+
+def _parse_shape(saved: dict[str, Any]) -> PretrainedConfig:
     shape: PretrainedConfig = AutoConfig.for_model(**saved)
     return shape

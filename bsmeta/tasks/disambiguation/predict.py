@@ -1,11 +1,12 @@
-"""Disambiguates the mentions of new texts, those given or those detected in them.
+"""Disambiguates the mentions of new texts, either given or detected.
 
-Detected are the longest forms of aliases, at word boundaries, in any case (`CaselessText`). The
-form of an alias is how a text writes it: as it is, or its lemma (`vice_president.n`: "vice
-president").
-The training lines add the forms that their mentions have ("presidents"), and how often a form is a
-mention at all: "in" may be an alias, of indium, but hardly ever is. (The share of its occurrences
-that are links is the keyphraseness of Mihalcea and Csomai, 2007.)
+The detector finds the longest forms of aliases, at word boundaries, in any case (`CaselessText`).
+A form of an alias is its spelling in texts: the alias itself, or its lemma (`vice_president.n`:
+"vice president").
+
+The training lines add the forms of their mentions ("presidents"), and the share of a form's
+occurrences that are mentions: "in" may be an alias, of indium, but is hardly ever a mention. (With
+links as mentions, this share is the keyphraseness of Mihalcea and Csomai, 2007.)
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from bsmeta.tasks.disambiguation.array_folder import (
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import Data
-from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
+from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, open_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
 from bsmeta.tasks.disambiguation.evaluate import Scorer
 from bsmeta.tasks.disambiguation.lines import Problems, read_lines, word_spans
@@ -47,52 +48,62 @@ from bsmeta.tasks.disambiguation.string_table import (
     check_strings,
     string_layout,
 )
-from bsmeta.tasks.disambiguation.texts import Row, divide, overlapping
+from bsmeta.tasks.disambiguation.texts import Row, divide_sentence, find_overlaps
 from bsmeta.training.task import batched, batches_of
 
 log = logging.getLogger(__name__)
 
 TEXTS_AT_ONCE = 200  # texts whose rows are sorted by length and scored together
-_NAMED = 5  # aliases that a warning names
+_NAMED_ALIASES = 5  # aliases that a warning names
+
 _EDGE = "\1"
 """Stands at both ends of every word while matching, so that matches end where words do. No
 caseless form has it."""
 _WORD_EDGE = re.compile(r"\b")
 _NO_WORD = re.compile(r"[^\w\s\x00-\x7f]")
 _LONGEST_FORM = 200  # characters; building an automaton takes the square of the longest
+
 _COUNTS = ("alias", "mentions", "occurrences")
 _FORM_LAYOUT = {**string_layout("forms"), **dict.fromkeys(_COUNTS, "<i4")}
 
 
 class Span(NamedTuple):
-    """A mention in a text: its characters, and the number of its alias."""
+    """A mention in a text: its range of characters, and the number of its alias."""
 
     start: int
     end: int
     alias: int
 
 
-class FormCount(NamedTuple):
-    """What the training lines say about a form."""
+class Match(NamedTuple):
+    """A form in a text: its range of characters, and its index in `Detector.forms`."""
 
-    alias: int  # the alias that it is most often a mention of; -1 if it never is one
-    mentions: int  # how often it is a mention
-    occurrences: int  # how often it is in the text
+    start: int
+    end: int
+    form: int
+
+
+class FormCount(NamedTuple):
+    """The occurrences of a form in the training lines."""
+
+    alias: int  # the most frequent alias of its mentions; -1 if it is never a mention
+    mentions: int  # occurrences as a mention
+    occurrences: int  # occurrences in the text
 
     @property
     def share(self) -> float:
-        """The share of its occurrences that are mentions, as far as that is known."""
+        """The share of the occurrences that are mentions, smoothed by one for each."""
         return (self.mentions + 1) / (max(self.occurrences, self.mentions) + 1)
 
 
 class FormFacts(msgspec.Struct):
-    """What the counts of forms were made from.
+    """The sources of the counts of forms.
 
     Attributes:
         file: Hash of the training lines.
-        alias_form: The key of that name.
+        alias_form: The configuration key of the same name.
         entities: Fingerprint of the table.
-        is_caseless: Whether forms are caseless, as all are that this version writes.
+        is_caseless: Whether forms are caseless, as in everything that this version writes.
     """
 
     file: str
@@ -104,13 +115,16 @@ class FormFacts(msgspec.Struct):
 class Detector:
     """Detects mentions of the aliases of a table.
 
-    In a text, an alias looks as it is (`text`), or has no last dot and what follows, and spaces for
-    underscores (`lemma_pos`). Of the forms that the training lines have, by their `counts`, those
-    that are mentions less often than `min_share` are left out, and so are those of more than
+    The form of an alias is the alias as it is (`text`); or without its last dot and the part after
+    it, and with spaces for underscores (`lemma_pos`). Left out are forms that are mentions in less
+    than `min_share` of their occurrences in the training lines, and forms of more than
     `_LONGEST_FORM` characters.
 
+    Args:
+        counts: The counts of forms in the training lines.
+
     Attributes:
-        forms: What is detected.
+        forms: The forms that are detected.
     """
 
     def __init__(
@@ -120,13 +134,15 @@ class Detector:
         counts: Mapping[str, FormCount] | None = None,
         min_share: float = 0.0,
     ) -> None:
-        forms = _forms(table, alias_form)
+        forms = _collect_forms(table, alias_form)
         for form, count in (counts or {}).items():
             if count.share < min_share:
                 forms.pop(form, None)
             elif count.alias >= 0:
                 forms[form] = count.alias
-        # The lines of a table in a text are no mentions of "one".
+
+        # A form needs a letter or digit: "|" may be an alias of the number one, but the vertical
+        # lines of a table in a text are no mentions of it.
         forms = {
             form: alias
             for form, alias in forms.items()
@@ -134,59 +150,65 @@ class Detector:
         }
         self._aliases = np.fromiter(forms.values(), np.int64, len(forms))
         self.forms = tuple(forms)
-        patterns = [_marked(form, word_edges(form)) for form in self.forms]
+
+        patterns = [_mark_edges(form, find_word_edges(form)) for form in self.forms]
         self._automaton = AhoCorasick(patterns, MatchKind.LeftmostLongest)
 
-    def matches(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yields the first character of each match, the one after its last, and its form."""
+    def find_matches(self, text: str) -> Iterator[Match]:
+        """Yields the matches in a text; of forms that begin at the same place, the longest."""
         folded = CaselessText.of(text)
-        edges = word_edges(folded.text)
-        marked = [place + number for number, place in enumerate(edges)]  # where the marks will be
-        found = self._automaton.find_matches_as_indexes(_marked(folded.text, edges))
-        for form, start, end in found:
-            start, end = start - bisect_left(marked, start), end - bisect_left(marked, end)
-            place = folded.original(start, end)
-            if place is not None:
-                yield *place, form
+        edges = find_word_edges(folded.text)
+        marks = [edge + number for number, edge in enumerate(edges)]  # offsets in the marked text
+        matches = self._automaton.find_matches_as_indexes(_mark_edges(folded.text, edges))
+        for form, marked_start, marked_end in matches:
+            start = marked_start - bisect_left(marks, marked_start)
+            end = marked_end - bisect_left(marks, marked_end)
+            original = folded.original(start, end)
+            if original is not None:
+                yield Match(*original, form)
 
     def __call__(self, text: str) -> list[Span]:
-        """The mentions in a text."""
-        found = self.matches(text)
-        return [Span(start, end, int(self._aliases[form])) for start, end, form in found]
+        """Returns the mentions in a text."""
+        return [
+            Span(match.start, match.end, int(self._aliases[match.form]))
+            for match in self.find_matches(text)
+        ]
 
 
-def word_edges(text: str) -> list[int]:
-    """The offsets at which words begin or end; combining characters are parts of their words."""
+def find_word_edges(text: str) -> list[int]:
+    """Finds the offsets at which words begin or end; combining characters belong to their words."""
     if not text.isascii():
         text = _NO_WORD.sub(lambda match: "a" if combines(match[0]) else match[0], text)
     return [match.start() for match in _WORD_EDGE.finditer(text)]
 
 
-def _marked(text: str, edges: Sequence[int]) -> str:
+def _mark_edges(text: str, edges: Sequence[int]) -> str:
     return _EDGE.join(text[start:end] for start, end in pairwise([0, *edges, len(text)]))
 
 
-def _forms(table: EntityTable, alias_form: str) -> dict[str, int]:
-    """The alias of each form; of several, that with the highest scores in all."""
+def _collect_forms(table: EntityTable, alias_form: str) -> dict[str, int]:
+    """Returns the alias of each form; of several, the one with the highest total score."""
     forms: dict[str, int] = {}
-    weights: dict[str, float] = {}
+    total_scores: dict[str, float] = {}
     for alias, name in enumerate(table.aliases):
         if alias_form == "lemma_pos":
             name = name.rpartition(".")[0].replace("_", " ") or name
         form = caseless(name)
-        weight = float(table.candidates(alias)[1].sum())
-        if form and weight >= weights.get(form, 0.0):
-            forms[form], weights[form] = alias, weight
+        _, scores = table.candidates(alias)
+        total_score = float(scores.sum())
+        if form and total_score >= total_scores.get(form, 0.0):
+            forms[form] = alias
+            total_scores[form] = total_score
     return forms
 
 
 def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: Path) -> Detector:
-    """The detector of a configuration; its counts are made from the training lines first.
+    """Opens the detector of a configuration, and counts the forms in the training lines if needed.
 
-    They are kept in a folder, and used as they are without the training lines.
+    The counts are kept in a folder. If the training lines are gone, they are used as they are.
 
     Raises:
-        DataError: If the training lines cannot be read.
+        DataError: If the training lines cannot be read, or the counts cannot be used.
     """
     path = None if config.train_file is None else Path(config.train_file)
     if path is not None and path.is_file():
@@ -200,18 +222,18 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
 
 
 def _has_counts(folder: Path, facts: FormFacts, table: EntityTable) -> bool:
-    """Whether a folder has counts of the same lines, for this table or an earlier version."""
+    """Whether a folder has counts of the same lines, for this table or an earlier version of it."""
     if not (folder / MANIFEST).exists():
         return False
     saved = ArrayFolder(folder, _FORM_LAYOUT, FormFacts).facts
     is_same = msgspec.structs.replace(saved, entities=facts.entities) == facts
-    return is_same and table.entities_of(saved.entities) is not None
+    return is_same and table.count_entities_of(saved.entities) is not None
 
 
 def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
     """Reads the counts of forms; raises DataError if they are damaged."""
     arrays = ArrayFolder(folder, _FORM_LAYOUT, FormFacts)
-    if table.entities_of(arrays.facts.entities) is None:
+    if table.count_entities_of(arrays.facts.entities) is None:
         raise DataError(
             f"{folder} has counts of the aliases of another table than {table.folder}; delete it, "
             "and name the training lines in data_config.train_file, to count again"
@@ -224,9 +246,9 @@ def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
             "count again"
         )
 
-    forms = check_strings(arrays, "forms")
+    num_forms = check_strings(arrays, "forms")
     for name in _COUNTS:
-        check_length(arrays, name, forms)
+        check_length(arrays, name, num_forms)
 
     aliases = arrays["alias"]
     if len(aliases) and not (aliases.min() >= -1 and aliases.max() < len(table.aliases)):
@@ -237,8 +259,12 @@ def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
 
 
 def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, FormCount]:
-    """Counts forms in training lines; raises DataError if these are invalid."""
-    mentions: dict[str, Counter[int]] = {}
+    """Counts the forms in training lines, first as mentions, then as words of the text.
+
+    Raises:
+        DataError: If lines are invalid.
+    """
+    alias_counts: dict[str, Counter[int]] = {}
     problems = Problems(path)
     with file_bar(path, f"counting forms in {path.name}") as advance:
         for line in read_lines(path, problems, advance):
@@ -246,20 +272,27 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
                 form = caseless(line.text[mention.start : mention.end])
                 alias = table.aliases.find(mention.alias)
                 if form and alias >= 0:
-                    mentions.setdefault(form, Counter())[alias] += 1
+                    alias_counts.setdefault(form, Counter())[alias] += 1
     problems.close()
-    best = {form: counts.most_common(1)[0] for form, counts in mentions.items()}
-    seen = {form: FormCount(alias, count, count) for form, (alias, count) in best.items()}
-    detector = Detector(table, alias_form, seen)
+
+    # The text is searched for the forms of the aliases and of the mentions.
+    mention_counts: dict[str, FormCount] = {}
+    for form, aliases in alias_counts.items():
+        alias, count = aliases.most_common(1)[0]
+        mention_counts[form] = FormCount(alias, count, count)
+    detector = Detector(table, alias_form, mention_counts)
+
     occurrences: Counter[int] = Counter()
     with file_bar(path, f"counting words in {path.name}") as advance:
         for line in read_lines(path, problems, advance):
-            occurrences.update(form for _, _, form in detector.matches(line.text))
-    counted = {detector.forms[form]: FormCount(-1, 0, count) for form, count in occurrences.items()}
-    for form, counts in mentions.items():
-        number = counted[form].occurrences if form in counted else 0
-        counted[form] = FormCount(best[form][0], counts.total(), number)
-    return counted
+            occurrences.update(match.form for match in detector.find_matches(line.text))
+
+    counts = {detector.forms[form]: FormCount(-1, 0, count) for form, count in occurrences.items()}
+    for form, aliases in alias_counts.items():
+        best_alias = mention_counts[form].alias
+        in_text = counts[form].occurrences if form in counts else 0
+        counts[form] = FormCount(best_alias, aliases.total(), in_text)
+    return counts
 
 
 def _write_counts(folder: Path, facts: FormFacts, counts: dict[str, FormCount]) -> None:
@@ -267,6 +300,7 @@ def _write_counts(folder: Path, facts: FormFacts, counts: dict[str, FormCount]) 
     has_counts = (folder / MANIFEST).exists()
     before = ArrayFolder(folder, _FORM_LAYOUT, FormFacts) if has_counts else None
     writer = ArrayWriter(folder, _FORM_LAYOUT, before)
+
     texts = [form.encode() for form in counts]
     writer.replace("forms", np.frombuffer(b"".join(texts), np.uint8))
     writer.replace("forms_ends", np.cumsum([len(text) for text in texts], dtype=np.int64))
@@ -277,21 +311,25 @@ def _write_counts(folder: Path, facts: FormFacts, counts: dict[str, FormCount]) 
 
 
 class GivenMention(msgspec.Struct):
-    """A mention that a record names: its characters, and its alias (None: that of its text)."""
+    """A mention that a record names: its range of characters, and its alias.
+
+    Without an alias, its text is looked up.
+    """
 
     start: int
     end: int
     alias: str | None = None
 
 
-def given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:
-    """The mentions that a record names; None if they are to be detected in its `text`.
+def parse_given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:
+    """Returns the mentions that a record names; None if they are to be detected in its `text`.
 
     Raises:
-        DataError: If they are not valid, which says why.
+        DataError: If they are invalid.
     """
     if record.get("mentions") is None:
         return None
+
     try:
         mentions = msgspec.convert(record["mentions"], list[GivenMention], strict=False)
     except msgspec.ValidationError as error:
@@ -299,6 +337,7 @@ def given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:
             f"mentions: {error}; expected a list of start and end, in characters of the text, and "
             "alias, or none to detect them"
         ) from error
+
     length = len(str(record["text"]))
     for mention in mentions:
         if not 0 <= mention.start < mention.end <= length:
@@ -309,10 +348,13 @@ def given_mentions(record: Mapping[str, Any]) -> list[GivenMention] | None:
 
 
 class Predictor:
-    """Disambiguates mentions with a trained model, which is in evaluation mode.
+    """Disambiguates mentions with a trained model in evaluation mode.
 
-    `detector` opens the detector of mentions, for texts whose mentions are not given. `embeddings`
-    are those of the entities, on disk.
+    Args:
+        detector: Opens the detector of mentions, for texts whose mentions are not given.
+
+    Attributes:
+        embeddings: The embeddings of the entities, on disk.
     """
 
     def __init__(self, data: Data, model: BiEncoder, detector: Callable[[], Detector]) -> None:
@@ -320,73 +362,89 @@ class Predictor:
         self._detector = detector
         device = next(model.parameters()).device
         encoder = EntityEncoder(model, data.texts, device, data.config.mixed_precision)
-        self.embeddings = saved_embeddings(model, encoder, data.texts, data.vectors_dir)
+        self.embeddings = open_embeddings(model, encoder, data.texts, data.vectors_dir)
         self._scorer = Scorer(model, data, self.embeddings.get, device)
 
     def __call__(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the entities of each record's `text`, in the order of the records.
 
-        A record may name its `mentions`, each with `start`, `end` (characters) and `alias` (that
-        of its text, if it is left out); otherwise they are detected by the aliases of the table.
-        Mentions that mean none of their candidates (NIL), or whose probability is below
-        `min_score`, are left out. Given mentions whose alias no entity has are left out, too; the
-        log says how many.
+        A record may name its `mentions`, each with `start`, `end` (characters) and `alias` (by
+        default, the alias of its text); otherwise they are detected by the aliases of the table.
+
+        Left out are mentions that mean none of their candidates (NIL), mentions with a probability
+        below `min_score`, and given mentions with an alias that no entity has, whose number is
+        logged.
         """
         unknown: Counter[str] = Counter()
         for batch in batched(records, TEXTS_AT_ONCE):
-            spans = [self._spans(record, unknown) for record in batch]
+            spans = [self._find_spans(record, unknown) for record in batch]
             texts = [str(record["text"]) for record in batch]
-            for found in self._entities(texts, spans):
-                yield {"entities": found}
+            for entities in self._disambiguate(texts, spans):
+                yield {"entities": entities}
+
         if unknown:
-            named = ", ".join(repr(alias) for alias, _ in unknown.most_common(_NAMED))
+            aliases = ", ".join(repr(alias) for alias, _ in unknown.most_common(_NAMED_ALIASES))
             log.warning(
                 "given mentions left out, because no entity has their alias: %d (%s)",
-                unknown.total(), named,
-            )  # fmt: skip
+                unknown.total(),
+                aliases,
+            )
 
-    def _spans(self, record: Mapping[str, Any], unknown: Counter[str]) -> list[Span]:
-        """The mentions of a record; given ones without a known alias are counted instead."""
-        text, mentions = str(record["text"]), given_mentions(record)
+    def _find_spans(self, record: Mapping[str, Any], unknown: Counter[str]) -> list[Span]:
+        """Finds the mentions of a record; given ones with an unknown alias are only counted."""
+        text = str(record["text"])
+        mentions = parse_given_mentions(record)
         if mentions is None:
             return self._detector()(text)
+
         spans = []
         for mention in mentions:
             surface = text[mention.start : mention.end]
-            alias = self._alias(surface) if mention.alias is None else self._find(mention.alias)
+            if mention.alias is None:
+                alias = self._detect_alias(surface)
+            else:
+                alias = self._find_alias(mention.alias)
+
             if alias < 0:
                 unknown[surface if mention.alias is None else mention.alias] += 1
             else:
                 spans.append(Span(mention.start, mention.end, alias))
         return spans
 
-    def _find(self, alias: str) -> int:
+    def _find_alias(self, alias: str) -> int:
         return self._data.table.aliases.find(alias)
 
-    def _alias(self, surface: str) -> int:
-        """The alias of the text of a mention; -1 if it has none."""
-        whole = (0, len(surface))
-        detected = self._detector()(surface)
-        return next((span.alias for span in detected if (span.start, span.end) == whole), -1)
+    def _detect_alias(self, surface: str) -> int:
+        """Returns the alias of the whole text of a mention; -1 if it has none."""
+        for span in self._detector()(surface):
+            if (span.start, span.end) == (0, len(surface)):
+                return span.alias
+        return -1
 
-    def _entities(
+    def _disambiguate(
         self, texts: Sequence[str], spans: Sequence[Sequence[Span]]
     ) -> list[list[dict[str, Any]]]:
-        rows = [*self._rows(texts, spans)]
-        found: list[list[dict[str, Any]]] = [[] for _ in texts]
-        size = self._data.config.data_config.per_device_eval_batch_size
-        for batch in batches_of([len(row.tokens) for row in rows], size):
-            chosen = [rows[place] for place in batch]
-            answers = zip(*self._scorer(chosen).answers(), strict=True)
-            for row in chosen:
+        """Returns the entities of each text, in the order of their mentions."""
+        rows = [*self._build_rows(texts, spans)]
+        entities: list[list[dict[str, Any]]] = [[] for _ in texts]
+        batch_size = self._data.config.data_config.per_device_eval_batch_size
+        for batch in batches_of([len(row.tokens) for row in rows], batch_size):
+            batch_rows = [rows[index] for index in batch]
+            answers = zip(*self._scorer(batch_rows).pick_answers(), strict=True)
+            for row in batch_rows:
                 for position in row.positions.tolist():
                     entity, share = next(answers)
                     if entity > NIL and share >= self._data.config.min_score:
-                        span, text = spans[row.sentence][position], texts[row.sentence]
-                        found[row.sentence].append(self._answer(text, span, entity, share))
-        return [sorted(one, key=lambda entity: (entity["start"], entity["end"])) for one in found]
+                        number = row.sentence
+                        span = spans[number][position]
+                        answer = self._describe_answer(texts[number], span, entity, share)
+                        entities[number].append(answer)
 
-    def _answer(self, text: str, span: Span, entity: int, share: float) -> dict[str, Any]:
+        for text_entities in entities:
+            text_entities.sort(key=lambda entity: (entity["start"], entity["end"]))
+        return entities
+
+    def _describe_answer(self, text: str, span: Span, entity: int, share: float) -> dict[str, Any]:
         table = self._data.table
         return {
             "mention": text[span.start : span.end],
@@ -398,20 +456,23 @@ class Predictor:
             "score": round(float(share), 4),
         }
 
-    def _rows(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Iterator[Row]:
-        """Yields the rows of all texts with mentions, with the number of the text as `sentence`."""
+    def _build_rows(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Iterator[Row]:
+        """Yields the rows of all texts with mentions; their `sentence` is the index of the text."""
         encoded = tokens_with_places(self._data.tokenizer, texts)
-        # The limit of mentions bounds a training step; here it would only repeat the same words.
-        limits = self._data.limits._replace(mentions=max(map(len, spans), default=1) or 1)
-        for number, (own, (ids, tokens)) in enumerate(zip(spans, encoded, strict=True)):
-            if not own:
+        # The limit of mentions bounds a training step; here it would only encode words repeatedly.
+        max_mentions = max(map(len, spans), default=1) or 1
+        limits = self._data.limits._replace(mentions=max_mentions)
+
+        for number, (text_spans, (ids, tokens)) in enumerate(zip(spans, encoded, strict=True)):
+            if not text_spans:
                 continue
-            places = np.array([(span.start, span.end) for span in own])
-            aliases = np.array([span.alias for span in own])
-            chunks, _ = divide(places, word_spans(texts[number]), tokens, limits)
+
+            characters = np.array([(span.start, span.end) for span in text_spans])
+            aliases = np.array([span.alias for span in text_spans])
+            chunks, _ = divide_sentence(characters, word_spans(texts[number]), tokens, limits)
             for chunk in chunks:
                 mentions = np.array(chunk.mentions)
-                in_tokens = overlapping(places[mentions], tokens) - chunk.start
+                in_tokens = find_overlaps(characters[mentions], tokens) - chunk.start
                 yield Row(
                     number=number,
                     sentence=number,

@@ -2,13 +2,13 @@
 
     lines -> rows (chunks) -> tokens -> Arrow
 
-A row is a sentence, or a part of one that fits (`divide`). It has plain tokens, without special
-ones: `sentence` (its `sent_idx_unq`), `line` (in the file), `document` (a number derived from its
-name), `input_ids`, and for each of its mentions `start` and `end` (tokens of the row), `alias` (its
-number in the table), `entities` (those of the entities that it means), `gold` (false: a weak
-label), `position` (among the mentions of the line) and `slices` (names).
+A row is a sentence, or a part of one that fits (`divide_sentence`). Its columns are `sentence` (its
+`sent_idx_unq`), `line` (in the file), `document` (a number derived from its name) and `input_ids`
+(without special tokens); and for each of its mentions `start` and `end` (in tokens of the row),
+`alias` (its number in the table), `entities` (the numbers of its meanings), `gold` (False for a
+weak label), `position` (among the mentions of the line) and `slices` (names).
 
-Lines are encoded in groups. Those that an interrupted build has completed are kept.
+Lines are encoded in groups. An interrupted build keeps the groups that it has completed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -45,25 +45,42 @@ from bsmeta.tasks.disambiguation.lines import (
     scan_lines,
     word_spans,
 )
-from bsmeta.tasks.disambiguation.texts import Chunk, Limits, Row, divide, overlapping, pad
+from bsmeta.tasks.disambiguation.texts import (
+    Chunk,
+    Limits,
+    Row,
+    divide_sentence,
+    find_overlaps,
+    pad_sequences,
+)
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, Features
 
 log = logging.getLogger(__name__)
+
 FORMAT = 2
-_ENTITIES = "data_config.entity_table"
-PART = 500  # lines that are encoded at a time
-GROUP = 40  # parts of each process that are completed together: an interrupted build loses a group
-_OF_ROWS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}
-_OF_MENTIONS = {
+_ENTITIES_KEY = "data_config.entity_table"
+LINES_PER_PART = 500  # lines that are encoded at a time
+PARTS_PER_GROUP = 40  # for each process; an interrupted build loses a group
+_NAMED_LINES = 5  # lines with lost mentions that a warning names
+
+_ROW_COLUMNS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}
+_MENTION_COLUMNS = {
     "start": "uint16",
     "end": "uint16",
     "alias": "int32",
     "gold": "bool",
     "position": "uint32",
 }
-_NAMED = 5  # lines with lost mentions that a warning names
+
+
+class Meanings(NamedTuple):
+    """The entities that mentions mean: int64 arrays with an element for each of them."""
+
+    entities: np.ndarray
+    documents: np.ndarray  # the document of the mention
+    aliases: np.ndarray  # the alias of the mention
 
 
 @dataclass(frozen=True)
@@ -73,8 +90,8 @@ class Sentences:
     Attributes:
         rows: The rows; see the module.
         facts: `sentences`, `rows`, `mentions`, `lost` (mentions that no row can hold),
-            `bytes_per_mention`, and `slices` (the names of those that lines define).
-        key: What the store was built from.
+            `bytes_per_mention`, and `slices` (the names of the slices that lines define).
+        key: Hashes and settings that determine the store.
     """
 
     path: Path
@@ -91,65 +108,78 @@ class Sentences:
     @cached_property
     def lengths(self) -> np.ndarray:
         """int64: the number of tokens of each row."""
-        return np.asarray(self._column("input_ids").value_lengths().to_numpy()).astype(np.int64)
+        lengths = self._read_column("input_ids").value_lengths()
+        return np.asarray(lengths.to_numpy()).astype(np.int64)
 
     def read(self, numbers: Sequence[int] | np.ndarray) -> list[Row]:
-        """Some rows."""
+        """Reads some rows."""
         columns = self.rows[[int(number) for number in numbers]]
-        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-        return [
-            Row(
-                number=int(number),
-                sentence=row["sentence"],
-                document=row["document"],
-                tokens=np.array(row["input_ids"], np.int64),
-                starts=np.array(row["start"], np.int64),
-                ends=np.array(row["end"], np.int64),
-                aliases=np.array(row["alias"], np.int64),
-                entities=pad(row["entities"], -1),
-                is_gold=np.array(row["gold"], bool),
-                positions=np.array(row["position"], np.int64),
-                slices=[tuple(names) for names in row["slices"]],
+        rows = []
+        for number, *values in zip(numbers, *columns.values(), strict=True):
+            record = dict(zip(columns, values, strict=True))
+
+            rows.append(
+                Row(
+                    number=int(number),
+                    sentence=record["sentence"],
+                    document=record["document"],
+                    tokens=np.array(record["input_ids"], np.int64),
+                    starts=np.array(record["start"], np.int64),
+                    ends=np.array(record["end"], np.int64),
+                    aliases=np.array(record["alias"], np.int64),
+                    entities=pad_sequences(record["entities"], -1),
+                    is_gold=np.array(record["gold"], bool),
+                    positions=np.array(record["position"], np.int64),
+                    slices=[tuple(names) for names in record["slices"]],
+                )
             )
-            for number, row in zip(numbers, rows, strict=True)
-        ]
+        return rows
 
     def gold(self) -> list[Row]:
-        """All rows with a gold mention, without their weak labels.
+        """Reads all rows with a gold mention, without their weak labels.
 
         Raises:
             DataError: If there is none.
         """
-        rows = (_without_weak_labels(row) for row in self.read(range(len(self.rows))))
-        found = [row for row in rows if len(row.aliases)]
-        if not found:
+        all_rows = (_drop_weak_labels(row) for row in self.read(range(len(self.rows))))
+        rows = [row for row in all_rows if len(row.aliases)]
+        if not rows:
             raise DataError(f"{self.path} has no gold mention to score, only weak labels")
-        return found
+        return rows
 
-    def aliases(self) -> np.ndarray:
-        """int64: the aliases of all mentions."""
-        values = self._column("alias").flatten().to_numpy(zero_copy_only=False)
+    def read_aliases(self) -> np.ndarray:
+        """Reads the aliases of all mentions as int64."""
+        values = self._read_column("alias").flatten().to_numpy(zero_copy_only=False)
         return np.asarray(values).astype(np.int64)
 
-    def meanings(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """int64: each entity of each mention, with the mention's document and alias."""
-        counts = self._column("entities").flatten().value_lengths().to_numpy()
-        of_rows = self._column("alias").value_lengths().to_numpy()
-        documents = np.repeat(self._column("document").to_numpy().astype(np.int64), of_rows)
-        entities = self._column("entities").flatten().flatten().to_numpy().astype(np.int64)
-        return entities, np.repeat(documents, counts), np.repeat(self.aliases(), counts)
+    def read_meanings(self) -> Meanings:
+        """Reads the entities of all mentions, gold and weak."""
+        entities_per_mention = self._read_column("entities").flatten()
+        counts = entities_per_mention.value_lengths().to_numpy()
+        entities = entities_per_mention.flatten().to_numpy().astype(np.int64)
 
-    def _column(self, name: str) -> Any:
+        mentions_per_row = self._read_column("alias").value_lengths().to_numpy()
+        row_documents = self._read_column("document").to_numpy().astype(np.int64)
+        documents = np.repeat(row_documents, mentions_per_row)
+        return Meanings(
+            entities=entities,
+            documents=np.repeat(documents, counts),
+            aliases=np.repeat(self.read_aliases(), counts),
+        )
+
+    def _read_column(self, name: str) -> Any:
         return self.rows.with_format("arrow")[:][name].combine_chunks()
 
 
-def _without_weak_labels(row: Row) -> Row:
+def _drop_weak_labels(row: Row) -> Row:
     if row.is_gold.all():
         return row
     names = ("starts", "ends", "aliases", "entities", "is_gold", "positions")
-    kept: dict[str, Any] = {name: getattr(row, name)[row.is_gold] for name in names}
-    slices = [own for own, is_gold in zip(row.slices, row.is_gold, strict=True) if is_gold]
-    return replace(row, **kept, slices=slices)
+    arrays: dict[str, Any] = {name: getattr(row, name)[row.is_gold] for name in names}
+    gold_slices = [
+        slices for slices, is_gold in zip(row.slices, row.is_gold, strict=True) if is_gold
+    ]
+    return replace(row, **arrays, slices=gold_slices)
 
 
 def open_prep(
@@ -163,7 +193,7 @@ def open_prep(
     workers: int = 1,
     overwrite: bool = False,
 ) -> Sentences:
-    """The encoded sentences of a file, which are built first if there are none.
+    """Opens the encoded sentences of a file, and builds the store first if it does not exist.
 
     Every process of a run calls it: one process per machine builds while the others wait. A store
     that was built before entities were added to the table is valid.
@@ -180,34 +210,42 @@ def open_prep(
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected lines of sentences")
+
     encoder = Encoder(path, table, tokenizer, limits)
     key = {
         "format": FORMAT,
         "file": file_hash(path),
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        _ENTITIES: table.fingerprint,
+        _ENTITIES_KEY: table.fingerprint,
         "data_config.max_mentions": limits.mentions,
         "data_config.max_words": limits.words,
         "max_tokens": limits.tokens,
     }
     if by_content:
         folder = folder.with_name(f"{folder.name}-{_digest(key)}")
-    entities = saved_key(folder).get(_ENTITIES, "")
-    if table.entities_of(entities) is not None:
-        key[_ENTITIES] = entities
+
+    # A store that was built with an earlier version of the table is valid, so its key is kept.
+    saved_entities = saved_key(folder).get(_ENTITIES_KEY, "")
+    if table.count_entities_of(saved_entities) is not None:
+        key[_ENTITIES_KEY] = saved_entities
+
     work = folder.with_name(f"{folder.name}.work")
-    with plain_children():  # those of `Dataset.map`
+    with plain_children():  # the processes of `Dataset.map`
         rows = open_store(
-            folder, key, lambda: _build(encoder, work, _digest(key), workers), overwrite=overwrite,
+            folder,
+            key,
+            lambda: _build(encoder, work, _digest(key), workers),
+            overwrite=overwrite,
             remedy="build it again with data_config.overwrite_prep=true",
-        )  # fmt: skip
+        )
     shutil.rmtree(work, ignore_errors=True)
+
     facts = parse_json(rows.info.description)
     size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
     facts["bytes_per_mention"] = size / facts["mentions"]
-    found = Sentences(path, rows, facts, saved_key(folder))
-    log.info("%s: %s", path, found)
-    return found
+    sentences = Sentences(path, rows, facts, saved_key(folder))
+    log.info("%s: %s", path, sentences)
+    return sentences
 
 
 def _digest(key: dict[str, Any]) -> str:
@@ -215,33 +253,23 @@ def _digest(key: dict[str, Any]) -> str:
 
 
 def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
-    """The rows, encoded group by group; those of groups that are in `work` are read from there.
+    """Encodes all lines, group by group; groups that are already in `work` are read from there.
 
     Raises:
         DataError: If lines are invalid, or there is no mention.
     """
-    from datasets import Dataset, Features, List, Value, concatenate_datasets
+    from datasets import Dataset, concatenate_datasets
 
     path = encoder.path
-    features = {name: Value(dtype) for name, dtype in _OF_ROWS.items()}
-    features["input_ids"] = List(Value("uint16" if len(encoder.tokenizer) <= 1 << 16 else "int32"))
-    features |= {name: List(Value(dtype)) for name, dtype in _OF_MENTIONS.items()}
-    features["entities"] = List(List(Value("int32")))
-    features["slices"] = List(List(Value("string")))
-    encoder.index_folder = _index(path, work / "index")
-    with file_bar(path, f"reading {path.name}") as advance:
-        scan = scan_lines(path, advance)
-    if scan.unused:
-        listed = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
-        log.warning("%s: fields that are not used: %s", path, listed)
-    if scan.respelled:
-        how = "in lower case, composed, with single spaces"
-        log.warning("%s: aliases that are looked up %s: %d", path, how, scan.respelled)
-    firsts = range(0, scan.lines, PART)
-    groups = []
+    encoder.index_folder = _build_index(path, work / "index")
+    scan = _scan_and_warn(path)
+
+    features = _build_features(encoder.tokenizer)
+    first_lines = range(0, scan.lines, LINES_PER_PART)
     work.mkdir(parents=True, exist_ok=True)
-    for start in range(0, len(firsts), GROUP * workers):
-        group = firsts[start : start + GROUP * workers]
+    groups = []
+    for start in range(0, len(first_lines), PARTS_PER_GROUP * workers):
+        group = first_lines[start : start + PARTS_PER_GROUP * workers]
         name = f"{digest}-{group[0]}-{len(group)}"
         groups.append(
             Dataset.from_dict({"first": list(group)}).map(
@@ -249,7 +277,7 @@ def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
                 batched=True,
                 batch_size=1,
                 num_proc=workers if workers > 1 else None,
-                features=Features(features),
+                features=features,
                 remove_columns=["first"],
                 cache_file_name=str(work / f"{name}.arrow"),
                 load_from_cache_file=True,
@@ -257,13 +285,46 @@ def _build(encoder: Encoder, work: Path, digest: str, workers: int) -> Dataset:
                 desc=f"encoding {path.name}",
             )
         )
+
     if not groups:
         raise DataError(f"{path} is empty; expected lines of sentences")
-    return _finished(concatenate_datasets(groups), path, scan)
+    return _finish_rows(concatenate_datasets(groups), path, scan)
 
 
-def _index(path: Path, folder: Path) -> Path | None:
-    """The folder with access points of a large file, so that its parts are entered quickly."""
+def _build_features(tokenizer: PreTrainedTokenizerBase) -> Features:
+    """Returns the types of the columns of a store."""
+    from datasets import Features, List, Value
+
+    features = {name: Value(dtype) for name, dtype in _ROW_COLUMNS.items()}
+    features["input_ids"] = List(Value("uint16" if len(tokenizer) <= 1 << 16 else "int32"))
+    features |= {name: List(Value(dtype)) for name, dtype in _MENTION_COLUMNS.items()}
+    features["entities"] = List(List(Value("int32")))
+    features["slices"] = List(List(Value("string")))
+    return Features(features)
+
+
+def _scan_and_warn(path: Path) -> Scan:
+    """Scans a file, and warns of fields that are not used and of aliases in another spelling."""
+    with file_bar(path, f"reading {path.name}") as advance:
+        scan = scan_lines(path, advance)
+    if scan.unused:
+        fields = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
+        log.warning("%s: fields that are not used: %s", path, fields)
+    if scan.respelled:
+        log.warning(
+            "%s: aliases that are looked up in lower case, composed, with single spaces: %d",
+            path,
+            scan.respelled,
+        )
+    return scan
+
+
+def _build_index(path: Path, folder: Path) -> Path | None:
+    """Builds the access points of a large file, so that reading can start at any part quickly.
+
+    Returns:
+        The folder of the access points; None for a small file.
+    """
     if path.stat().st_size < SMALLEST:
         return None
     try:
@@ -273,17 +334,25 @@ def _index(path: Path, folder: Path) -> Path | None:
     return folder
 
 
-def _finished(rows: Dataset, path: Path, scan: Scan) -> Dataset:
-    """The rows without those that have no mention, and with facts about them."""
+def _finish_rows(rows: Dataset, path: Path, scan: Scan) -> Dataset:
+    """Checks the rows, drops those without a mention, and attaches facts about them."""
     counts = pc.list_value_length(rows.data.column("alias")).to_numpy()
     if not counts.sum():
         raise DataError(f"{path} has no mention of an entity that can be used")
-    lines, lost = (rows.data.column(name).to_numpy() for name in ("line", "lost"))
-    _refuse_repeated(path, rows.data.column("sentence").to_numpy(), lines)
+
+    lines = rows.data.column("line").to_numpy()
+    lost = rows.data.column("lost").to_numpy()
+    _refuse_repeated_sentences(path, rows.data.column("sentence").to_numpy(), lines)
     if lost.any():
-        named = ", ".join(map(str, lines[lost > 0][:_NAMED]))
-        what = "because a row cannot hold them, or they have no token"
-        log.warning("%s: mentions left out %s: %d (first lines: %s)", path, what, lost.sum(), named)
+        first_lines = ", ".join(map(str, lines[lost > 0][:_NAMED_LINES]))
+        log.warning(
+            "%s: mentions left out because a row cannot hold them, or they have no token: %d "
+            "(first lines: %s)",
+            path,
+            lost.sum(),
+            first_lines,
+        )
+
     facts = {
         "sentences": len(np.unique(lines[counts > 0])),
         "rows": int((counts > 0).sum()),
@@ -298,14 +367,17 @@ def _finished(rows: Dataset, path: Path, scan: Scan) -> Dataset:
     return rows
 
 
-def _refuse_repeated(path: Path, sentences: np.ndarray, lines: np.ndarray) -> None:
+def _refuse_repeated_sentences(path: Path, sentences: np.ndarray, lines: np.ndarray) -> None:
+    """Raises DataError if two lines have the same number of a sentence."""
     order = np.lexsort((lines, sentences))
-    sentences, lines = sentences[order], lines[order]
-    same = np.flatnonzero((sentences[1:] == sentences[:-1]) & (lines[1:] != lines[:-1]))
+    sentences = sentences[order]
+    lines = lines[order]
+
+    is_repeated = (sentences[1:] == sentences[:-1]) & (lines[1:] != lines[:-1])
     problems = Problems(path)
-    for place in same:
-        reason = f"sent_idx_unq {sentences[place]} is that of line {lines[place]:,}, too"
-        problems.add(int(lines[place + 1]), reason)
+    for index in np.flatnonzero(is_repeated):
+        reason = f"sent_idx_unq {sentences[index]} is that of line {lines[index]:,}, too"
+        problems.add(int(lines[index + 1]), reason)
     problems.close()
 
 
@@ -313,7 +385,7 @@ class Encoder:
     """Encodes lines of a file; called by `Dataset.map`, in any process; see `open_prep`.
 
     Attributes:
-        index_folder: The access points of the file; None: there are none.
+        index_folder: The access points of the file; None for a small file.
     """
 
     def __init__(
@@ -325,67 +397,86 @@ class Encoder:
         self._table = table
         self._limits = limits
         self._reader: LineReader | None = None
-        # This switches off truncation, which is a part of the fingerprint.
+
+        # Encoding switches off truncation, which is a part of the tokenizer's fingerprint.
         list(tokens_with_places(tokenizer, [""]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}  # each process opens the file
 
     def __call__(self, parts: dict[str, list[int]]) -> dict[str, list[Any]]:
-        """The rows of some parts, each given by its first line (from 0)."""
+        """Encodes some parts, each given by its first line (from 0); returns columns of rows."""
         if self._reader is None:
             indexes = IndexCache(Cache(str(self.index_folder))) if self.index_folder else None
             self._reader = LineReader(str(self.path), indexes)
-        rows = [row for first in parts["first"] for row in self.part(self._reader, first)]
-        names = [*_OF_ROWS, "input_ids", *_OF_MENTIONS, "entities", "slices"]
-        return {name: [row[name] for row in rows] for name in names}
 
-    def part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
-        """Encodes `PART` lines from line `first` on; raises DataError with all that is wrong."""
+        rows: list[dict[str, Any]] = []
+        for first in parts["first"]:
+            rows += self.encode_part(self._reader, first)
+
+        columns: dict[str, list[Any]] = {}
+        for name in [*_ROW_COLUMNS, "input_ids", *_MENTION_COLUMNS, "entities", "slices"]:
+            columns[name] = [row[name] for row in rows]
+        return columns
+
+    def encode_part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
+        """Encodes `LINES_PER_PART` lines from line `first` on.
+
+        Raises:
+            DataError: With all problems of these lines.
+        """
         problems = Problems(self.path)
-        lines = list(read_part(reader, problems, first, PART))
-        numbers = [self._numbers(line, problems) for line in lines]
+        lines = list(read_part(reader, problems, first, LINES_PER_PART))
+        numbers = [self._find_numbers(line, problems) for line in lines]
         problems.close()
+
         encoded = tokens_with_places(self.tokenizer, [line.text for line in lines])
         for line, (aliases, entities), (ids, tokens) in zip(lines, numbers, encoded, strict=True):
-            for row in self._rows(line, tokens):
+            for row in self._divide_line(line, tokens):
                 row["input_ids"] = ids[row.pop("tokens")]
-                row["alias"] = [aliases[number] for number in row["position"]]
-                row["entities"] = [entities[number] for number in row["position"]]
+                row["alias"] = [aliases[position] for position in row["position"]]
+                row["entities"] = [entities[position] for position in row["position"]]
                 yield row
 
-    def _numbers(self, line: Line, problems: Problems) -> tuple[list[int], list[list[int]]]:
-        """The numbers of the aliases and of the entities of a line's mentions."""
-        aliases = [self._table.aliases.find(mention.alias) for mention in line.mentions]
-        entities = [[*map(self._table.ids.find, mention.entities)] for mention in line.mentions]
-        for mention, alias, found in zip(line.mentions, aliases, entities, strict=True):
+    def _find_numbers(self, line: Line, problems: Problems) -> tuple[list[int], list[list[int]]]:
+        """Finds the numbers of the aliases and of the entities of a line's mentions."""
+        aliases = []
+        entities = []
+        for mention in line.mentions:
+            alias = self._table.aliases.find(mention.alias)
             if alias < 0:
                 problems.add(line.number, f"no entity has the alias {mention.alias!r}")
-            for name, entity in zip(mention.entities, found, strict=True):
+            aliases.append(alias)
+
+            meanings = [self._table.ids.find(entity_id) for entity_id in mention.entities]
+            for entity_id, entity in zip(mention.entities, meanings, strict=True):
                 if entity < 0:
-                    problems.add(line.number, f"there is no entity {name!r}")
+                    problems.add(line.number, f"there is no entity {entity_id!r}")
+            entities.append(meanings)
         return aliases, entities
 
-    def _rows(self, line: Line, tokens: np.ndarray) -> Iterator[dict[str, Any]]:
+    def _divide_line(self, line: Line, tokens: np.ndarray) -> Iterator[dict[str, Any]]:
+        """Yields the rows of a line, with the range of their tokens instead of `input_ids`."""
         spans = [(mention.start, mention.end) for mention in line.mentions]
-        mentions = np.array(spans, np.int64).reshape(-1, 2)
-        chunks, lost = divide(mentions, word_spans(line.text), tokens, self._limits)
+        span_array = np.array(spans, np.int64).reshape(-1, 2)
+        chunks, lost = divide_sentence(span_array, word_spans(line.text), tokens, self._limits)
         if lost:
             chunks.append(Chunk(0, 0, []))  # a row without mentions reports it, and is removed
-        in_tokens = overlapping(mentions, tokens)
+
+        in_tokens = find_overlaps(span_array, tokens)
         document = xxhash.xxh3_64_intdigest(line.document.encode()) >> 1  # a positive int64
         for chunk in chunks:
-            own = [line.mentions[number] for number in chunk.mentions]
-            places = in_tokens[chunk.mentions] - chunk.start
+            mentions = [line.mentions[position] for position in chunk.mentions]
+            token_ranges = in_tokens[chunk.mentions] - chunk.start
             yield {
                 "sentence": line.sentence,
                 "line": line.number,
                 "document": document,
-                "lost": 0 if own else lost,
+                "lost": 0 if mentions else lost,
                 "tokens": slice(chunk.start, chunk.end),
-                "start": places[:, 0].tolist(),
-                "end": places[:, 1].tolist(),
-                "gold": [mention.is_gold for mention in own],
+                "start": token_ranges[:, 0].tolist(),
+                "end": token_ranges[:, 1].tolist(),
+                "gold": [mention.is_gold for mention in mentions],
                 "position": chunk.mentions,
-                "slices": [list(mention.slices) for mention in own],
+                "slices": [list(mention.slices) for mention in mentions],
             }

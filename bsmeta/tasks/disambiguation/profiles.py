@@ -5,8 +5,8 @@ A profile is a line of JSON (second generation):
     {"entity_id": "Q1", "mentions": [["alias", 10.0]], "title": "…", "description": "…",
      "types": {"system": ["type"]}, "relations": [{"relation": "…", "object": "Q2"}]}
 
-An alias is kept in its caseless form (`Aliases`): `Paris` and `paris` are one alias, whose
-candidates are those of both.
+An alias is kept in its caseless form (`Aliases`): `Paris` and `paris` are one alias, with the
+candidates of both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,17 +33,13 @@ from bsmeta.tasks.disambiguation.entities import (
     TableFacts,
     TableVersion,
 )
-from bsmeta.tasks.disambiguation.lines import Problems, json_lines
+from bsmeta.tasks.disambiguation.lines import Problems, read_json_lines
 from bsmeta.tasks.disambiguation.string_table import Names, Strings
 
 log = logging.getLogger(__name__)
 
 MAX_CANDIDATES = 30
 LARGEST_SCORE = float(np.finfo(np.float32).max)
-_LISTS = (
-    "ids", "titles", "descriptions", "aliases", "type_names", "relation_names", "types",
-    "relations",
-)  # fmt: skip
 
 
 class Relation(msgspec.Struct):
@@ -77,7 +73,7 @@ def build_entities(
     """
     problems = Problems(profiles)
     with file_bar(profiles, f"reading {profiles.name}") as advance:
-        lines = json_lines(profiles, Profile, problems, advance)
+        lines = read_json_lines(profiles, Profile, problems, advance)
         return write_table(lines, problems, folder, max_candidates=max_candidates)
 
 
@@ -91,6 +87,7 @@ def write_table(
                 f"{folder} exists; name another folder, delete it to build it again, or add "
                 "entities to it"
             )
+
         columns = _Columns(None)
         columns.add(0, Profile(NIL_ID, [], ""), problems)
         columns.add_all(lines, problems)
@@ -103,17 +100,19 @@ def write_table(
 def add_entities(profiles: Path, folder: Path) -> EntityTable:
     """Adds the entities of a file of profiles to a table; readers see all of them or none.
 
-    The numbers of entities and aliases that the table has already do not change.
+    The numbers of entities and aliases that the table already has do not change.
 
     Raises:
         DataError: With the problems of the file, or if there is no table.
     """
     problems = Problems(profiles)
-    before = EntityTable.open(folder)  # or the lock file would create a folder of a wrong name
-    # What an addition that does not fit has appended is after the end of the arrays.
+    # Opened before the lock, whose file would create a folder of a misspelled name.
+    before = EntityTable.open(folder)
     with writing(folder, f"the table {folder}"):
+        # An earlier addition that failed may have left values after the end of the arrays, which
+        # are overwritten.
         columns = _Columns(ArrayFolder(folder, ENTITY_LAYOUT, TableFacts))
-        columns.add_all(json_lines(profiles, Profile, problems), problems)
+        columns.add_all(read_json_lines(profiles, Profile, problems), problems)
         columns.write(folder, before.max_candidates)
     return EntityTable.open(folder)
 
@@ -124,7 +123,7 @@ def is_score(score: float) -> bool:
 
 
 class _Lists:
-    """Lists one after the other, of bytes or of numbers; and where each ends."""
+    """Concatenated lists (bytes or numbers) with their end offsets."""
 
     def __init__(self, values: bytearray | array[int]) -> None:
         self.values = values
@@ -135,12 +134,18 @@ class _Lists:
         self.ends.append(len(self.values))
 
 
-class _Names(_Lists):
-    """Distinct strings, each with a number; those of a table (None: a new one) have one already."""
+class _NewNames(_Lists):
+    """Distinct new strings; their numbers continue the numbers of the table.
+
+    Args:
+        before: The strings of the table; None for a new table.
+    """
 
     def __init__(self, before: Strings | None) -> None:
         super().__init__(bytearray())
         self.hashes = array("Q")
+
+        # Names are looked up by their hashes on disk; other strings are few and kept in memory.
         self._table = before if isinstance(before, Names) else None
         self._numbers = {}
         if before is not None and self._table is None:
@@ -148,119 +153,161 @@ class _Names(_Lists):
         self._next = 0 if before is None else len(before)
 
     def find(self, string: str) -> int:
-        """The number of a string; -1 if it has none."""
+        """Returns the number of a string; -1 if it has none."""
         number = self._numbers.get(string, -1)
-        return self._table.find(string) if number < 0 and self._table is not None else number
+        if number < 0 and self._table is not None:
+            return self._table.find(string)
+        return number
 
-    def number(self, string: str) -> int:
+    def find_or_add(self, string: str) -> int:
+        """Returns the number of a string, which is added if it has none."""
         number = self.find(string)
-        if number < 0:
-            number = self._numbers[string] = self._next
-            self._next += 1
-            data = string.encode()
-            self.add(data)
-            self.hashes.append(xxhash.xxh3_64_intdigest(data))
+        if number >= 0:
+            return number
+
+        number = self._next
+        self._numbers[string] = number
+        self._next += 1
+        data = string.encode()
+        self.add(data)
+        self.hashes.append(xxhash.xxh3_64_intdigest(data))
         return number
 
 
-class _AliasNames(_Names):
-    """Aliases in their caseless form, with counts of those that were written in another."""
+class _NewAliases(_NewNames):
+    """Aliases in their caseless form, with counts of those written in another form."""
 
     def __init__(self, before: Strings | None) -> None:
         super().__init__(before)
-        self._spellings: dict[str, int] = {}  # other than the caseless form -> number
+        self._respelled: dict[str, int] = {}  # spelling, unlike the caseless form -> number
         self._is_caseless = bytearray(b"\1" * self._next)  # by number: also written in that form
 
-    def number(self, string: str) -> int:
+    def find_or_add(self, string: str) -> int:
         key = caseless(string)
-        number = super().number(key)
+        number = super().find_or_add(key)
         if number == len(self._is_caseless):
             self._is_caseless.append(0)
+
         if key == string:
             self._is_caseless[number] = 1
         else:
-            self._spellings[string] = number
+            self._respelled[string] = number
         return number
 
-    def report(self, path: Path) -> None:
-        """Logs how many aliases were changed, and how many became one with another."""
-        if not self._spellings:
+    def log_respelled(self, path: Path) -> None:
+        """Logs how many aliases were changed, and how many of them were merged with another."""
+        if not self._respelled:
             return
-        numbers = {*self._spellings.values()}
-        written = len(self._spellings) + sum(self._is_caseless[number] for number in numbers)
-        example = next(iter(self._spellings))
+
+        numbers = {*self._respelled.values()}
+        spellings = len(self._respelled) + sum(self._is_caseless[number] for number in numbers)
+        example = next(iter(self._respelled))
         log.warning(
             "%s: aliases that are kept in lower case, composed or with single spaces: %d, such as "
-            "%r as %r; of these, one with another alias: %d", path, len(self._spellings), example,
-            caseless(example), written - len(numbers),
-        )  # fmt: skip
+            "%r as %r; of these, one with another alias: %d",
+            path,
+            len(self._respelled),
+            example,
+            caseless(example),
+            spellings - len(numbers),
+        )
+
+
+class _Target(NamedTuple):
+    """An entity that relations lead to."""
+
+    number: int  # among all entities that relations lead to
+    line: int  # the first line with such a relation
 
 
 class _Columns:
-    """The columns of new entities, by the names of their arrays, which may have values before."""
+    """New entities as columns, to append to the columns of the table.
+
+    Args:
+        before: The arrays of the table; None for a new table.
+    """
 
     def __init__(self, before: ArrayFolder[TableFacts] | None) -> None:
         self._before = before
-        strings: list[Strings | None] = [None] * 4
-        if before is not None:
-            table = EntityTable(before)
-            strings = [table.aliases, table.ids, table.type_names, table.relation_names]
-        self.ids, self.type_names, self.relation_names = map(_Names, strings[1:])
-        self.aliases = _AliasNames(strings[0])
-        self.titles, self.descriptions = _Lists(bytearray()), _Lists(bytearray())
-        self.types, self.relations = _Lists(array("i")), _Lists(array("i"))
-        self._objects = array("i")
-        self._mention_aliases, self._mention_entities = array("i"), array("i")
+        table = None if before is None else EntityTable(before)
+        self.ids = _NewNames(None if table is None else table.ids)
+        self.aliases = _NewAliases(None if table is None else table.aliases)
+        self.type_names = _NewNames(None if table is None else table.type_names)
+        self.relation_names = _NewNames(None if table is None else table.relation_names)
+
+        self.titles = _Lists(bytearray())
+        self.descriptions = _Lists(bytearray())
+        self.types = _Lists(array("i"))
+        self.relations = _Lists(array("i"))
+        self._relation_targets = array("i")  # of each relation: the number of its target
+        self._relation_objects = array("i")  # of each relation: the number of its entity
+
+        self._mention_aliases = array("i")
+        self._mention_entities = array("i")
         self._mention_scores = array("f")
-        self._lines: dict[str, int] = {}
-        # The id of an entity that relations lead to -> its place, and the first line with it.
-        self._leads_to: dict[str, tuple[int, int]] = {}
+
+        self._lines: dict[str, int] = {}  # id of an entity -> its line
+        self._targets: dict[str, _Target] = {}  # by the id of the entity
 
     def add_all(self, lines: Iterable[tuple[int, Profile]], problems: Problems) -> None:
-        """Adds the profiles of a file, and ends its problems."""
+        """Adds the profiles of a file, and closes its problems."""
         for number, profile in lines:
             self.add(number, profile, problems)
+
+        # Relations may lead to entities that come later, so they are resolved at the end.
         entities = []
-        for entity_id, (_, line) in self._leads_to.items():
-            entities.append(self.ids.find(entity_id))
-            if entities[-1] < 0:
-                problems.add(line, f"a relation leads to {entity_id!r}, which is no entity")
+        for entity_id, target in self._targets.items():
+            entity = self.ids.find(entity_id)
+            if entity < 0:
+                reason = f"a relation leads to {entity_id!r}, which is no entity"
+                problems.add(target.line, reason)
+            entities.append(entity)
         problems.close()
-        self.aliases.report(problems.path)
-        self._objects = array("i", [entities[place] for place in self._objects])
+        self._relation_objects.extend(entities[number] for number in self._relation_targets)
+
+        self.aliases.log_respelled(problems.path)
 
     def add(self, line: int, profile: Profile, problems: Problems) -> None:
-        """Adds an entity; one with problems, too, so that relations to it are no problem."""
-        for reason in self._problems(profile):
+        """Adds an entity even if it is invalid, so relations to it still resolve."""
+        for reason in self._find_problems(profile):
             problems.add(line, reason)
         self._lines[profile.entity_id] = line
-        entity = self.ids.number(profile.entity_id)
+
+        entity = self.ids.find_or_add(profile.entity_id)
         self.titles.add(profile.title.encode())
         self.descriptions.add((profile.description or "").encode())
-        types = (name for system in profile.types.values() for name in system)
-        self.types.add(map(self.type_names.number, types))
-        self.relations.add(self.relation_names.number(one.relation) for one in profile.relations)
-        for relation in profile.relations:
-            place, _ = self._leads_to.setdefault(relation.object, (len(self._leads_to), line))
-            self._objects.append(place)
+
+        types = []
+        for system_types in profile.types.values():
+            types += [self.type_names.find_or_add(name) for name in system_types]
+        self.types.add(types)
+
+        relations = profile.relations
+        self.relations.add(self.relation_names.find_or_add(entry.relation) for entry in relations)
+        for entry in relations:
+            new_target = _Target(number=len(self._targets), line=line)
+            target = self._targets.setdefault(entry.object, new_target)
+            self._relation_targets.append(target.number)
+
         scores: dict[int, float] = {}
         for alias, score in profile.mentions:
-            number = self.aliases.number(alias)
+            number = self.aliases.find_or_add(alias)
             scores[number] = min(scores.get(number, 0.0) + score, LARGEST_SCORE)
         self._mention_aliases.extend(scores)
         self._mention_entities.extend([entity] * len(scores))
         self._mention_scores.extend(scores.values())
 
-    def _problems(self, profile: Profile) -> Iterator[str]:
-        name = profile.entity_id
-        if not name:
+    def _find_problems(self, profile: Profile) -> Iterator[str]:
+        entity_id = profile.entity_id
+        if not entity_id:
             yield "entity_id is empty"
-        elif name in self._lines and self._lines[name] == 0:
-            yield f"entity_id {name!r} is reserved for mentions without an entity"
-        elif name in self._lines:
-            yield f"entity_id {name!r} is that of line {self._lines[name]:,}, too"
-        elif self.ids.find(name) >= 0:
-            yield f"entity_id {name!r} is in the table already"
+        elif entity_id in self._lines and self._lines[entity_id] == 0:
+            yield f"entity_id {entity_id!r} is reserved for mentions without an entity"
+        elif entity_id in self._lines:
+            yield f"entity_id {entity_id!r} is that of line {self._lines[entity_id]:,}, too"
+        elif self.ids.find(entity_id) >= 0:
+            yield f"entity_id {entity_id!r} is in the table already"
+
         seen = set()
         for alias, score in profile.mentions:
             if not caseless(alias):
@@ -271,48 +318,71 @@ class _Columns:
                 yield f"mention {alias!r} has the score {score}; expected a number from 0"
             seen.add(alias)
 
-    def _old(self, name: str, dtype: Any) -> np.ndarray:
-        return self._before[name] if self._before else np.empty(0, dtype)
-
     def write(self, folder: Path, max_candidates: int) -> None:
+        """Writes the columns to the table in a folder, which becomes a new version."""
         writer = ArrayWriter(folder, ENTITY_LAYOUT, self._before)
-        for name in _LISTS:
-            column = getattr(self, name)
+        columns = {
+            "ids": self.ids,
+            "titles": self.titles,
+            "descriptions": self.descriptions,
+            "aliases": self.aliases,
+            "type_names": self.type_names,
+            "relation_names": self.relation_names,
+            "types": self.types,
+            "relations": self.relations,
+        }
+        for name, column in columns.items():
             values = np.array(column.values)
-            start = len(self._old(name, values.dtype))
+            start = len(self._read_before(name, values.dtype))
             writer.append(name, values)
             writer.append(f"{name}_ends", np.array(column.ends) + start)
-        writer.append("relation_objects", np.array(self._objects))
-        for name in ("ids", "aliases"):
-            order = self._old(f"{name}_order", np.int32)
-            hashes = np.empty(len(order), np.uint64)
-            hashes[order] = self._old(f"{name}_hashes", np.uint64)
-            hashes = np.concatenate([hashes, np.array(getattr(self, name).hashes, np.uint64)])
-            order = np.argsort(hashes, kind="stable").astype(np.int32)
-            writer.replace(f"{name}_order", order)
-            writer.replace(f"{name}_hashes", hashes[order])
+        writer.append("relation_objects", np.array(self._relation_objects))
+
+        self._write_hashes(writer, "ids", self.ids)
+        self._write_hashes(writer, "aliases", self.aliases)
         self._write_candidates(writer, max_candidates)
-        entities = len(self._old("ids_ends", np.int64)) + len(self.ids.ends)
+
+        entities = len(self._read_before("ids_ends", np.int64)) + len(self.ids.ends)
         versions = [*self._before.facts.versions] if self._before else []
         versions.append(TableVersion(writer.content_hash(), entities))
         writer.commit(TableFacts(max_candidates, versions))
 
-    def _write_candidates(self, writer: ArrayWriter, most: int) -> None:
-        """Writes, for each alias, the entities with the `most` highest scores, best first.
+    def _read_before(self, name: str, dtype: Any) -> np.ndarray:
+        """Returns an array of the table; empty for a new table."""
+        return self._before[name] if self._before else np.empty(0, dtype)
+
+    def _write_hashes(self, writer: ArrayWriter, name: str, strings: _NewNames) -> None:
+        """Writes the sorted hashes of all strings of a name, and the string of each hash."""
+        order = self._read_before(f"{name}_order", np.int32)
+        hashes = np.empty(len(order), np.uint64)
+        hashes[order] = self._read_before(f"{name}_hashes", np.uint64)
+        hashes = np.concatenate([hashes, np.array(strings.hashes, np.uint64)])
+
+        order = np.argsort(hashes, kind="stable").astype(np.int32)
+        writer.replace(f"{name}_order", order)
+        writer.replace(f"{name}_hashes", hashes[order])
+
+    def _write_candidates(self, writer: ArrayWriter, max_candidates: int) -> None:
+        """Writes, for each alias, the entities with the highest scores, best first.
 
         Of equal scores, those with lower numbers are kept.
         """
-        counts = np.diff(self._old("candidates_ends", np.int64), prepend=0)
-        before = np.repeat(np.arange(len(counts)), counts)
-        aliases = np.concatenate([before, self._mention_aliases])
-        entities = np.concatenate([self._old("candidates", np.int32), self._mention_entities])
-        entities = entities.astype(np.int32)
-        scores = np.concatenate([self._old("candidate_scores", np.float32), self._mention_scores])
+        counts_before = np.diff(self._read_before("candidates_ends", np.int64), prepend=0)
+        aliases_before = np.repeat(np.arange(len(counts_before)), counts_before)
+        entities_before = self._read_before("candidates", np.int32)
+        scores_before = self._read_before("candidate_scores", np.float32)
+
+        aliases = np.concatenate([aliases_before, self._mention_aliases])
+        entities = np.concatenate([entities_before, self._mention_entities]).astype(np.int32)
+        scores = np.concatenate([scores_before, self._mention_scores])
+
         order = np.lexsort((entities, -scores, aliases))
         aliases = aliases[order]
         ranks = np.arange(len(aliases)) - np.searchsorted(aliases, aliases)
-        kept = ranks < most
-        writer.replace("candidates", entities[order][kept])
-        writer.replace("candidate_scores", scores[order][kept].astype(np.float32))
-        numbers = np.bincount(aliases[kept], minlength=len(counts) + len(self.aliases.ends))
-        writer.replace("candidates_ends", np.cumsum(numbers, dtype=np.int64))
+        is_kept = ranks < max_candidates
+
+        writer.replace("candidates", entities[order][is_kept])
+        writer.replace("candidate_scores", scores[order][is_kept].astype(np.float32))
+        num_aliases = len(counts_before) + len(self.aliases.ends)
+        counts = np.bincount(aliases[is_kept], minlength=num_aliases)
+        writer.replace("candidates_ends", np.cumsum(counts, dtype=np.int64))

@@ -1,18 +1,17 @@
 """Results on held-out mentions, by slice, and their report: the model and its baselines.
 
-Bands follow from how often the training data has the gold entity: toes 0 (TS); tail up to 10, toes
-included (TL); torso 11 to 1,000 (TO); head more (HD). `unif_*` are the mentions of a band,
+Bands depend on the count of the gold entity in the training data: toes 0 (TS); tail up to 10,
+including toes (TL); torso 11 to 1,000 (TO); head more (HD). `unif_*` are the mentions of a band,
 `unif_NS_*` those with more than one candidate, `not_most_popular_*` those whose entity is not the
 first candidate (Bootleg's names).
 
-Intervals are 95% bootstrap intervals over documents: mentions of one document are alike. The
-systems are compared on the same resamples.
+Intervals are 95% bootstrap intervals over documents, because mentions of one document are alike.
+The systems are compared on the same resamples.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -42,39 +41,71 @@ from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TAIL_MOST, TORSO_MOST = 10, 1000
-SHORT = {"HD": "head", "TO": "torso", "TL": "tail", "TS": "toes"}
-"""What Bootleg calls the bands in the names of slices."""
+TAIL_MAX_COUNT = 10
+TORSO_MAX_COUNT = 1000
+BAND_CODES = {"head": "HD", "torso": "TO", "tail": "TL", "toes": "TS"}
+"""Band -> Bootleg's code for it in names of slices."""
+
+BUILT_IN = (
+    ALL_MENTIONS,
+    "head",
+    "torso",
+    "tail",
+    "toes",
+    "unif_NS_all",
+    "unif_NS_HD",
+    "unif_NS_TO",
+    "unif_NS_TL",
+    "unif_NS_TS",
+    "not_most_popular_torso",
+    "not_most_popular_tail",
+    "not_most_popular_toes",
+    "unif_all",
+    "unif_HD",
+    "unif_TO",
+    "unif_TL",
+    "unif_TS",
+)
+"""The slices that all data have, in their order."""
+
+REPEATED = ("unif_all", "unif_HD", "unif_TO", "unif_TL", "unif_TS")
+"""Slices with the mentions of other ones, reported only if they are named."""
+
+LINE_SUFFIX = "_of_lines"
+"""Ends the name of a slice of the lines that has the name of a built-in one."""
+
 TOP = 5
-OF_LINES = "_of_lines"  # ends the name of a slice that lines define although it is built in
 QUALITIES = ("accuracy", "top5", "popular_accuracy")
-MODEL, POPULAR = "model", "most popular candidate"
+MODEL = "model"
+POPULAR = "most popular candidate"
+
 COUNT_BINS = (0, 1, 2, 4, 11, 31, 101, 301, 1001)
 """The lowest training count of each bin of the plot."""
+
 PLOT = "accuracy_by_count"
 MENTIONS = "mentions.jsonl"
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The gold mentions of a split, scored: arrays [mentions] about the gold entity of each.
+    """The scored gold mentions of a split, as arrays [mentions] about each mention's gold entity.
 
     Of several gold entities, the best one counts.
     """
 
-    rank: np.ndarray  # how many candidates score higher than it; -1 if it is none, nor NIL right
-    place: np.ndarray  # its place among the candidates by popularity; -1 if it is none of them
-    candidates: np.ndarray  # the number of candidates
-    counts: np.ndarray  # how often the training data has it; of several, the most frequent one
+    rank: np.ndarray  # candidates with a higher score; -1 if neither it nor NIL is a right answer
+    gold_position: np.ndarray  # its position among the candidates by popularity; -1 if absent
+    candidates: np.ndarray  # number of candidates
+    counts: np.ndarray  # its count in the training data; of several, the most frequent one
     documents: np.ndarray
-    own: Mapping[str, np.ndarray]  # slices that the lines define: bool [mentions] by name
-    loss: np.ndarray  # -log of its probability among the own candidates; NaN if it is none
+    line_slices: Mapping[str, np.ndarray]  # slices that the lines define: bool [mentions] by name
+    loss: np.ndarray  # -log of its probability among the mention's candidates; NaN if absent
     sentences: np.ndarray
     positions: np.ndarray  # in the line
     aliases: np.ndarray
-    gold: np.ndarray  # int64 [mentions, most of one]: the gold entities; -1 for no more
+    gold: np.ndarray  # int64 [mentions, most entities of a mention]: the gold entities; -1 pads
     answers: np.ndarray  # the best candidate; -1 if there is none, 0 for NIL
-    shares: np.ndarray  # its probability among the candidates
+    shares: np.ndarray  # the probability of the answer among the candidates
 
     @property
     def is_right(self) -> np.ndarray:
@@ -84,79 +115,86 @@ class Scored:
     @property
     def popular_is_right(self) -> np.ndarray:
         """bool [mentions]: whether the most popular candidate is right."""
-        return self.place == 0
+        return self.gold_position == 0
 
 
-def bands(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """The mentions of each band, bool [mentions], by `Scored.counts`."""
+def find_bands(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the mentions of each band, bool [mentions], by `Scored.counts`."""
     return {
-        "head": counts > TORSO_MOST,
-        "torso": (counts > TAIL_MOST) & (counts <= TORSO_MOST),
-        "tail": counts <= TAIL_MOST,
+        "head": counts > TORSO_MAX_COUNT,
+        "torso": (counts > TAIL_MAX_COUNT) & (counts <= TORSO_MAX_COUNT),
+        "tail": counts <= TAIL_MAX_COUNT,
         "toes": counts == 0,
     }
 
 
-def built_in_slices(
-    counts: np.ndarray, candidates: np.ndarray, place: np.ndarray
-) -> dict[str, np.ndarray]:
-    """The slices that all data have, bool [mentions], by name; the arguments are of `Scored`."""
-    of_band = bands(counts)
-    is_ambiguous, is_unpopular = candidates > 1, place != 0
-    everything = np.ones(len(counts), bool)
-    unpopular = {band: is_unpopular & of_band[band] for band in ("torso", "tail", "toes")}
-    return {
-        ALL_MENTIONS: everything,
-        **of_band,
-        "unif_NS_all": is_ambiguous,
-        **{f"unif_NS_{short}": is_ambiguous & of_band[band] for short, band in SHORT.items()},
-        **{f"not_most_popular_{band}": members for band, members in unpopular.items()},
-        "unif_all": everything,
-        **{f"unif_{short}": of_band[band] for short, band in SHORT.items()},
-    }
+def find_built_in_slices(scored: Scored) -> dict[str, np.ndarray]:
+    """Returns the mentions of each slice of `BUILT_IN`, bool [mentions]."""
+    bands = find_bands(scored.counts)
+    is_ambiguous = scored.candidates > 1
+    is_unpopular = scored.gold_position != 0
+    everything = np.ones(len(scored.counts), bool)
+
+    slices = {ALL_MENTIONS: everything, **bands, "unif_NS_all": is_ambiguous}
+    for band, code in BAND_CODES.items():
+        slices[f"unif_NS_{code}"] = is_ambiguous & bands[band]
+    for band in ("torso", "tail", "toes"):
+        slices[f"not_most_popular_{band}"] = is_unpopular & bands[band]
+
+    slices["unif_all"] = everything
+    for band, code in BAND_CODES.items():
+        slices[f"unif_{code}"] = bands[band]
+    return slices
 
 
-BUILT_IN = (*built_in_slices(*np.zeros((3, 0), np.int64)),)
-REPEATED = tuple(name for name in BUILT_IN if re.fullmatch(r"unif_[^_]+", name))
-"""Slices with the mentions of other ones, reported only if they are named."""
+def rename_line_slice(name: str) -> str:
+    """Returns the reported name of a slice of the lines, which never replaces a built-in one."""
+    return f"{name}{LINE_SUFFIX}" if name in BUILT_IN else name
 
 
-def name_of_own(name: str) -> str:
-    """What a slice of the lines is called, which does not replace a built-in one."""
-    return f"{name}{OF_LINES}" if name in BUILT_IN else name
-
-
-def is_reported(name: str, chosen: Collection[str] | None) -> bool:
-    """Whether evaluations report a slice: of those that are chosen, or of all (None)."""
-    if chosen is None:
+def is_reported(name: str, selection: Collection[str] | None) -> bool:
+    """Whether evaluations report a slice, given the names of the selected ones (None: all)."""
+    if selection is None:
         return name not in REPEATED
-    return name == ALL_MENTIONS or name in chosen or name.removesuffix(OF_LINES) in chosen
+    return name == ALL_MENTIONS or name in selection or name.removesuffix(LINE_SUFFIX) in selection
 
 
-def slices_of(scored: Scored, chosen: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """The mentions of each slice that is reported, bool [mentions], by name."""
-    found = built_in_slices(scored.counts, scored.candidates, scored.place) | dict(scored.own)
-    return {name: members for name, members in found.items() if is_reported(name, chosen)}
+def select_slices(
+    scored: Scored, selection: Collection[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the mentions of each reported slice, bool [mentions] by name; see `is_reported`."""
+    slices = find_built_in_slices(scored) | dict(scored.line_slices)
+    return {name: members for name, members in slices.items() if is_reported(name, selection)}
 
 
-def own_slices(names: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
-    """The slices that lines define, bool [mentions] by name, from those of each mention."""
-    return {
-        name_of_own(name): np.array([name in own for own in names])
-        for name in sorted({name for own in names for name in own})
-    }
+def mark_line_slices(names: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
+    """Turns the names of each mention's slices into bool [mentions] by the name of the slice."""
+    slices = {}
+    for name in sorted(set[str]().union(*names)):
+        members = [name in mention_names for mention_names in names]
+        slices[rename_line_slice(name)] = np.array(members)
+    return slices
 
 
-def metrics_of(scored: Scored, members: np.ndarray) -> dict[str, float]:
-    """The metrics of a slice (bool [mentions]), and of its mentions whose entity is a candidate."""
-    found = {}
-    for suffix, chosen in (("", members), ("_in_candidates", members & (scored.place >= 0))):
-        rank = scored.rank[chosen]
-        shares = (rank == 0, (rank >= 0) & (rank < TOP), scored.popular_is_right[chosen])
-        found[f"mentions{suffix}"] = float(len(rank))
-        for name, values in zip(QUALITIES, shares, strict=True):
-            found[f"{name}{suffix}"] = float(values.mean()) if len(values) else math.nan
-    return found
+def compute_metrics(scored: Scored, members: np.ndarray) -> dict[str, float]:
+    """Computes the metrics of a slice, and of its mentions whose entity is a candidate.
+
+    Args:
+        members: bool [mentions]: the mentions of the slice.
+    """
+    in_candidates = members & (scored.gold_position >= 0)
+
+    metrics = {}
+    for suffix, mentions in (("", members), ("_in_candidates", in_candidates)):
+        rank = scored.rank[mentions]
+        is_right = rank == 0
+        is_in_top = (rank >= 0) & (rank < TOP)
+        popular_is_right = scored.popular_is_right[mentions]
+
+        metrics[f"mentions{suffix}"] = float(len(rank))
+        for name, values in zip(QUALITIES, (is_right, is_in_top, popular_is_right), strict=True):
+            metrics[f"{name}{suffix}"] = float(values.mean()) if len(values) else math.nan
+    return metrics
 
 
 @dataclass(frozen=True)
@@ -164,10 +202,10 @@ class SliceResult:
     """The result on one slice."""
 
     name: str
-    documents: int  # those with a mention in it
-    metrics: dict[str, float]  # `metrics_of` the model
+    documents: int  # documents with a mention in the slice
+    metrics: dict[str, float]  # metrics of the model; see `compute_metrics`
     accuracy: dict[str, Estimate]  # of each system
-    difference: dict[str, Estimate]  # the accuracy of the model minus that of each other system
+    difference: dict[str, Estimate]  # accuracy of the model minus the other system's, by system
 
 
 @dataclass(frozen=True)
@@ -177,7 +215,7 @@ class Results:
     source: str  # the file of the mentions
     documents: int
     systems: list[str]  # the model first
-    slices: list[SliceResult]  # those that have mentions
+    slices: list[SliceResult]  # non-empty slices
     by_count: list[SliceResult]  # mentions by the training count of their entity
 
 
@@ -192,50 +230,59 @@ def results_of(
 ) -> Results:
     """Compares the model with the most popular candidate and other systems.
 
-    `others` say whether these are right, bool [mentions], by their names; `chosen` are the slices
-    that are reported (None: all), `source` is the file of the mentions.
+    Args:
+        others: Whether each other system is right, bool [mentions] by name.
+        source: The file of the mentions.
+        chosen: The slices to report; None: all.
     """
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     names = [*is_right]
     _, documents = np.unique(scored.documents, return_inverse=True)
 
-    def result(name: str, members: np.ndarray) -> SliceResult:
-        systems = [right & members for right in is_right.values()]
-        gains = [systems[0].astype(float) - other for other in systems[1:]]
-        sums = np.array([np.bincount(documents, values) for values in [*systems, *gains]])
+    def score_slice(name: str, members: np.ndarray) -> SliceResult:
+        rights = [right & members for right in is_right.values()]
+        gains = [rights[0].astype(float) - other for other in rights[1:]]
+        sums = np.array([np.bincount(documents, values) for values in [*rights, *gains]])
         totals = np.bincount(documents, members.astype(float))
+
         intervals = bootstrap(sums, np.tile(totals, (len(sums), 1)), resamples=resamples, seed=seed)
-        shares = [
+        estimates = [
             Estimate(float(total) / int(members.sum()), interval)
             for total, interval in zip(sums.sum(1), intervals, strict=True)
         ]
         return SliceResult(
-            name,
-            int((totals > 0).sum()),
-            metrics_of(scored, members),
-            dict(zip(names, shares, strict=False)),
-            dict(zip(names[1:], shares[len(names) :], strict=True)),
+            name=name,
+            documents=int((totals > 0).sum()),
+            metrics=compute_metrics(scored, members),
+            accuracy=dict(zip(names, estimates[: len(names)], strict=True)),
+            difference=dict(zip(names[1:], estimates[len(names) :], strict=True)),
         )
 
-    slices, bins = slices_of(scored, chosen).items(), count_bins(scored.counts).items()
+    slices = select_slices(scored, chosen)
+    bins = bin_by_count(scored.counts)
     return Results(
         source=source,
         documents=int(documents.max()) + 1,
         systems=names,
-        slices=[result(name, members) for name, members in slices if members.any()],
-        by_count=[result(name, members) for name, members in bins],
+        slices=[score_slice(name, members) for name, members in slices.items() if members.any()],
+        by_count=[score_slice(name, members) for name, members in bins.items()],
     )
 
 
-def count_bins(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """The mentions by the training count of their entity, bool [mentions]; no empty bin."""
+def bin_by_count(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Divides mentions by the training count of their entity into non-empty bins.
+
+    Returns:
+        bool [mentions] by the name of the bin.
+    """
     bins = {}
-    for low, after in zip(COUNT_BINS, [*COUNT_BINS[1:], None], strict=True):
-        if after is None:
-            name, members = f"{low - 1:,}+", counts >= low
+    for low, next_low in zip(COUNT_BINS, [*COUNT_BINS[1:], None], strict=True):
+        if next_low is None:
+            name = f"{low - 1:,}+"
+            members = counts >= low
         else:
-            name = f"{low:,}" if after == low + 1 else f"{low:,}–{after - 1:,}"
-            members = (counts >= low) & (counts < after)
+            name = f"{low:,}" if next_low == low + 1 else f"{low:,}–{next_low - 1:,}"
+            members = (counts >= low) & (counts < next_low)
         if members.any():
             bins[name] = members
     return bins
@@ -244,11 +291,14 @@ def count_bins(counts: np.ndarray) -> dict[str, np.ndarray]:
 def report(
     results: Results, mentions: Iterable[dict[str, Any]], folder: Path, facts: Mapping[str, str]
 ) -> None:
-    """Writes the report and the `mention_records` to a folder, and prints it.
+    """Writes the report and the records of the mentions to a folder, and prints the report.
 
-    `facts` say what was scored, beside what the results say.
+    Args:
+        mentions: See `build_mention_records`.
+        facts: Further facts about the evaluation, by name.
     """
-    tables, sentences = tables_of(results), summary(results)
+    tables = build_tables(results)
+    sentences = summarize(results)
     count = results.slices[0].metrics["mentions"]
     page = Page(
         title=f"Disambiguation of {results.source}",
@@ -258,9 +308,10 @@ def report(
             "sentences": results.source,
             "mentions": f"{count:,.0f} in {results.documents:,} documents",
         },
-        sections=[Section(tables=tables, plots={PLOT: partial(count_plot, results)})],
+        sections=[Section(tables=tables, plots={PLOT: partial(plot_accuracy_by_count, results)})],
         commands=own_command(),
     )
+
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / MENTIONS, "wb") as file:
         file.writelines(map(json_line, mentions))
@@ -268,30 +319,32 @@ def report(
     print_report(tables[:1], sentences, files)
 
 
-def mention_records(
+def build_mention_records(
     scored: Scored, table: EntityTable, others: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, Any]]:
-    """Yields each mention with what the model answers, and whether it and others are right."""
+    """Yields each mention with the answer of the model, and whether each system is right."""
     is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
     answers = zip(scored.aliases.tolist(), scored.answers.tolist(), strict=True)
     for number, (alias, answer) in enumerate(answers):
-        popular = table.candidates(alias)[0][:1].tolist()
+        candidates, _ = table.candidates(alias)
+        most_popular = candidates[:1].tolist()
+        gold = [entity for entity in scored.gold[number].tolist() if entity >= 0]
         yield {
             "sent_idx_unq": int(scored.sentences[number]),
             "mention": int(scored.positions[number]),
             "alias": table.aliases[alias],
-            "gold": [table.ids[one] for one in scored.gold[number].tolist() if one >= 0],
+            "gold": [table.ids[entity] for entity in gold],
             "answer": None if answer < 0 else table.ids[answer],
             "score": None if answer < 0 else round(float(scored.shares[number]), 4),
             "gold_rank": int(scored.rank[number]),
-            "most_popular": table.ids[popular[0]] if popular else None,
+            "most_popular": table.ids[most_popular[0]] if most_popular else None,
             "training_count": int(scored.counts[number]),
             "right": {name: bool(right[number]) for name, right in is_right.items()},
         }
 
 
-def summary(results: Results) -> list[str]:
-    """The result in sentences: the model beside each other system, over all mentions."""
+def summarize(results: Results) -> list[str]:
+    """Returns the result in sentences: the model beside each other system, over all mentions."""
     everything = results.slices[0]
     model = everything.accuracy[MODEL]
     sentences = [
@@ -299,6 +352,7 @@ def summary(results: Results) -> list[str]:
         f"mentions (95% interval {model.low:.1%} to {model.high:.1%}, over "
         f"{results.documents:,} resampled documents)."
     ]
+
     for name, gain in everything.difference.items():
         is_clear = gain.interval.excludes_zero
         distinct = "" if is_clear else ": not distinguishable on these documents"
@@ -311,41 +365,43 @@ def summary(results: Results) -> list[str]:
     return [*sentences, *rough_intervals(results.documents, "documents")]
 
 
-def tables_of(results: Results) -> list[Table]:
-    """All tables of a report."""
-    names = ("mentions", "accuracy", "top5", "popular_accuracy")
-    rows: list[list[Cell]] = [
-        [one.name, *(one.metrics[f"{name}_in_candidates"] for name in names)]
-        for one in results.slices
-    ]
-    columns = [Column("slice"), Column("mentions", COUNT)]
-    columns += [Column(head, _percent) for head in (MODEL, "top 5", POPULAR)]
-    note, title = "In percent of these mentions.", "Mentions whose entity is a candidate"
+def build_tables(results: Results) -> list[Table]:
+    """Builds all tables of a report."""
     return [
-        _accuracy("Accuracy by slice", "slice", results.systems, results.slices),
-        Table(title, note, columns, rows),
-        _accuracy("Accuracy by training count", "count", results.systems, results.by_count),
+        _accuracy_table("Accuracy by slice", "slice", results.systems, results.slices),
+        _in_candidates_table(results.slices),
+        _accuracy_table("Accuracy by training count", "count", results.systems, results.by_count),
     ]
 
 
-def _accuracy(
+def _in_candidates_table(slices: Sequence[SliceResult]) -> Table:
+    metrics = ("mentions", *QUALITIES)
+    rows: list[list[Cell]] = []
+    for result in slices:
+        values = [result.metrics[f"{metric}_in_candidates"] for metric in metrics]
+        rows.append([result.name, *values])
+
+    columns = [
+        Column("slice"),
+        Column("mentions", COUNT),
+        Column(MODEL, _percent),
+        Column("top 5", _percent),
+        Column(POPULAR, _percent),
+    ]
+    title = "Mentions whose entity is a candidate"
+    return Table(title, "In percent of these mentions.", columns, rows)
+
+
+def _accuracy_table(
     title: str, head: str, systems: Sequence[str], slices: Sequence[SliceResult]
 ) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            one.name,
-            one.metrics["mentions"],
-            *(one.accuracy[system] for system in systems),
-            *(one.difference[system] for system in systems[1:]),
-            one.metrics["top5"],
-        ]
-        for one in slices
-    ]
-    note = (
-        "In percent of the mentions; in brackets: 95% intervals, bootstrap over documents. Gain: "
-        "the accuracy of the model minus that of the other system, on the same resamples. Top 5: "
-        "the entity is among the five best candidates of the model."
-    )
+    rows: list[list[Cell]] = []
+    for result in slices:
+        accuracies = [result.accuracy[system] for system in systems]
+        gains = [result.difference[system] for system in systems[1:]]
+        top5 = result.metrics["top5"]
+        rows.append([result.name, result.metrics["mentions"], *accuracies, *gains, top5])
+
     columns = [
         Column(head),
         Column("mentions", COUNT),
@@ -353,6 +409,11 @@ def _accuracy(
         *(Column(f"gain over {system}", _points) for system in systems[1:]),
         Column("top 5", _percent),
     ]
+    note = (
+        "In percent of the mentions; in brackets: 95% intervals, bootstrap over documents. Gain: "
+        "the accuracy of the model minus that of the other system, on the same resamples. Top 5: "
+        "the entity is among the five best candidates of the model."
+    )
     return Table(title, note, columns, rows)
 
 
@@ -365,18 +426,20 @@ def _points(share: float) -> str:
 
 
 @figures.styled
-def count_plot(results: Results) -> Figure:
-    """Accuracy of each system by training count, with 95% intervals."""
+def plot_accuracy_by_count(results: Results) -> Figure:
+    """Plots the accuracy of each system by training count, with 95% intervals."""
     figure, (axes,) = figures.canvas(4.4)
-    places, others = np.arange(len(results.by_count)), len(results.systems) - 1
+    positions = np.arange(len(results.by_count))
+    others = len(results.systems) - 1
     looks = [Look(SERIES[1], "o"), *(look(number + 2) for number in range(others))]
+
     for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
-        shares = [one.accuracy[system] for one in results.by_count]
-        values, low, high = (
-            np.array([getattr(one, part) for one in shares]) for part in ("value", "low", "high")
-        )
+        estimates = [result.accuracy[system] for result in results.by_count]
+        values = np.array([estimate.value for estimate in estimates])
+        low = np.array([estimate.low for estimate in estimates])
+        high = np.array([estimate.high for estimate in estimates])
         axes.errorbar(
-            places + 0.1 * (number - others / 2),
+            positions + 0.1 * (number - others / 2),
             100 * values,
             yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
             marker=style.marker,
@@ -385,8 +448,9 @@ def count_plot(results: Results) -> Figure:
             markersize=5,
             linewidth=2 if system == MODEL else 1.2,
         )
-    names = [f"{one.name}\n({one.metrics['mentions']:,.0f})" for one in results.by_count]
-    axes.set_xticks(places, names)
+
+    names = [f"{result.name}\n({result.metrics['mentions']:,.0f})" for result in results.by_count]
+    axes.set_xticks(positions, names)
     axes.set_xlabel("mentions of the entity in the training data (held-out mentions)")
     axes.set_title("accuracy in %, with 95% intervals", loc="left", color=INK)
     axes.grid(axis="y")

@@ -20,17 +20,17 @@ _BLOCK = 1 << 20  # values that are checked at a time
 
 
 def list_layout(name: str, dtype: str) -> dict[str, str]:
-    """The layout of the lists of a name: the type of their values, and their end offsets."""
+    """Returns the layout of the lists of a name: the type of their values, and their ends."""
     return {name: dtype, f"{name}_ends": "<i8"}
 
 
 def string_layout(name: str) -> dict[str, str]:
-    """The layout of the strings of a name."""
+    """Returns the layout of the strings of a name."""
     return list_layout(name, "|u1")
 
 
 def name_layout(name: str) -> dict[str, str]:
-    """The layout of strings that are found by their hashes."""
+    """Returns the layout of strings that are looked up by their hashes."""
     return {**string_layout(name), f"{name}_hashes": "<u8", f"{name}_order": "<i4"}
 
 
@@ -45,7 +45,7 @@ class Strings:
         return len(self._ends)
 
     def utf8(self, number: int) -> memoryview:
-        """A string as UTF-8."""
+        """Returns a string as UTF-8."""
         return self._text[list_range(self._ends, number)]
 
     def __getitem__(self, number: int) -> str:
@@ -56,9 +56,9 @@ class Strings:
 
 
 class Names(Strings):
-    """Distinct strings that are found by their hashes.
+    """Distinct strings that are looked up by their hashes.
 
-    `NAME_hashes` is sorted; `NAME_order` has the number of the string of each hash.
+    `NAME_hashes` is sorted; `NAME_order` has the number of each hash's string.
     """
 
     def __init__(self, arrays: ArrayFolder[Any], name: str) -> None:
@@ -67,12 +67,13 @@ class Names(Strings):
         self._order = arrays[f"{name}_order"]
 
     def find(self, string: str) -> int:
-        """The number of a string; -1 if it is not there."""
+        """Returns the number of a string; -1 if it is not there."""
         data = string.encode()
-        wanted = np.uint64(xxhash.xxh3_64_intdigest(data))
+        string_hash = np.uint64(xxhash.xxh3_64_intdigest(data))
 
-        position = int(self._hashes.searchsorted(wanted))
-        while position < len(self._hashes) and self._hashes[position] == wanted:
+        # Several strings may have the same hash.
+        position = int(self._hashes.searchsorted(string_hash))
+        while position < len(self._hashes) and self._hashes[position] == string_hash:
             number = int(self._order[position])
             if self.utf8(number) == data:
                 return number
@@ -81,15 +82,16 @@ class Names(Strings):
 
 
 def list_range(ends: np.ndarray, number: int) -> slice:
-    """The range of a number's values among the concatenated values of all numbers."""
-    return slice(int(ends[number - 1]) if number else 0, int(ends[number]))
+    """Returns the range of a number's values among the concatenated values of all numbers."""
+    start = int(ends[number - 1]) if number else 0
+    return slice(start, int(ends[number]))
 
 
 def check_lists(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:
     """Checks the end offsets of lists; returns the number of lists.
 
     Args:
-        count: The number of lists that there must be; None: any.
+        count: The required number of lists; None: any.
 
     Raises:
         DataError: If an end is before the previous one, or beyond the values.
@@ -114,7 +116,7 @@ def check_lists(arrays: ArrayFolder[Any], name: str, count: int | None = None) -
 
 
 def check_strings(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:
-    """Checks strings: their end offsets, and that each is UTF-8; returns the number of strings.
+    """Checks that strings have valid end offsets and are UTF-8; returns the number of strings.
 
     Raises:
         DataError: If they are damaged.
@@ -131,7 +133,7 @@ def check_strings(arrays: ArrayFolder[Any], name: str, count: int | None = None)
     except UnicodeDecodeError as error:
         raise damaged_folder(arrays.folder, f"{name} is not UTF-8: {error}") from error
 
-    # The whole is UTF-8, so each string is if none begins inside a character.
+    # The concatenated text is UTF-8, so each string is UTF-8 if none starts inside a character.
     ends = arrays[f"{name}_ends"]
     starts = ends[ends < len(text)]
     if ((text[starts] & 0xC0) == 0x80).any():
@@ -140,7 +142,7 @@ def check_strings(arrays: ArrayFolder[Any], name: str, count: int | None = None)
 
 
 def check_names(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:
-    """Checks strings that are found by their hashes; returns the number of strings.
+    """Checks strings that are looked up by their hashes; returns the number of strings.
 
     Raises:
         DataError: If they are damaged.
@@ -153,10 +155,10 @@ def check_names(arrays: ArrayFolder[Any], name: str, count: int | None = None) -
 
 
 def check_numbers(arrays: ArrayFolder[Any], name: str, count: int) -> None:
-    """Checks that every value of an array is the number of one of `count` things, from 0.
+    """Checks that every value of an array is in the range from 0 to `count` - 1.
 
     Raises:
-        DataError: If one is not.
+        DataError: If a value is not.
     """
     values = arrays[name]
     if len(values) and not (values.min() >= 0 and values.max() < count):
@@ -170,7 +172,7 @@ def check_length(arrays: ArrayFolder[Any], name: str, length: int) -> None:
     """Checks the length of an array.
 
     Raises:
-        DataError: If it is another.
+        DataError: If it differs.
     """
     if len(arrays[name]) != length:
         raise damaged_folder(

@@ -1,7 +1,7 @@
 """The task: model, stream, loss, evaluation and export; `finish` scores the test set at the end.
 
-Before the first step, all splits are encoded and every evaluation input is checked, so that errors
-in files, slices or the compared model surface at the start.
+Before the first step, all splits are encoded and all inputs of evaluations are checked, so that
+errors in files, slices or the compared model are reported at the start.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import (
     Detector,
     Predictor,
-    given_mentions,
     open_detector,
+    parse_given_mentions,
 )
 from bsmeta.tasks.disambiguation.texts import Row
 from bsmeta.tasks.model_card import write_task_card
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class EntityDisambiguator(Task):
-    """Predicts which of its candidates a mention means."""
+    """Predicts the entity that each mention means, from its candidates."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
@@ -53,26 +53,28 @@ class EntityDisambiguator(Task):
     def build_model(self) -> BiEncoder:
         return models.build_model(self._config, self.data.tokenizer)
 
-    def _order(self, world_size: int) -> SimilarLengths:
+    def _build_order(self, world_size: int) -> SimilarLengths:
         batch_size = BatchPlan.of(self._config, world_size).global_batch
         return SimilarLengths(self.data.train.lengths, batch_size, self._config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
-        check_data(self.data)  # the trainer asks for this first
-        return self._order(world_size).steps_per_epoch
+        check_data(self.data)  # here, because the trainer calls this first
+        return self._build_order(world_size).steps_per_epoch
 
     @cached_property
     def _batches(self) -> TrainingBatches:
         return TrainingBatches(self.data)
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
-        batches, sentences, config = self._batches, self.data.train, self._config
+        config = self._config
+        batches = self._batches
+        sentences = self.data.train
 
         def collate(rows: np.ndarray, epoch: int) -> MicroBatch:
-            return batches.micro_batch(sentences.read(rows), epoch)
+            return batches.build_micro_batch(sentences.read(rows), epoch)
 
         return TableStream(
-            self._order(world_size),
+            self._build_order(world_size),
             collate,
             rank=rank,
             world_size=world_size,
@@ -87,27 +89,32 @@ class EntityDisambiguator(Task):
         )
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes minus the log-probability of the entities that each mention means.
+        """Computes the sum of minus the log-probability of each mention's right entities.
 
-        The probability is over the entities that the mention is compared with; those of several
-        right ones are added. The batch has the inputs of `BiEncoder.forward`, and `targets`, bool
-        [mentions, scores]: the right ones (none: not trained on).
+        The probability is a softmax over the entities that the mention is compared with; the
+        probabilities of several right entities are added.
+
+        Args:
+            batch: The inputs of `BiEncoder.forward`, and `targets`, bool [mentions, scores]: the
+                right entities. A mention without any is not trained on.
         """
-        targets = batch["targets"]
-        scores = model(**{name: batch[name] for name in batch if name != "targets"}).scores.float()
-        is_trained = targets.any(1)
-        scores, targets = scores[is_trained], targets[is_trained]
+        inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
+        all_scores = model(**inputs).scores.float()
+        is_trained = batch["targets"].any(1)
+        scores = all_scores[is_trained]
+        targets = batch["targets"][is_trained]
+
         losses = -scores.log_softmax(1).masked_fill(~targets, -torch.inf).logsumexp(1)
         right = targets.gather(1, scores.detach().argmax(1, keepdim=True)).float()
         parts = {"accuracy": (right.sum(), is_trained.float().sum())}
         return Loss(losses.sum(), parts)
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
-        """Scores the gold mentions of the dev split; [] if there is none."""
+        """Scores the gold mentions of the dev split; returns [] if there is none."""
         if self._dev_rows is None:
             return []
         scored = evaluate.score(self.data, model, self._dev_rows, context)
-        return metrics(scored, self._config, "validation")
+        return build_metrics(scored, self._config, "validation")
 
     @cached_property
     def _dev_rows(self) -> list[Row] | None:
@@ -116,13 +123,20 @@ class EntityDisambiguator(Task):
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split (without one, the dev split), once, with the exported model."""
-        sentences = evaluate.last_split(self.data)
+        sentences = evaluate.open_final_split(self.data)
         if sentences is None:
             return []
+
         exported = models.load_model(context.exported / "model").to(context.device)
-        name, folder = str(context.exported), context.folder / "evaluation"
-        scored = evaluate.score_and_report(self.data, exported, sentences, context, name, folder)
-        return metrics(scored, self._config, "test")
+        scored = evaluate.score_and_report(
+            self.data,
+            exported,
+            sentences,
+            context,
+            checkpoint=str(context.exported),
+            folder=context.folder / "evaluation",
+        )
+        return build_metrics(scored, self._config, "test")
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         assert isinstance(model, BiEncoder)
@@ -148,7 +162,7 @@ class EntityDisambiguator(Task):
 
     def check_record(self, record: Mapping[str, Any]) -> None:
         """Checks the mentions that a record names."""
-        given_mentions(record)
+        parse_given_mentions(record)
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
@@ -157,7 +171,7 @@ class EntityDisambiguator(Task):
         yield from self.predictor(model)(records)
 
     def predictor(self, model: nn.Module) -> Predictor:
-        """Disambiguates with a model, for those who predict more than once."""
+        """Returns a predictor with a model, for more than one call."""
         assert isinstance(model, BiEncoder)
         return Predictor(self.data, model, lambda: self._detector)
 
@@ -167,19 +181,19 @@ class EntityDisambiguator(Task):
         return open_detector(self._config.data_config, data.table, data.prep_dir / "forms")
 
 
-def metrics(scored: report.Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
-    """The metrics of every slice; those of all mentions without a prefix."""
-    found = [Metric("loss", float(np.nanmean(scored.loss)), "min", split)]
-    for name, members in report.slices_of(scored, config.eval_slices).items():
-        prefix = "" if name == ALL_MENTIONS else f"{name}_"
-        for metric, value in report.metrics_of(scored, members).items():
-            is_count = metric.startswith("mentions")
-            found.append(Metric(prefix + metric, value, None if is_count else "max", split))
-    return found
+def build_metrics(scored: report.Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
+    """Computes the metrics of every slice; metrics of all mentions have no prefix."""
+    metrics = [Metric("loss", float(np.nanmean(scored.loss)), "min", split)]
+    for slice_name, members in report.select_slices(scored, config.eval_slices).items():
+        prefix = "" if slice_name == ALL_MENTIONS else f"{slice_name}_"
+        for name, value in report.compute_metrics(scored, members).items():
+            is_count = name.startswith("mentions")
+            metrics.append(Metric(prefix + name, value, None if is_count else "max", split))
+    return metrics
 
 
 def prepare(config: DisambiguationConfig) -> None:
-    """Encodes the sentences of all splits, and what else is computed once for the training."""
+    """Encodes the sentences of all splits, and computes the fixed inputs of the training."""
     release_signals()  # nothing to save: a signal ends the process, and the next call continues
     data = Data(config)
     check_data(data)
@@ -188,46 +202,65 @@ def prepare(config: DisambiguationConfig) -> None:
 
 
 def check_data(data: Data) -> None:
-    """Opens all splits, encoding what is not encoded yet; every process calls it.
+    """Opens all splits, encoding those that are not encoded yet; every process calls it.
 
     Raises:
         DataError: If lines are invalid, or a held-out split has no gold mention.
-        ConfigurationError: If a store is stale, or there is no such slice, metric or model.
+        ConfigurationError: If a store is stale, or a configured slice, metric or model does not
+            exist.
     """
     config = data.config
     splits = {name: data.split(name) for name in SPLITS}
-    held_out = [found for name, found in splits.items() if found is not None and name != "train"]
-    own = sorted({name for sentences in held_out for name in sentences.facts["slices"]})
-    for name in {*own} & {*report.BUILT_IN}:
+    held_out = []
+    line_slices: set[str] = set()
+    for name, sentences in splits.items():
+        if sentences is not None and name != "train":
+            held_out.append(sentences)
+            line_slices |= {*sentences.facts["slices"]}
+
+    for name in line_slices & {*report.BUILT_IN}:
         log.warning(
-            "the lines define the slice %s, too; theirs is %s", name, report.name_of_own(name)
+            "the lines define the slice %s, too; theirs is %s", name, report.rename_line_slice(name)
         )
+    _check_slices(config, sorted(line_slices))
+    if held_out:
+        _check_best_metric(config, sorted(line_slices))
+
+    for sentences in held_out:
+        sentences.gold()
+    final_split = splits["test"] or splits["dev"]
+    if config.compare_with is not None and final_split is not None:
+        _, compared_data = evaluate.open_compared_data(config)
+        compared_data.open_file(final_split.path)
+
+
+def _check_slices(config: DisambiguationConfig, line_slices: list[str]) -> None:
+    """Raises ConfigurationError if `eval_slices` has an unknown name."""
+    available = [*dict.fromkeys([*report.BUILT_IN, *line_slices])]
     for name in config.eval_slices or []:
-        known = [*dict.fromkeys([*report.BUILT_IN, *own])]
-        if name not in known:
+        if name not in available:
             raise ConfigurationError(
-                f"eval_slices: there is no slice {name!r}{nearest(name, known)}; expected some of "
-                f"{', '.join(known)}",
+                f"eval_slices: there is no slice {name!r}{nearest(name, available)}; expected some "
+                f"of {', '.join(available)}",
                 ["eval_slices"],
             )
-    names = [*_metric_names(config, own)]
-    if config.keep_best_by is not None and held_out and config.keep_best_by not in names:
+
+
+def _check_best_metric(config: DisambiguationConfig, line_slices: list[str]) -> None:
+    """Raises ConfigurationError if `keep_best_by` is no metric of the evaluations."""
+    names = [*_list_metric_names(config, line_slices)]
+    if config.keep_best_by is not None and config.keep_best_by not in names:
         raise ConfigurationError(
             f"keep_best_by={config.keep_best_by}: evaluations have no such metric"
             f"{nearest(config.keep_best_by, names)}; expected one of {', '.join(names)}",
             ["keep_best_by"],
         )
-    for sentences in held_out:
-        sentences.gold()
-    last = splits["test"] or splits["dev"]
-    if config.compare_with is not None and last is not None:
-        evaluate.compared_data(config)[1].other(last.path)
 
 
-def _metric_names(config: DisambiguationConfig, own: list[str]) -> Iterator[str]:
-    """The metrics that can say which checkpoint is the best."""
+def _list_metric_names(config: DisambiguationConfig, line_slices: list[str]) -> Iterator[str]:
+    """Yields the metrics that can select the best checkpoint."""
     yield "loss"
-    for name in (*report.BUILT_IN, *map(report.name_of_own, own)):
+    for name in (*report.BUILT_IN, *map(report.rename_line_slice, line_slices)):
         if report.is_reported(name, config.eval_slices):
             prefix = "" if name == ALL_MENTIONS else f"{name}_"
             for quality in report.QUALITIES:

@@ -1,4 +1,4 @@
-"""The inputs of the two encoders: texts of entities, and rows of sentences or windows in them.
+"""The inputs of the two encoders: texts of entities, and sentences or windows with mentions.
 
 The text of an entity is `title [ent_type] types [ent_kg] relations [ent_desc] description`, as in
 Bootleg 1.1: the title without its parenthesis, and each part only if the entity has it.
@@ -21,15 +21,16 @@ from bsmeta.data.text.tokenizer import padded_tokenizer_of, special_tokens
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
-START, END = "[ent_start]", "[ent_end]"
+MENTION_START = "[ent_start]"
+MENTION_END = "[ent_end]"
 MARKERS = {"types": "[ent_type]", "relations": "[ent_kg]", "description": "[ent_desc]"}
-SPECIAL_TOKENS = (START, END, *MARKERS.values())
+SPECIAL_TOKENS = (MENTION_START, MENTION_END, *MARKERS.values())
 _PARENTHESIS = re.compile(r"(?<!\s)\s*+\([^()]*\)\s*$")
 _CACHED_TEXTS = 1 << 17
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub name, with the special tokens of the task.
+    """Loads the tokenizer of a folder or Hub name, and adds the special tokens of the task.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
@@ -42,9 +43,15 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 class EntityTexts:
-    """The tokens of the texts of entities: some parts of `ENTITY_TEXT`, and at most `max_length`.
+    """The tokenized texts of entities.
 
-    `settings` is what of the configuration determines the tokens, `count` the number of entities.
+    Args:
+        parts: The parts of `ENTITY_TEXT` that a text has.
+        max_length: The most tokens of a text, with the special ones.
+
+    Attributes:
+        settings: The settings that determine the tokens, besides the table and the tokenizer.
+        count: Number of entities.
     """
 
     def __init__(
@@ -58,59 +65,76 @@ class EntityTexts:
         self.count = len(table)
         self.max_length = max_length
         self.tokenizer = tokenizer
+
         self._table = table
         self._parts = [part for part in ENTITY_TEXT if part in parts]
-        self._before, self._after = special_tokens(tokenizer)
-        self._room = max_length - len(self._before) - len(self._after)
+        self._prefix, self._suffix = special_tokens(tokenizer)
+        self._max_text_tokens = max_length - len(self._prefix) - len(self._suffix)
         self._markers = {
-            name: tokenizer.convert_tokens_to_ids(marker) for name, marker in MARKERS.items()
+            part: tokenizer.convert_tokens_to_ids(marker) for part, marker in MARKERS.items()
         }
-        self._cached = lru_cache(_CACHED_TEXTS)(self._encode)
+        self._cached_encode = lru_cache(_CACHED_TEXTS)(self._encode)
 
     def text(self, entity: int) -> str:
-        """The text of an entity, without its special tokens: what determines its tokens."""
-        return "\n".join(f"{name}: {text}" for name, text in self._texts(entity).items())
+        """Returns the text of an entity, without special tokens; it determines the tokens."""
+        parts = self._render_parts(entity)
+        return "\n".join(f"{part}: {text}" for part, text in parts.items())
 
     def tokens(self, entity: int, is_masked: bool = False) -> list[int]:
-        """The tokens of an entity's text; the mask may replace each token of the title."""
-        title, rest = self._cached(entity)
+        """Returns the tokens of an entity's text; `is_masked` masks each token of the title."""
+        title, other_parts = self._cached_encode(entity)
         if is_masked:
             title = [self.tokenizer.mask_token_id] * len(title)
-        return [*self._before, *[*title, *rest][: self._room], *self._after]
 
-    def tensors(
+        text = [*title, *other_parts][: self._max_text_tokens]
+        return [*self._prefix, *text, *self._suffix]
+
+    def build_tensors(
         self, entities: np.ndarray, is_masked: np.ndarray
     ) -> tuple[dict[str, torch.Tensor], int]:
-        """`entity_ids` and `entity_mask`, int64 [entities, tokens], and how many tokens there are.
+        """Builds `entity_ids` and `entity_mask`, int64 [entities, tokens].
 
-        `is_masked`, bool [entities], says whose titles are masked.
+        Args:
+            is_masked: bool [entities]: which titles are masked.
+
+        Returns:
+            The tensors, and the number of tokens without padding.
         """
-        pairs = zip(entities.tolist(), is_masked.tolist(), strict=True)
-        tokens = [self.tokens(entity, masked) for entity, masked in pairs]
-        lengths = [len(own) for own in tokens]
-        return {
-            "entity_ids": torch.from_numpy(pad(tokens, self.tokenizer.pad_token_id)),
-            "entity_mask": torch.from_numpy(mask_of(lengths)),
-        }, sum(lengths)
+        tokens = [
+            self.tokens(entity, has_masked_title)
+            for entity, has_masked_title in zip(entities.tolist(), is_masked.tolist(), strict=True)
+        ]
+        lengths = [len(text) for text in tokens]
+
+        tensors = {
+            "entity_ids": torch.from_numpy(pad_sequences(tokens, self.tokenizer.pad_token_id)),
+            "entity_mask": torch.from_numpy(build_attention_mask(lengths)),
+        }
+        return tensors, sum(lengths)
 
     def _encode(self, entity: int) -> tuple[list[int], list[int]]:
-        """The tokens of the title, and those of the other parts."""
-        texts = self._texts(entity)
+        """Tokenizes the title, and all other parts with their markers."""
+        texts = self._render_parts(entity)
         if not texts:
             return [], []
+
         encoded = self.tokenizer(
             [*texts.values()], add_special_tokens=False, split_special_tokens=True
         )["input_ids"]
-        tokens = dict(zip(texts, encoded, strict=True))
-        title = tokens.pop("title", [])
-        rest = [token for name, own in tokens.items() for token in (self._markers[name], *own)]
-        return title, rest
+        tokens_by_part = dict(zip(texts, encoded, strict=True))
 
-    def _texts(self, entity: int) -> dict[str, str]:
-        texts = {part: self._part(part, entity) for part in self._parts}
+        title = tokens_by_part.pop("title", [])
+        other_parts = []
+        for part, tokens in tokens_by_part.items():
+            other_parts += [self._markers[part], *tokens]
+        return title, other_parts
+
+    def _render_parts(self, entity: int) -> dict[str, str]:
+        """Renders the parts that the entity has, by name."""
+        texts = {part: self._render_part(part, entity) for part in self._parts}
         return {part: text for part, text in texts.items() if text}
 
-    def _part(self, part: str, entity: int) -> str:
+    def _render_part(self, part: str, entity: int) -> str:
         table = self._table
         if part == "title":
             return _PARENTHESIS.sub("", table.titles[entity])
@@ -122,24 +146,29 @@ class EntityTexts:
         return table.descriptions[entity]
 
 
-def window(
+def cut_window(
     tokens: np.ndarray, start: int, end: int, markers: tuple[int, int], length: int
 ) -> np.ndarray:
-    """The tokens around a mention, with a marker before and after it.
+    """Returns a mention with a marker before and after it, and the tokens around it.
 
-    It has at most `length` tokens, with the markers. The mention keeps at most half of them; the
-    context before and after it is as long as the sentence and the window allow.
+    The window has at most `length` tokens, including the markers. The mention takes at most half
+    of them; its context is as long as sentence and window allow, and balanced where possible.
     """
     end = min(end, start + max(1, length // 2 - 2))
     room = length - (end - start) - 2
+
     before = min(start, room - min(room // 2, len(tokens) - end))
     after = min(len(tokens) - end, room - before)
-    context = tokens[start - before : start], tokens[end : end + after]
-    return np.concatenate([context[0], markers[:1], tokens[start:end], markers[1:], context[1]])
+
+    left_context = tokens[start - before : start]
+    right_context = tokens[end : end + after]
+    return np.concatenate(
+        [left_context, markers[:1], tokens[start:end], markers[1:], right_context]
+    )
 
 
-def pad(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -> np.ndarray:
-    """The sequences as int64 [sequences, longest], padded at the end."""
+def pad_sequences(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -> np.ndarray:
+    """Returns the sequences as int64 [sequences, longest], padded at the end."""
     longest = max(map(len, sequences), default=0)
     padded = np.full((len(sequences), longest), value, np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
@@ -147,94 +176,126 @@ def pad(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -> np.ndarr
     return padded
 
 
-def mask_of(lengths: Sequence[int]) -> np.ndarray:
-    """The attention mask of padded sequences, int64 [sequences, longest]."""
-    places = np.arange(max(lengths, default=0))
-    return (places[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
+def build_attention_mask(lengths: Sequence[int]) -> np.ndarray:
+    """Returns the attention mask of padded sequences, int64 [sequences, longest]."""
+    positions = np.arange(max(lengths, default=0))
+    return (positions[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 
 
 class Limits(NamedTuple):
-    """What a row may hold: mentions, words, and tokens without special ones, at most."""
+    """The largest size of a row."""
 
     mentions: int
     words: int
-    tokens: int
+    tokens: int  # without special ones
 
 
 class Chunk(NamedTuple):
-    """A row of a sentence: its tokens, and the numbers of its mentions in the order of the text."""
+    """A row of a sentence: its token range, and the indices of its mentions in text order."""
 
     start: int
     end: int
     mentions: list[int]
 
 
-def overlapping(spans: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The range of parts (tokens or words) that each span overlaps; both in characters, [n, 2].
+def find_overlaps(spans: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Finds the range of parts (tokens or words) that each span overlaps.
 
-    Starts and ends of the parts do not fall. A range is not ascending where a span has none.
+    Args:
+        spans: int [spans, 2], in characters.
+        parts: int [parts, 2], in characters; neither starts nor ends decrease.
+
+    Returns:
+        int [spans, 2]: first part and end of the range, which do not ascend if no part overlaps.
     """
     first = np.searchsorted(parts[:, 1], spans[:, 0], side="right")
-    after = np.searchsorted(parts[:, 0], spans[:, 1], side="left")
-    return np.stack([first, after], axis=1)
+    end = np.searchsorted(parts[:, 0], spans[:, 1], side="left")
+    return np.stack([first, end], axis=1)
 
 
-def divide(
+def divide_sentence(
     mentions: np.ndarray, words: np.ndarray, tokens: np.ndarray, limits: Limits
 ) -> tuple[list[Chunk], int]:
-    """The rows of a sentence: not too many mentions, words or tokens, and each mention in one row.
+    """Divides a sentence into rows within the limits, with each mention in exactly one row.
 
-    A sentence that has only too many mentions becomes several rows of its whole text, each with
-    some of the mentions; of a long sentence, a row has the words around its mentions.
+    A short sentence with too many mentions becomes several rows of its whole text, each with some
+    of the mentions. A row of a long sentence has the words around its mentions.
 
-    Mentions, words and tokens are the characters of each, int [n, 2]. Also returns the number of
-    mentions that no row can hold: longer than a row, or without a token.
+    Args:
+        mentions, words, tokens: int [n, 2], in characters.
+
+    Returns:
+        The rows, and the number of mentions that no row can hold: those longer than a row, and
+        those without a token.
     """
-    in_words, in_tokens = overlapping(mentions, words), overlapping(mentions, tokens)
+    in_words = find_overlaps(mentions, words)
+    in_tokens = find_overlaps(mentions, tokens)
+
     lengths = in_tokens[:, 1] - in_tokens[:, 0]
     fits = (lengths > 0) & (lengths <= limits.tokens)
     fits &= in_words[:, 1] - in_words[:, 0] <= limits.words
-    order = [int(i) for i in np.lexsort((mentions[:, 1], mentions[:, 0])) if fits[i]]
+    text_order = np.lexsort((mentions[:, 1], mentions[:, 0]))
+    fitting = [int(mention) for mention in text_order if fits[mention]]
+
     chunks = []
-    for group in _groups(order, in_words, in_tokens, limits):
-        first, last = in_words[group, 0].min(), in_words[group, 1].max()
-        first, after = widen(int(first), int(last), 0, len(words), limits.words)
-        around = np.array([[words[first, 0], words[after - 1, 1]]])
-        low, high = overlapping(around, tokens)[0].tolist()
-        first, last = in_tokens[group, 0].min(), in_tokens[group, 1].max()
-        chunks.append(Chunk(*widen(int(first), int(last), low, high, limits.tokens), group))
-    return chunks, len(mentions) - len(order)
+    for group in _group_mentions(fitting, in_words, in_tokens, limits):
+        # Widen to as many words as a row may have, then find the tokens that these words allow.
+        first_word = int(in_words[group, 0].min())
+        end_word = int(in_words[group, 1].max())
+        first_word, end_word = widen_range(first_word, end_word, 0, len(words), limits.words)
+        characters = np.array([[words[first_word, 0], words[end_word - 1, 1]]])
+        low, high = find_overlaps(characters, tokens)[0].tolist()
+
+        start = int(in_tokens[group, 0].min())
+        end = int(in_tokens[group, 1].max())
+        start, end = widen_range(start, end, low, high, limits.tokens)
+        chunks.append(Chunk(start, end, group))
+
+    return chunks, len(mentions) - len(fitting)
 
 
-def _groups(
-    order: Sequence[int], in_words: np.ndarray, in_tokens: np.ndarray, limits: Limits
+def _group_mentions(
+    mentions: Sequence[int], in_words: np.ndarray, in_tokens: np.ndarray, limits: Limits
 ) -> list[list[int]]:
-    """Groups of consecutive mentions of about equal size, each of which fits into a row."""
-    if not order:
+    """Groups consecutive mentions into groups of similar size that each fit into a row."""
+    if not mentions:
         return []
-    least = -(-len(order) // limits.mentions)
-    size = -(-len(order) // least)
-    words, tokens = in_words.tolist(), in_tokens.tolist()  # arrays are slow one by one
+
+    min_groups = -(-len(mentions) // limits.mentions)
+    group_size = -(-len(mentions) // min_groups)
+
+    # As lists, because reading single values of arrays is slow.
+    word_ranges = in_words.tolist()
+    token_ranges = in_tokens.tolist()
+
     groups: list[list[int]] = []
-    last_word = last_token = 0
-    for mention in order:
-        last_word = max(last_word, words[mention][1])
-        last_token = max(last_token, tokens[mention][1])
+    group_first_word = 0
+    group_first_token = 0
+    group_end_word = 0
+    group_end_token = 0
+    for mention in mentions:
+        first_word, end_word = word_ranges[mention]
+        first_token, end_token = token_ranges[mention]
+        group_end_word = max(group_end_word, end_word)
+        group_end_token = max(group_end_token, end_token)
         if (
             groups
-            and len(groups[-1]) < size
-            and last_word - words[groups[-1][0]][0] <= limits.words
-            and last_token - tokens[groups[-1][0]][0] <= limits.tokens
+            and len(groups[-1]) < group_size
+            and group_end_word - group_first_word <= limits.words
+            and group_end_token - group_first_token <= limits.tokens
         ):
             groups[-1].append(mention)
         else:
             groups.append([mention])
-            last_word, last_token = words[mention][1], tokens[mention][1]
+            group_first_word = first_word
+            group_first_token = first_token
+            group_end_word = end_word
+            group_end_token = end_token
     return groups
 
 
-def widen(start: int, end: int, low: int, high: int, size: int) -> tuple[int, int]:
-    """The range around another, of `size` if low to high has room; as much before as after it."""
+def widen_range(start: int, end: int, low: int, high: int, size: int) -> tuple[int, int]:
+    """Widens a range to `size`, equally on both sides where possible, within `low` to `high`."""
     spare = size - (end - start)
     after = min(high - end, spare - min(start - low, spare // 2))
     before = min(start - low, spare - after)
@@ -243,7 +304,7 @@ def widen(start: int, end: int, low: int, high: int, size: int) -> tuple[int, in
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the store: a sentence, or a part of one; its arrays are int64 [mentions]."""
+    """A row of the store: a sentence or a part of one; arrays are int64 [mentions] if not noted."""
 
     number: int  # in the store
     sentence: int
@@ -252,78 +313,101 @@ class Row:
     starts: np.ndarray  # in tokens
     ends: np.ndarray
     aliases: np.ndarray  # numbers in the table
-    entities: np.ndarray  # int64 [mentions, most of one]: those that it means; -1 for no more
-    is_gold: np.ndarray  # bool; false for weak labels
+    entities: np.ndarray  # int64 [mentions, most entities of a mention]: the meanings; -1 pads
+    is_gold: np.ndarray  # bool; False for weak labels
     positions: np.ndarray  # in the line
-    slices: list[tuple[str, ...]]  # the line's own slices that each mention is in
+    slices: list[tuple[str, ...]]  # for each mention, the slices that its line puts it in
 
 
 class Mentions:
-    """The mentions of some rows, one after the other, with the places of their rows; see `Row`."""
+    """The concatenated mentions of some rows, with the index of the row of each; see `Row`."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         counts = [len(row.aliases) for row in rows]
         self.rows = np.repeat(np.arange(len(rows)), counts)
         self.sentences = np.repeat(np.array([row.sentence for row in rows], np.int64), counts)
         self.documents = np.repeat(np.array([row.document for row in rows], np.int64), counts)
+
         self.positions = np.concatenate([row.positions for row in rows])
         self.aliases = np.concatenate([row.aliases for row in rows])
-        self.entities = pad([own[own >= 0] for row in rows for own in row.entities], -1)
+
+        meanings: list[np.ndarray] = []
+        for row in rows:
+            meanings += [entities[entities >= 0] for entities in row.entities]
+        self.entities = pad_sequences(meanings, -1)
 
 
 class MentionTexts:
-    """Makes the inputs of the encoder of mentions."""
+    """Builds the inputs of the encoder of mentions."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DisambiguationConfig) -> None:
         data = config.data_config
         self._tokenizer = tokenizer
         self._in_windows = data.mention_encoding == "window"
         self._is_mean = config.pooling == "mean"
-        self._before, self._after = special_tokens(tokenizer)
-        self._room = data.window_length - len(self._before) - len(self._after)
-        self._markers = tuple(tokenizer.convert_tokens_to_ids([START, END]))
+        self._prefix, self._suffix = special_tokens(tokenizer)
+        self._max_window_tokens = data.window_length - len(self._prefix) - len(self._suffix)
+        self._markers = tuple(tokenizer.convert_tokens_to_ids([MENTION_START, MENTION_END]))
 
-    def tensors(
+    def build_tensors(
         self, rows: Sequence[Row], masked: Sequence[np.ndarray] | None = None
     ) -> tuple[dict[str, torch.Tensor], int]:
-        """The inputs for the mentions of some rows, and how many tokens they have.
+        """Builds the inputs for the mentions of some rows.
 
-        They are `input_ids`, `attention_mask` (int64 [texts, tokens]) and `mention_tokens` (int64
-        [mentions, most tokens of one], places in the flattened texts). `masked` says which mentions
-        are masked, bool [mentions] of each row; None: none.
+        Args:
+            masked: For each row, bool [mentions]: which mentions are masked; None: none.
+
+        Returns:
+            `input_ids` and `attention_mask`, int64 [texts, tokens], and `mention_tokens`, int64
+            [mentions, most tokens of a mention], indices in the flattened texts; and the number of
+            tokens without padding.
         """
         texts: list[list[int]] = []
-        places: list[tuple[int, range]] = []  # of each mention: its text, and the tokens there
+        mention_texts: list[int] = []  # for each mention, the index of its text
+        mention_ranges: list[range] = []  # for each mention, its tokens in that text
+
         for number, row in enumerate(rows):
             is_masked = np.zeros(len(row.aliases), bool) if masked is None else masked[number]
             spans = [*zip(row.starts.tolist(), row.ends.tolist(), strict=True)]
-            if not self._in_windows:
-                shift = len(self._before)
-                places += [(len(texts), range(start + shift, end + shift)) for start, end in spans]
-                texts.append(self._text(row.tokens, compress(spans, is_masked)))
-                continue
-            for span, mask in zip(spans, is_masked.tolist(), strict=True):
-                texts.append(self._text(row.tokens, [span] * mask, span))
-                places.append((len(texts) - 1, range(len(texts[-1]) if self._is_mean else 1)))
-        ids = pad(texts, self._tokenizer.pad_token_id)
-        lengths = [len(text) for text in texts]
-        found = pad([np.asarray(own) + text * ids.shape[1] for text, own in places], -1)
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(mask_of(lengths)),
-            "mention_tokens": torch.from_numpy(found),
-        }, sum(lengths)
 
-    def _text(
+            if not self._in_windows:
+                shift = len(self._prefix)
+                mention_texts += [len(texts)] * len(spans)
+                mention_ranges += [range(start + shift, end + shift) for start, end in spans]
+                texts.append(self._build_text(row.tokens, compress(spans, is_masked)))
+                continue
+
+            for span, mask in zip(spans, is_masked.tolist(), strict=True):
+                text = self._build_text(row.tokens, [span] * mask, span)
+                mention_texts.append(len(texts))
+                mention_ranges.append(range(len(text) if self._is_mean else 1))
+                texts.append(text)
+
+        ids = pad_sequences(texts, self._tokenizer.pad_token_id)
+        lengths = [len(text) for text in texts]
+        mention_tokens = [
+            np.asarray(tokens) + text * ids.shape[1]
+            for text, tokens in zip(mention_texts, mention_ranges, strict=True)
+        ]
+
+        tensors = {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(build_attention_mask(lengths)),
+            "mention_tokens": torch.from_numpy(pad_sequences(mention_tokens, -1)),
+        }
+        return tensors, sum(lengths)
+
+    def _build_text(
         self,
         tokens: np.ndarray,
-        masked: Iterable[tuple[int, int]],
-        around: tuple[int, int] | None = None,
+        masked_spans: Iterable[tuple[int, int]],
+        window_span: tuple[int, int] | None = None,
     ) -> list[int]:
-        """A sentence with its masked spans, or the window around one, with special tokens."""
+        """Masks spans of a sentence, cuts the window around a span, and adds special tokens."""
         tokens = tokens.copy()
-        for start, end in masked:
+        for start, end in masked_spans:
             tokens[start:end] = self._tokenizer.mask_token_id
-        if around is not None:
-            tokens = window(tokens, *around, self._markers, self._room)
-        return [*self._before, *tokens.tolist(), *self._after]
+
+        if window_span is not None:
+            tokens = cut_window(tokens, *window_span, self._markers, self._max_window_tokens)
+        return [*self._prefix, *tokens.tolist(), *self._suffix]

@@ -39,7 +39,7 @@ def rows_of(task: EntityDisambiguator, count: int = 4) -> list[Row]:
 
 def test_an_entity_is_encoded_once_however_many_mentions_it_is_a_candidate_of(make: Make) -> None:
     task = make()
-    batch = task._batches.micro_batch(rows_of(task, 30), 0)
+    batch = task._batches.build_micro_batch(rows_of(task, 30), 0)
     assert len(batch.tensors["targets"]) == 60 == batch.weight == batch.counts["mentions"]
     assert len(batch.tensors["entity_ids"]) == batch.counts["entities"] == 13  # all there are
     assert batch.counts["weak_labels"] == 12
@@ -50,7 +50,7 @@ def test_an_entity_is_encoded_once_however_many_mentions_it_is_a_candidate_of(ma
 
 def test_own_candidates_only(make: Make) -> None:
     task = make(negatives="own")
-    tensors = task._batches.micro_batch(rows_of(task, 30), 0).tensors
+    tensors = task._batches.build_micro_batch(rows_of(task, 30), 0).tensors
     counts = {2, 3}  # `bank` has three candidates
     assert {*tensors["allowed"].sum(1).tolist()} == counts
     assert tensors["targets"].sum(1).tolist() == [1] * 60
@@ -63,7 +63,7 @@ def test_a_mention_without_its_entity_among_the_candidates(make: Make) -> None:
         row = rows_of(task, 1)[0]
         wrong = {"bank": "seal-river"}.get(task.data.table.aliases[row.aliases[0]], "bank-river")
         row = replace(row, entities=np.array([[task.data.table.ids.find(wrong)]]))
-        batch = task._batches.micro_batch([row], 0)
+        batch = task._batches.build_micro_batch([row], 0)
         return batch.tensors["targets"][0].tolist(), batch.weight
 
     alone, weight = target(train_in_candidates=True)
@@ -78,7 +78,7 @@ def test_a_mention_may_have_several_entities(make: Make) -> None:
     word = data.table.aliases[row.aliases[0]]
     both = np.array([[data.table.ids.find(f"{word}-river"), data.table.ids.find(f"{word}-money")]])
     row = replace(row, entities=both)
-    batch = task._batches.micro_batch([row], 0).tensors
+    batch = task._batches.build_micro_batch([row], 0).tensors
     assert batch["targets"].sum().item() == 2
     assert (batch["allowed"] | ~batch["targets"]).all()
 
@@ -98,7 +98,7 @@ def test_masks_follow_from_seed_epoch_and_row_only(make: Make) -> None:
     mask = task.data.tokenizer.mask_token_id
 
     def masked(chosen: list[Row], epoch: int) -> list[list[int]]:
-        tensors = batches.micro_batch(chosen, epoch).tensors
+        tensors = batches.build_micro_batch(chosen, epoch).tensors
         places = tensors["mention_tokens"][:, 0]
         return (tensors["input_ids"].flatten()[places] == mask).tolist()
 
@@ -112,7 +112,7 @@ def test_masks_follow_from_seed_epoch_and_row_only(make: Make) -> None:
 
 def test_a_masked_title_is_another_text_of_the_same_entity(make: Make) -> None:
     task = make(mask_rarest=0.5, mask_most_frequent=0.5)
-    batch = task._batches.micro_batch(rows_of(task, 60), 0).tensors
+    batch = task._batches.build_micro_batch(rows_of(task, 60), 0).tensors
     assert len(batch["entity_ids"]) == 26  # each entity with and without its title
     assert batch["allowed"].sum(1).tolist() == [25] * 120  # not the other text of its own entity
     assert (batch["allowed"] | ~batch["targets"]).all()
@@ -131,7 +131,7 @@ def test_popular_entities_are_masked_more_often(make: Make) -> None:
 def test_sentences_and_windows_point_at_the_mention(make: Make) -> None:
     for encoding, texts in (("sentence", 3), ("window", 6)):
         task = make(mention_encoding=encoding, pooling="first")
-        tensors = task._batches.micro_batch(rows_of(task, 3), 0).tensors
+        tensors = task._batches.build_micro_batch(rows_of(task, 3), 0).tensors
         assert len(tensors["input_ids"]) == texts
         first = tensors["input_ids"].flatten()[tensors["mention_tokens"][:, 0]]
         words = task.data.tokenizer.convert_ids_to_tokens(first.tolist())

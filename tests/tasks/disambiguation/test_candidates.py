@@ -9,8 +9,8 @@ import pytest
 
 from bsmeta.tasks.disambiguation.data import (
     DocumentCounts,
-    candidates_of,
-    percentiles,
+    find_candidates,
+    popularity_percentiles,
 )
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
@@ -27,12 +27,12 @@ def numbers(table: EntityTable, *ids: str) -> np.ndarray:
 def test_candidates_of_mentions(table: EntityTable) -> None:
     bank, bass = table.aliases.find("bank"), table.aliases.find("bass")
     gold = numbers(table, "bank-money", "bank-river", "seal-river")
-    found = candidates_of(table, [bank, bass, -1], gold)
+    found = find_candidates(table, [bank, bass, -1], gold)
     ids = [[table.ids[e] if e >= 0 else None for e in row] for row in found.entities]
     assert ids == [
         ["bank-river", "bank-money", "unseen"], ["bass-river", "bass-money", None], [None] * 3,
     ]  # fmt: skip
-    assert found.place.tolist() == [1, -1, -1]
+    assert found.gold_position.tolist() == [1, -1, -1]
     # Scores 10, 9 and 1, each with 0.1 added.
     assert found.prior[0, :, 0] == pytest.approx(np.log(np.array([10.1, 9.1, 1.1]) / 20.3))
     assert found.prior[0, :, 1] == pytest.approx(-np.log([1, 2, 3]))
@@ -45,7 +45,7 @@ def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
     counts = DocumentCounts(
         np.array([7, 7, 7, 8]), np.array([bank] * 4), np.array([river, river, money, money])
     )
-    found = candidates_of(
+    found = find_candidates(
         table,
         [bank, bank, bank],
         np.array([[river], [money], [money]]),
@@ -62,14 +62,14 @@ def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
 def test_fewer_candidates_keep_the_entity_of_the_mention(table: EntityTable) -> None:
     bank = table.aliases.find("bank")
     gold = numbers(table, "unseen", "bank-river", "bass-river")
-    found = candidates_of(table, [bank] * 3, gold).first(2)
+    found = find_candidates(table, [bank] * 3, gold).limit(2)
     ids = [[table.ids[entity] for entity in row] for row in found.entities]
     assert ids == [
         ["bank-river", "unseen"],
         ["bank-river", "bank-money"],
         ["bank-river", "bank-money"],
     ]
-    assert found.place.tolist() == [1, 0, -1]
+    assert found.gold_position.tolist() == [1, 0, -1]
     assert np.exp(found.prior[0, :, 0]) == pytest.approx(np.array([10.1, 1.1]) / 20.3)
 
 
@@ -77,16 +77,16 @@ def test_several_entities_of_a_mention(table: EntityTable) -> None:
     bank, bass = table.aliases.find("bank"), table.aliases.find("bass")
     pairs = numbers(table, "unseen", "bank-money").T
     alone = np.array([[table.ids.find("seal-river"), -1]])
-    found = candidates_of(table, [bank, bass], np.concatenate([pairs, alone]))
+    found = find_candidates(table, [bank, bass], np.concatenate([pairs, alone]))
     assert found.is_gold.tolist() == [[False, True, True], [False, False, False]]
-    assert found.place.tolist() == [1, -1]
-    few = found.first(2)  # both entities, without the most popular candidate
+    assert found.gold_position.tolist() == [1, -1]
+    few = found.limit(2)  # both entities, without the most popular candidate
     assert few.entities[0].tolist() == [table.ids.find("bank-money"), table.ids.find("unseen")]
     assert few.is_gold.tolist() == [[True, True], [False, False]]
-    assert found.first(1).entities[0].tolist() == [table.ids.find("bank-money")]
+    assert found.limit(1).entities[0].tolist() == [table.ids.find("bank-money")]
 
 
 def test_percentiles_of_the_entities_in_the_training_data() -> None:
     counts = np.array([0, 1, 2, 3, 3, 0])
-    assert percentiles(counts) == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 0])
-    assert percentiles(np.zeros(2, np.int64)).tolist() == [0, 0]
+    assert popularity_percentiles(counts) == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 0])
+    assert popularity_percentiles(np.zeros(2, np.int64)).tolist() == [0, 0]

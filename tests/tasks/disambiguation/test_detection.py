@@ -16,7 +16,7 @@ from bsmeta.tasks.disambiguation import predict
 from bsmeta.tasks.disambiguation.array_folder import MANIFEST
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.predict import Detector, open_detector, word_edges
+from bsmeta.tasks.disambiguation.predict import Detector, find_word_edges, open_detector
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
 from tests.tasks.disambiguation.test_entities import write
 
@@ -140,7 +140,7 @@ def test_counts_of_an_earlier_version_are_made_again_or_refused(tmp_path: Path) 
 
 
 def test_combining_characters_belong_to_their_words() -> None:
-    assert word_edges("a\u0302b x\u0304, हिन्दी") == [0, 3, 4, 6, 8, 14]
+    assert find_word_edges("a\u0302b x\u0304, हिन्दी") == [0, 3, 4, 6, 8, 14]
 
 
 def test_aliases_are_detected_in_any_case_composition_and_white_space(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.model import (
     BiEncoder,
-    after_states,
+    average_tokens,
     build_model,
     load_model,
-    mean_of_tokens,
+    run_first_layers,
+    run_last_layers,
     save_model,
-    states_before,
 )
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS, load_tokenizer
 from tests.tasks.disambiguation.helpers import write_encoder
@@ -57,7 +57,7 @@ def inputs(mentions: int = 2, entities: int = 3) -> dict[str, torch.Tensor]:
 
 def test_the_vector_of_a_mention_is_the_mean_of_its_tokens() -> None:
     hidden = torch.arange(12.0).reshape(2, 3, 2)
-    found = mean_of_tokens(hidden, torch.tensor([[0, 2], [4, -1]]))
+    found = average_tokens(hidden, torch.tensor([[0, 2], [4, -1]]))
     assert found.tolist() == [[2.0, 3.0], [8.0, 9.0]]
 
 
@@ -202,7 +202,7 @@ def deep(tmp_path: Path) -> Path:
 def with_states(model: BiEncoder) -> dict[str, torch.Tensor]:
     given = inputs()
     with torch.no_grad():
-        states = model.entity_states(given.pop("entity_ids"), given["entity_mask"])
+        states = model.compute_entity_states(given.pop("entity_ids"), given["entity_mask"])
     return given | {"entity_states": states}
 
 
@@ -260,8 +260,8 @@ def test_both_parts_make_what_the_whole_encoder_makes(encoder: PreTrainedModel, 
     mask[1, 4:] = 0
     with torch.no_grad():
         expected = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        states = states_before(encoder, last, ids, mask)
-        found = after_states(encoder, last, states, mask)
+        states = run_first_layers(encoder, last, ids, mask)
+        found = run_last_layers(encoder, last, states, mask)
         again = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     assert torch.equal(found[mask > 0], expected[mask > 0])
     assert torch.equal(again, expected)

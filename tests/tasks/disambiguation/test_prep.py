@@ -24,7 +24,13 @@ from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems, read_lines
 from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
-from bsmeta.tasks.disambiguation.texts import Chunk, Limits, divide, overlapping, widen
+from bsmeta.tasks.disambiguation.texts import (
+    Chunk,
+    Limits,
+    divide_sentence,
+    find_overlaps,
+    widen_range,
+)
 from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation import helpers
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
@@ -47,26 +53,28 @@ def letters(words: np.ndarray) -> np.ndarray:
 def test_a_sentence_that_fits_is_one_row() -> None:
     words = words_of([1] * 6)
     mentions = np.array([[4, 7], [0, 1]])
-    assert divide(mentions, words, letters(words), Limits(2, 6, 6)) == ([Chunk(0, 6, [1, 0])], 0)
+    chunks, lost = divide_sentence(mentions, words, letters(words), Limits(2, 6, 6))
+    assert chunks == [Chunk(0, 6, [1, 0])]
+    assert lost == 0
 
 
 def test_too_many_mentions_become_rows_of_about_as_many() -> None:
     words = words_of([1] * 11)
-    chunks, lost = divide(words, words, letters(words), Limits(10, 100, 100))
+    chunks, lost = divide_sentence(words, words, letters(words), Limits(10, 100, 100))
     assert chunks == [Chunk(0, 11, [0, 1, 2, 3, 4, 5]), Chunk(0, 11, [6, 7, 8, 9, 10])]
     assert lost == 0
 
 
 def test_a_long_sentence_is_cut_around_its_mentions() -> None:
     words = words_of([1] * 20)
-    chunks, lost = divide(words[[2, 9, 19]], words, letters(words), Limits(10, 5, 100))
+    chunks, lost = divide_sentence(words[[2, 9, 19]], words, letters(words), Limits(10, 5, 100))
     assert chunks == [Chunk(0, 5, [0]), Chunk(7, 12, [1]), Chunk(15, 20, [2])]
     assert lost == 0
 
 
 def test_long_words_are_cut_at_tokens() -> None:
     words = words_of([50, 4, 50])
-    chunks, lost = divide(words[[1]], words, letters(words), Limits(10, 100, 10))
+    chunks, lost = divide_sentence(words[[1]], words, letters(words), Limits(10, 100, 10))
     assert chunks == [Chunk(47, 57, [0])]
     assert lost == 0
 
@@ -74,7 +82,9 @@ def test_long_words_are_cut_at_tokens() -> None:
 def test_mentions_that_no_row_can_hold_are_counted() -> None:
     words = words_of([1] * 20)
     mentions = np.array([[0, 11], [3, 4], [0, 1]])  # six words; a space; a word
-    assert divide(mentions, words, letters(words), Limits(10, 5, 100)) == ([Chunk(0, 5, [2])], 2)
+    chunks, lost = divide_sentence(mentions, words, letters(words), Limits(10, 5, 100))
+    assert chunks == [Chunk(0, 5, [2])]
+    assert lost == 2
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,7 @@ def test_mentions_that_no_row_can_hold_are_counted() -> None:
 def test_a_window_uses_all_its_room(
     start: int, end: int, size: int, found: tuple[int, int]
 ) -> None:
-    assert widen(start, end, 0, 10, size) == found
+    assert widen_range(start, end, 0, 10, size) == found
 
 
 @st.composite
@@ -101,7 +111,7 @@ def sentences(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, Limits]:
 def test_no_mention_is_lost_or_doubled(case: tuple[np.ndarray, np.ndarray, Limits]) -> None:
     mentions, words, limits = case
     tokens = letters(words)
-    chunks, lost = divide(mentions, words, tokens, limits)
+    chunks, lost = divide_sentence(mentions, words, tokens, limits)
     held = [number for chunk in chunks for number in chunk.mentions]
     assert len({*held}) == len(held)
     for number in {*range(len(mentions))} - {*held}:
@@ -110,7 +120,7 @@ def test_no_mention_is_lost_or_doubled(case: tuple[np.ndarray, np.ndarray, Limit
         in_words = (words[:, 1] > start) & (words[:, 0] < end)
         assert not covered.any() or covered.sum() > limits.tokens or in_words.sum() > limits.words
     assert lost == len(mentions) - len(held)
-    in_tokens = overlapping(mentions, tokens)
+    in_tokens = find_overlaps(mentions, tokens)
     for chunk in chunks:
         assert 0 < len(chunk.mentions) <= limits.mentions
         assert 0 <= chunk.start < chunk.end <= len(tokens)
@@ -228,8 +238,8 @@ def test_aliases_of_lines_are_found_in_any_case_and_composition(
 def test_any_number_of_processes_builds_the_same(
     open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prep, "PART", 3)
-    monkeypatch.setattr(prep, "GROUP", 2)
+    monkeypatch.setattr(prep, "LINES_PER_PART", 3)
+    monkeypatch.setattr(prep, "PARTS_PER_GROUP", 2)
     lines = [{**LINE, "sent_idx_unq": number} for number in range(16)]
     expected = open_lines(lines).rows[:]
     assert expected["sentence"] == [number for number in range(16) for _ in range(2)]
@@ -257,7 +267,7 @@ def test_lost_mentions_are_counted_and_reported(
 def test_invalid_lines_are_named(
     open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(prep, "PART", 2)
+    monkeypatch.setattr(prep, "LINES_PER_PART", 2)
     bad = {**LINE, "sent_idx_unq": 9, "qids": ["Q91", "Q7", "Q8"]}
     bad["aliases"] = ["lincoln", "lnk", "lincoln"]
     with pytest.raises(DataError) as error:
@@ -382,12 +392,12 @@ def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
 def test_a_build_that_is_killed_is_resumed(
     open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prep, "PART", 2)
-    monkeypatch.setattr(prep, "GROUP", 2)
+    monkeypatch.setattr(prep, "LINES_PER_PART", 2)
+    monkeypatch.setattr(prep, "PARTS_PER_GROUP", 2)
     lines = [{**LINE, "sent_idx_unq": number} for number in range(14)]
     expected = open_lines(lines).rows[:]
     (tmp_path / "prep/train").rename(tmp_path / "undisturbed")
-    encode = prep.Encoder.part
+    encode = prep.Encoder.encode_part
     waits = tmp_path / "waits"
 
     def encode_until_8(encoder: Any, reader: Any, first: int) -> Any:
@@ -396,7 +406,7 @@ def test_a_build_that_is_killed_is_resumed(
             time.sleep(STUCK_S)
         return encode(encoder, reader, first)
 
-    monkeypatch.setattr(prep.Encoder, "part", encode_until_8)
+    monkeypatch.setattr(prep.Encoder, "encode_part", encode_until_8)
     process = multiprocessing.get_context("fork").Process(target=open_lines)
     process.start()
     wait_until(lambda: waits.exists() or not process.is_alive())
@@ -410,7 +420,7 @@ def test_a_build_that_is_killed_is_resumed(
         encoded.append(first)
         return encode(encoder, reader, first)
 
-    monkeypatch.setattr(prep.Encoder, "part", encode_and_note)
+    monkeypatch.setattr(prep.Encoder, "encode_part", encode_and_note)
     assert open_lines().rows[:] == expected
     assert encoded == [8, 10, 12]  # 0 to 6 are two groups, completed before the kill
     assert sorted(file.name for file in (tmp_path / "prep").iterdir()) == ["train", "train.lock"]

@@ -8,15 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.tasks.disambiguation.report import (
+    BUILT_IN,
     POPULAR,
     Scored,
-    bands,
-    count_bins,
-    metrics_of,
-    own_slices,
+    bin_by_count,
+    compute_metrics,
+    find_bands,
+    find_built_in_slices,
+    mark_line_slices,
     results_of,
-    slices_of,
-    summary,
+    select_slices,
+    summarize,
 )
 
 
@@ -32,7 +34,7 @@ def scored(
         **dict.fromkeys(("sentences", "positions", "aliases", "answers"), none),
         gold=none[:, None],
         shares=none.astype(float),
-        own={name: np.array(members) for name, members in (own or {}).items()},
+        line_slices={name: np.array(members) for name, members in (own or {}).items()},
         loss=np.zeros(len(rows)),
     )  # fmt: skip
 
@@ -50,7 +52,7 @@ def mentions(draw: st.DrawFn) -> Scored:
 
 
 def test_bands_begin_and_end_at_the_counts_of_the_documents() -> None:
-    found = bands(np.array([0, 1, 10, 11, 1000, 1001]))
+    found = find_bands(np.array([0, 1, 10, 11, 1000, 1001]))
     assert {name: members.tolist() for name, members in found.items()} == {
         "toes": [True, False, False, False, False, False],
         "tail": [True, True, True, False, False, False],
@@ -59,9 +61,13 @@ def test_bands_begin_and_end_at_the_counts_of_the_documents() -> None:
     }
 
 
+def test_the_names_of_built_in_slices_are_those_that_are_found() -> None:
+    assert (*find_built_in_slices(scored([(0, 0, 1, 0)])),) == BUILT_IN
+
+
 @given(mentions())
 def test_what_must_hold_among_slices(some: Scored) -> None:
-    found = slices_of(some)
+    found = select_slices(some)
     assert not (found["toes"] & ~found["tail"]).any()
     assert not (found["unif_NS_TS"] & ~found["unif_NS_TL"]).any()
     parts = ("unif_NS_TL", "unif_NS_TO", "unif_NS_HD")
@@ -69,14 +75,14 @@ def test_what_must_hold_among_slices(some: Scored) -> None:
     assert (sum(found[name].astype(int) for name in ("tail", "torso", "head")) == 1).all()
     for band in ("toes", "tail", "torso"):
         members = found[f"not_most_popular_{band}"]
-        assert metrics_of(some, members)["popular_accuracy"] in (
+        assert compute_metrics(some, members)["popular_accuracy"] in (
             0.0,
             pytest.approx(np.nan, nan_ok=True),
         )
         assert not (members & ~found[band]).any()
     assert found["final_loss"].all()
     for members in found.values():
-        values = metrics_of(some, members)
+        values = compute_metrics(some, members)
         assert values["mentions_in_candidates"] <= values["mentions"]
         if values["mentions"]:
             assert values["accuracy"] <= values["top5"]
@@ -84,7 +90,7 @@ def test_what_must_hold_among_slices(some: Scored) -> None:
 
 def test_metrics_of_a_slice() -> None:
     some = scored([(0, 0, 3, 5), (4, 1, 9, 0), (5, 0, 9, 2000), (-1, -1, 2, 0)])
-    assert metrics_of(some, np.array([True] * 4)) == {
+    assert compute_metrics(some, np.array([True] * 4)) == {
         "mentions": 4.0, "accuracy": 0.25, "top5": 0.5, "popular_accuracy": 0.5,
         "mentions_in_candidates": 3.0, "accuracy_in_candidates": pytest.approx(1 / 3),
         "top5_in_candidates": pytest.approx(2 / 3),
@@ -93,20 +99,20 @@ def test_metrics_of_a_slice() -> None:
 
 
 def test_slices_of_lines_stand_beside_the_others() -> None:
-    own = own_slices([("rare", "long"), (), ("long",)])
+    own = mark_line_slices([("rare", "long"), (), ("long",)])
     assert {name: members.tolist() for name, members in own.items()} == {
         "long": [True, False, True], "rare": [True, False, False],
     }  # fmt: skip
     some = scored([(0, 0, 1, 0)] * 3, {name: members.tolist() for name, members in own.items()})
-    assert slices_of(some, ["rare"])["rare"].tolist() == [True, False, False]
-    assert [*slices_of(some, ["rare", "of another file"])] == ["final_loss", "rare"]
+    assert select_slices(some, ["rare"])["rare"].tolist() == [True, False, False]
+    assert [*select_slices(some, ["rare", "of another file"])] == ["final_loss", "rare"]
 
 
 def test_a_slice_of_lines_does_not_replace_a_built_in_one() -> None:
-    own = own_slices([("unif_NS_TL", "rare"), ()])
+    own = mark_line_slices([("unif_NS_TL", "rare"), ()])
     assert [*own] == ["rare", "unif_NS_TL_of_lines"]
     some = scored([(0, 0, 1, 0), (0, 0, 2, 0)], {name: own[name].tolist() for name in own})
-    found = slices_of(some, ["unif_NS_TL"])
+    found = select_slices(some, ["unif_NS_TL"])
     assert [*found] == ["final_loss", "unif_NS_TL", "unif_NS_TL_of_lines"]
     assert found["unif_NS_TL"].tolist() == [False, True]
     assert found["unif_NS_TL_of_lines"].tolist() == [True, False]
@@ -114,9 +120,9 @@ def test_a_slice_of_lines_does_not_replace_a_built_in_one() -> None:
 
 def test_the_names_of_bootleg_are_reported_if_they_are_named() -> None:
     some = scored([(0, 0, 1, 0), (0, 0, 2, 50), (0, 0, 1, 2000)])
-    assert not {"unif_all", "unif_HD"} & {*slices_of(some)}
+    assert not {"unif_all", "unif_HD"} & {*select_slices(some)}
     named = ["unif_all", "unif_HD", "unif_TO", "unif_TL", "unif_TS", "unif_NS_all"]
-    found = {name: members.tolist() for name, members in slices_of(some, named).items()}
+    found = {name: members.tolist() for name, members in select_slices(some, named).items()}
     assert found == {
         "final_loss": [True, True, True], "unif_all": [True, True, True],
         "unif_HD": [False, False, True], "unif_TO": [False, True, False],
@@ -137,11 +143,11 @@ def test_gains_are_paired_over_documents() -> None:
     assert [(one.name, one.metrics["mentions"]) for one in results.by_count] == [
         ("1", 10.0), ("2–3", 10.0),
     ]  # fmt: skip
-    assert summary(results)[-1].startswith("10 documents are few to resample: 95% intervals over")
+    assert summarize(results)[-1].startswith("10 documents are few to resample: 95% intervals over")
 
 
 def test_bins_of_the_plot() -> None:
-    bins = count_bins(np.array([0, 1, 3, 10, 11, 1000, 1001, 5000]))
+    bins = bin_by_count(np.array([0, 1, 3, 10, 11, 1000, 1001, 5000]))
     assert {name: int(members.sum()) for name, members in bins.items()} == {
         "0": 1, "1": 1, "2–3": 1, "4–10": 1, "11–30": 1, "301–1,000": 1, "1,000+": 2,
     }  # fmt: skip

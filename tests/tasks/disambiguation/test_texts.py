@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.texts import EntityTexts, load_tokenizer, window
+from bsmeta.tasks.disambiguation.texts import EntityTexts, cut_window, load_tokenizer
 
 PARTS = ("title", "types", "relations", "description")
 
@@ -42,4 +42,4 @@ def test_the_text_of_an_entity(world: Path, encoder: Path) -> None:
 def test_a_window_has_the_mention_between_markers(
     start: int, end: int, length: int, expected: list[int]
 ) -> None:
-    assert window(np.arange(10), start, end, (-1, -2), length).tolist() == expected
+    assert cut_window(np.arange(10), start, end, (-1, -2), length).tolist() == expected
