@@ -7,7 +7,7 @@ from bsmeta.config.compose import run_entry_point
 
 
 def main(config: AnnotateConfig) -> int:
-    """Annotates; the libraries of the extra `annotate` are imported here, with a clear error."""
+    """Runs the command; the libraries of the extra `annotate` are imported here, with a clear error."""
     from bsmeta.annotate.command import main
 
     return main(config)
