@@ -7,7 +7,7 @@ from bsmeta.config.compose import run_entry_point
 
 
 def main(config: AnnotateConfig) -> int:
-    """Runs the command; the libraries of the extra `annotate` are imported here, with a clear error."""
+    """Runs the command, and imports the libraries of the extra `annotate` only then."""
     from bsmeta.annotate.command import main
 
     return main(config)

@@ -97,7 +97,10 @@ class Header(msgspec.Struct):
 
     def changes(self, current: Header) -> list[str]:
         """Lists the changes of the pages, or of their text, since this header was written."""
-        is_same_input = (self.input_bytes, self.input_xxh3) == (current.input_bytes, current.input_xxh3)
+        is_same_input = (self.input_bytes, self.input_xxh3) == (
+            current.input_bytes,
+            current.input_xxh3,
+        )
         changes = [] if is_same_input else ["the input file has other content"]
         for name in self.pages.__struct_fields__:
             old_value = getattr(self.pages, name)

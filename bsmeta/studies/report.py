@@ -254,7 +254,8 @@ def curve_plot(results: Results, axis: str) -> Figure:
     both. An arm is named in the last panel that has it.
     """
     arms = list(results.arms.values())
-    modes = [mode for mode in (WITHOUT, WITH) if any(mode in arm.curves for arm in arms)]
+    has_metadata = any(WITH in arm.curves for arm in arms)
+    modes = [WITHOUT, WITH] if has_metadata else [WITHOUT]
     figure, panels = figures.canvas(
         2 * max(2.9, 0.19 * len(arms) + 1),
         panels=2 * len(modes),
