@@ -368,7 +368,7 @@ def write_linked_sets(
 
 
 def is_held_out(url: str, share: float) -> bool:
-    """Whether the sentences of a page are held out: its address alone decides."""
+    """Returns whether the sentences of a page are held out: its address alone decides."""
     return xxhash.xxh3_64_intdigest(url.encode()) < share * 2**64
 
 

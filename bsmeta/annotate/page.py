@@ -200,13 +200,13 @@ def parse_html(html: str) -> LexborHTMLParser:
 
 def _refuse_slow(html: str) -> None:
     """Refuses a page on which the parser would spend minutes."""
-    if _has_long_tag(html):
-        _refuse_many_attributes(html)
-    if len(html) > _EXAMINED_TAGS * len("<b>") and html.count("<") > _EXAMINED_TAGS:
-        _refuse_deep_nesting(html)
+    _refuse_many_attributes(html)
+    _refuse_deep_nesting(html)
 
 
 def _refuse_many_attributes(html: str) -> None:
+    if not _has_long_tag(html):
+        return
     for tag in html.split("<"):
         if len(tag) <= _LONG_TAG:
             continue
@@ -217,6 +217,9 @@ def _refuse_many_attributes(html: str) -> None:
 
 
 def _refuse_deep_nesting(html: str) -> None:
+    if len(html) <= _EXAMINED_TAGS * len("<b>") or html.count("<") <= _EXAMINED_TAGS:
+        return
+
     depth = 0
     open_tags: Counter[str] = Counter()
     for slash, name in _TAG.findall(html):
@@ -234,7 +237,7 @@ def _refuse_deep_nesting(html: str) -> None:
 
 
 def _has_long_tag(html: str) -> bool:
-    """Whether `_LONG_TAG` characters follow each other without a `<`."""
+    """Returns whether `_LONG_TAG` characters follow each other without a `<`."""
     position = 0
     while len(html) - position > _LONG_TAG:
         following = html.rfind("<", position + 1, position + 1 + _LONG_TAG)

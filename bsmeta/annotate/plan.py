@@ -158,8 +158,9 @@ def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
 
 def columns_of_all(annotators: Sequence[Annotator]) -> list[str]:
     """Returns the columns of all annotators, running or not, in the order of rows."""
+    classes: list[type[Annotator]] = [*ANNOTATORS.values(), *map(type, annotators)]
     columns: dict[str, None] = {}
-    for annotator_class in [*ANNOTATORS.values(), *map(type, annotators)]:
+    for annotator_class in classes:
         columns.update(dict.fromkeys(annotator_class.columns))
     return list(columns)
 

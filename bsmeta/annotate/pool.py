@@ -303,7 +303,7 @@ class Pool:
 def _run_worker(
     connection: Connection, work: Work, status: Status, memory_bytes: int, parent: int
 ) -> None:
-    """Main loop of a worker process."""
+    """Runs the main loop of a worker process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return  # the parent exited before the call

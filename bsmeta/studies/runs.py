@@ -529,7 +529,7 @@ class Launcher:
         self._is_stopped = False
 
     def catch_signals(self) -> None:
-        """From now on a signal stops the run in progress, which saves, and then the study."""
+        """Makes signals stop the run in progress, which saves, and then the study."""
         for number in SIGNALS:
             signal.signal(number, self._stop)
 
