@@ -600,8 +600,8 @@ _TAKES_APART |= {"find", "rfind", "readline", "readlines"}
 
 # Functions of the other modules that are not called, and why.
 OTHERS = {
-    "annotate/about_page.py:WebsiteDescription._from_table": "a host: `DescriptionTable.find`",
-    "annotate/links.py:_first_line": "a file of this program",
+    "annotate/about_page.py:WebsiteDescription._find_in_table": "a host: `DescriptionTable.find`",
+    "annotate/links.py:_read_first_line": "a file of this program",
     "annotate/sources.py:_check_end": "the end of a WARC file, once",
     "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
     "core/environment.py:_processor": "the processor's name, from a file of the system",

@@ -7,7 +7,7 @@ from bsmeta.config.entry_point import run_entry_point
 
 
 def main(config: AnnotateConfig) -> int:
-    """Annotates; the libraries of the extra `annotate` are imported here, with a clear error."""
+    """Runs the command, and imports the libraries of the extra `annotate` only then."""
     from bsmeta.annotate.command import main
 
     return main(config)

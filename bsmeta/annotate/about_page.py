@@ -1,6 +1,6 @@
-"""Annotators that make global records: what a page is, where it is from, and when.
+"""Annotators of global records: the topic, the origin and the date of a page.
 
-A date is found in the address, in what the page declares, or in any notation.
+A date is found in the address, in the page's declarations, or in any notation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import html
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -46,14 +45,31 @@ _IN_URL = Extractor(
 _YEAR_AND_MONTH = re.compile(r"/(\d{4})[/_-](0[1-9]|1[0-2])(?=[/_-]|$)")
 
 _PUBLISHED = (
-    "article:published_time", "datepublished", "date", "dc.date", "dc.date.issued",
-    "dcterms.created", "dcterms.date", "dcterms.issued", "citation_publication_date", "pubdate",
-    "publishdate", "publish-date", "parsely-pub-date", "sailthru.date", "og:published_time",
-)  # fmt: skip
+    "article:published_time",
+    "datepublished",
+    "date",
+    "dc.date",
+    "dc.date.issued",
+    "dcterms.created",
+    "dcterms.date",
+    "dcterms.issued",
+    "citation_publication_date",
+    "pubdate",
+    "publishdate",
+    "publish-date",
+    "parsely-pub-date",
+    "sailthru.date",
+    "og:published_time",
+)
 _MODIFIED = (
-    "article:modified_time", "datemodified", "og:updated_time", "dcterms.modified",
-    "last-modified", "lastmod", "revised",
-)  # fmt: skip
+    "article:modified_time",
+    "datemodified",
+    "og:updated_time",
+    "dcterms.modified",
+    "last-modified",
+    "lastmod",
+    "revised",
+)
 _IN_JSON_LD = ("datePublished", "dateCreated", "dateModified")
 _LONGEST_DATE = 40  # characters; longer is prose
 _DEEPEST = 8  # levels of JSON-LD
@@ -62,66 +78,78 @@ _PATH_SEPARATORS = re.compile(r"[-_+.&=]")
 # pycld2 refuses text with control characters and unassigned code points.
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 
-_END = attrgetter("char_end_idx", "relative_end_pos")
+_TAG_END = attrgetter("char_end_idx", "relative_end_pos")
 
 LONGEST_SAMPLE = 5000  # characters of the text by which its language is detected
 
 
 def date_of_url(url: str) -> str | None:
-    """The date in an address that has a year and a month."""
-    found = extract_url_date(url, _IN_URL)
-    if found is None and (match := _YEAR_AND_MONTH.search(url)):
-        found = f"{match[1]}-{match[2]}-01"
-    return date_of_value(found or "")
+    """Returns the date in an address that has a year and a month."""
+    date = extract_url_date(url, _IN_URL)
+    if date is None and (match := _YEAR_AND_MONTH.search(url)):
+        date = f"{match[1]}-{match[2]}-01"
+    return date_of_value(date or "")
 
 
 def date_of_page(declared: Declared) -> str | None:
-    """The first date that a page declares: in `<meta>`, JSON-LD or `<time>`; published before
-    modified.
+    """Returns the first date that a page declares: in `<meta>`, JSON-LD or `<time>`.
+
+    Dates of publication come before dates of changes.
     """
-    meta = (declared.meta.get(name, "") for name in (*_PUBLISHED, *_MODIFIED))
-    json_ld = (value for name in _IN_JSON_LD for value in _values(declared.json_ld, name, _DEEPEST))
-    for value in chain(meta, json_ld, declared.times):
+    for value in _declared_dates(declared):
         date = date_of_value(value)
         if date is not None:
             return date
     return None
 
 
-def _values(node: Any, name: str, depth: int) -> Iterator[str]:
-    """The strings of a name in nested JSON."""
+def _declared_dates(declared: Declared) -> Iterator[str]:
+    for name in (*_PUBLISHED, *_MODIFIED):
+        yield declared.meta.get(name, "")
+    for name in _IN_JSON_LD:
+        yield from _json_strings(declared.json_ld, name, _DEEPEST)
+    yield from declared.times
+
+
+def _json_strings(node: Any, name: str, depth: int) -> Iterator[str]:
+    """Yields the strings under a name in nested JSON, down to a depth."""
     if depth and isinstance(node, dict):
         if isinstance(node.get(name), str):
             yield node[name]
         node = list(node.values())
     if depth and isinstance(node, list):
         for inner in node:
-            yield from _values(inner, name, depth - 1)
+            yield from _json_strings(inner, name, depth - 1)
 
 
 def date_of_value(value: str) -> str | None:
-    """A date in any usual notation as `2018-12-10 13:45:00`; None without a year and month."""
+    """Returns a date in any usual notation as `2018-12-10 13:45:00`.
+
+    None if it has no year and month, or is not a date.
+    """
     value = value.strip()
     if not value or len(value) > _LONGEST_DATE or not any(map(str.isdigit, value)):
         return None
+
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
+        # Parsed twice: fields that the text does not have come from the default, so they differ.
         try:
-            # Parsed twice: fields missing in the text come from the default, so they differ.
             moment = date_parser.parse(value, default=datetime(1, 1, 1))
             other = date_parser.parse(value, default=datetime(2, 2, 1))
         except (ValueError, OverflowError, TypeError):
             return None
         if (moment.year, moment.month) != (other.year, other.month):
             return None
+
     if not FIRST_YEAR <= moment.year <= LAST_YEAR:
         return None
     return moment.replace(tzinfo=None, microsecond=0).isoformat(" ")
 
 
 class Html(Annotator):
-    """The tags of the page, and what was cut off it.
+    """The tags of the page, and its head, footers and titles.
 
     `metadata_html` has a local record for each tag, as published in the order of their ends;
     `html_head`, `html_footer` and `html_title` are the serialized subtrees of the whole page.
@@ -134,7 +162,7 @@ class Html(Annotator):
     def annotate(self, row: Row) -> Columns:
         page = row.page
         return {
-            "metadata_html": sorted(page.tags, key=_END),
+            "metadata_html": sorted(page.tags, key=_TAG_END),
             "html_head": page.head,
             "html_footer": page.footer,
             "html_title": page.title_tags,
@@ -152,7 +180,7 @@ class Url(Annotator):
 
 
 class Title(Annotator):
-    """The title, on one line; of a shard without raw pages: from its column `html_title`."""
+    """The title, on one line; for a shard without raw pages, from its column `html_title`."""
 
     name = "title"
     columns = ("metadata_title",)
@@ -170,7 +198,7 @@ class Title(Annotator):
 
 
 class Timestamp(Annotator):
-    """When the page was published or changed; the record's `source` says where that is from."""
+    """When the page was published or changed; the record's `source` is the source of the date."""
 
     name = "timestamp"
     columns = ("metadata_timestamp",)
@@ -207,13 +235,13 @@ class WebsiteDescription(Annotator):
 
     def annotate(self, row: Row) -> Columns:
         for source in self.config.description_sources:
-            text = self._from_table(row) if source == "table" else _from_page(row)
+            text = self._find_in_table(row) if source == "table" else _meta_description(row)
             if text and is_description(text):
                 record = global_record("website_description", text, source=source)
                 return {"metadata_website_desc": [record]}
         return {"metadata_website_desc": []}
 
-    def _from_table(self, row: Row) -> str | None:
+    def _find_in_table(self, row: Row) -> str | None:
         try:
             host = urlsplit(row.url).hostname
         except ValueError:
@@ -224,7 +252,7 @@ class WebsiteDescription(Annotator):
         return self.digest({"table": self._table.content_hash if self._table else None})
 
 
-def _from_page(row: Row) -> str | None:
+def _meta_description(row: Row) -> str | None:
     if row.html is None:
         return None
     meta = row.page.declared.meta
@@ -251,10 +279,10 @@ class Datasource(Annotator):
 
 
 def _path_words(part: str) -> str:
-    """The words of a part of a path, without numbers at its beginning and end."""
+    """Returns the words of a part of a path, without numbers at its beginning and end."""
     words = [word for word in _PATH_SEPARATORS.split(unquote(part)) if word]
-    places = [place for place, word in enumerate(words) if not word.isdigit()]
-    return " ".join(words[places[0] : places[-1] + 1]) if places else ""
+    positions = [position for position, word in enumerate(words) if not word.isdigit()]
+    return " ".join(words[positions[0] : positions[-1] + 1]) if positions else ""
 
 
 class Language(Annotator):
@@ -266,9 +294,11 @@ class Language(Annotator):
     def annotate(self, row: Row) -> Columns:
         sample = _NOT_TEXT.sub(" ", row.text[:LONGEST_SAMPLE])
         try:
-            is_reliable, _, found = pycld2.detect(sample, isPlainText=True)
+            is_reliable, _, languages = pycld2.detect(sample, isPlainText=True)
         except pycld2.error as error:
             raise AnnotationError("language_not_detected", str(error)) from error
-        code = found[0][1]
-        is_known = is_reliable and code != "un"
-        return {"metadata_language": [global_record("language", code)] if is_known else []}
+
+        _, code, _, _ = languages[0]
+        if not is_reliable or code == "un":
+            return {"metadata_language": []}
+        return {"metadata_language": [global_record("language", code)]}

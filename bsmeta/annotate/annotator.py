@@ -1,7 +1,7 @@
-"""What an annotator is, what it works on (the row of a page, to which it adds columns), and how a
-chunk of pages is annotated.
+"""The base class of annotators, the rows that they work on, and the annotation of chunks of pages.
 
-A subclass of `Annotator` makes the columns of one metadata type.
+A row holds the data of one page. A subclass of `Annotator` adds the columns of one metadata
+type to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
 from bsmeta.annotate.shard import Counts, Dropped, Written
-from bsmeta.annotate.sources import InputRecord, decode
+from bsmeta.annotate.sources import InputRecord, Item, decode
 from bsmeta.annotate.tags import Profile, TagRecord
 from bsmeta.core.parsing import JSONDecoder, decode_json
 from bsmeta.metadata.records import Record
@@ -28,7 +28,7 @@ from bsmeta.metadata.records import Record
 Columns = dict[str, Any]
 """Names and values of columns; a value that is only carried along is `msgspec.Raw` JSON."""
 BASE_COLUMNS = ("text", "url", "c4_timestamp", "html")
-"""The columns of a row that no annotator makes."""
+"""The columns of a row that come from the input, not from annotators."""
 ERRORS = "annotation_errors"
 
 NO_HTML = "no_html"
@@ -36,7 +36,8 @@ NO_URL = "no_url"
 NO_TEXT = "no_text"
 OTHER_TEXT = "other_text"
 
-_LEVEL = 2  # of isal: six times as fast as level 4 of zlib, for files that are 12% larger
+# A level of isal: six times as fast as level 4 of zlib, for files that are 12% larger.
+_COMPRESSION_LEVEL = 2
 _RECORDS = JSONDecoder(list[Record] | None)
 _ROW = JSONDecoder(dict[str, msgspec.Raw])
 _RAW_RECORDS = JSONDecoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
@@ -86,22 +87,24 @@ class Row:
         """
         if self._page_error is not None:
             raise self._page_error
-        if self._page is None:
-            if self.html is None:
-                raise AnnotationError(NO_HTML)
-            try:
-                self._page = parse_page(self.html, profile=self._profile)
-            except PageError as error:
-                self._page_error = error
-                raise
-            if self._text is not None and self._text != self._page.text:
-                self._page_error = AnnotationError(OTHER_TEXT, "the input's text is not the page's")
-                raise self._page_error
+        if self._page is not None:
+            return self._page
+
+        if self.html is None:
+            raise AnnotationError(NO_HTML)
+        try:
+            self._page = parse_page(self.html, profile=self._profile)
+        except PageError as error:
+            self._page_error = error
+            raise
+        if self._text is not None and self._text != self._page.text:
+            self._page_error = AnnotationError(OTHER_TEXT, "the input's text is not the page's")
+            raise self._page_error
         return self._page
 
     @property
     def tags(self) -> Sequence[TagRecord | Record]:
-        """The tags in the text: of the page, or of the column `metadata_html` of the input."""
+        """The tags in the text, from the page or from the column `metadata_html` of the input."""
         if self.html is not None:
             return self.page.tags
         column = self.columns.get("metadata_html")
@@ -109,19 +112,19 @@ class Row:
 
     @property
     def text(self) -> str:
-        """The text: that of the input, or else that of the page (and the errors of `page`)."""
+        """The text of the input, or else of the page, with the errors of `page`."""
         if self._text is None:
             self._text = self.page.text
         return self._text
 
     def needed_url(self) -> str:
-        """The address of the page; raises AnnotationError if there is none."""
+        """Returns the address of the page; raises AnnotationError if there is none."""
         if not self.url:
             raise AnnotationError(NO_URL)
         return self.url
 
     def column(self, name: str) -> Any:
-        """A decoded column; None if the row does not have it."""
+        """Returns a decoded column; None if the row does not have it."""
         value = self.columns.get(name)
         if isinstance(value, msgspec.Raw):
             value = self.columns[name] = decode_json(value)
@@ -129,12 +132,12 @@ class Row:
 
 
 def global_record(key: str, value: str, **more: Any) -> Columns:
-    """A record about the whole document."""
+    """Returns a record about the whole document."""
     return {"key": key, "type": "global", "value": value, **more}
 
 
 def local_record(key: str, value: str, start: int, end: int, **more: Any) -> Columns:
-    """A record about the characters `start` to `end` (excluded) of the text."""
+    """Returns a record about the characters `start` to `end` (excluded) of the text."""
     span = {"char_start_idx": start, "char_end_idx": end}
     return {"key": key, "type": "local", "value": value, **span, **more}
 
@@ -142,12 +145,13 @@ def local_record(key: str, value: str, start: int, end: int, **more: Any) -> Col
 class Annotator(ABC):
     """Makes columns of a row.
 
-    A class of a user's own is named in `annotators` by its dotted path; the worker processes are
-    forked, so whatever `__init__` loads is in memory once.
+    Custom classes are named in `annotators` by their dotted path. The worker processes are forked,
+    so data that `__init__` loads is in memory once.
 
     Attributes:
-        name: How `annotators` calls it, and the key of its failures in `annotation_errors`.
-        version: To be increased when the same page would give other records: shards of an older
+        name: The annotator's name in `annotators`, and the key of its failures in
+            `annotation_errors`.
+        version: Increment it when the same page would give other records: shards of an older
             version are then updated.
         needs: The columns of other annotators that it reads; they run before it.
         columns: The columns that it makes.
@@ -165,18 +169,21 @@ class Annotator(ABC):
 
     @abstractmethod
     def annotate(self, row: Row) -> Columns:
-        """The columns for a row; those left out become empty lists.
+        """Returns the columns for a row; missing ones become empty lists.
 
         Raises:
-            AnnotationError: Why there can be no records (a page without any is no error).
+            AnnotationError: If no records can be made. A page that simply has none is no error.
         """
 
     def fingerprint(self) -> str:
-        """Identifies what its records depend on, besides the pages and the annotators it needs."""
+        """Returns a hash of the annotator's version and settings, and of the files it depends on.
+
+        It does not depend on the pages, nor on the annotators that it needs.
+        """
         return self.digest({})
 
     def digest(self, more: dict[str, Any]) -> str:
-        """The hash of its version and settings, and of `more` that its records depend on."""
+        """Returns a hash of the version, the settings, and `more` that the records depend on."""
         settings = {name: getattr(self.config, name) for name in self.settings}
         content = [type(self).__qualname__, self.version, settings, more]
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(content, order="sorted"))
@@ -185,8 +192,9 @@ class Annotator(ABC):
 class Annotation:
     """Annotates chunks, in the worker processes.
 
-    The annotators are in the order in which they run, `columns` those of all annotators in the
-    order in which rows list them.
+    Args:
+        annotators: In the order in which they run.
+        columns: The columns of all annotators, in the order in which rows list them.
     """
 
     def __init__(
@@ -198,130 +206,156 @@ class Annotation:
         self._page_bytes = int(config.page_mb * 1e6)
 
     def __call__(self, chunk: Chunk, failures: Failures, status: Status) -> Written:
-        """Annotates a chunk, except what is known to fail; notes in `status` where it is."""
+        """Annotates a chunk, without the steps that are known to fail.
+
+        The page and the step that are being worked on are noted in `status`.
+        """
         begin = time.process_time()
         written = Written(b"", [], Counts(pages=len(chunk.items)))
         lines = []
-        for number, (item, old) in enumerate(zip(chunk.items, chunk.rows, strict=True)):
-            if isinstance(old, Dropped):  # a row of these annotators alone would lack the others
-                written.dropped.append((number, *old))
+        for number, (item, old_row) in enumerate(zip(chunk.items, chunk.rows, strict=True)):
+            # A row of these annotators alone would lack the columns of the others.
+            if isinstance(old_row, Dropped):
+                written.dropped.append((number, *old_row))
                 continue
+
             status.begin(number)
-            failed = {step: reason for (of, step), reason in failures.items() if of == number}
-            if PAGE_STEP in failed:  # it cannot be decoded; its address may be known
-                url = item.url if isinstance(item, InputRecord) else ""
-                record = InputRecord(url, problem=failed[PAGE_STEP])
-            else:
-                record = decode(item, self._page_bytes)
-            existing = {} if old is None else _ROW.decode(old)
+            failed_steps = {
+                step: reason
+                for (failed_item, step), reason in failures.items()
+                if failed_item == number
+            }
+            record = self._decode(item, failed_steps)
+            old_columns = {} if old_row is None else _ROW.decode(old_row)
             try:
-                row = self._start(record, existing)
+                row = self._make_row(record, old_columns)
             except (AnnotationError, PageError) as error:
                 written.dropped.append((number, error.reason, record.url))
                 continue
-            self._annotate(row, existing, chunk.names, failed, status)
-            # A shard that has text keeps the page that it has, too.
+
+            self._annotate_row(row, old_columns, chunk.names, failed_steps, status)
+            # The raw pages of a shard that has text are kept, too.
             keeps_html = chunk.keeps_html or record.text is not None
-            lines.append(self._encoded(row, keeps_html))
-            self._count(row, written.counts)
+            lines.append(self._encode_row(row, keeps_html))
+            self._count_records(row, written.counts)
         status.end()
+
         if lines:
-            written.data = igzip.compress(b"\n".join([*lines, b""]), _LEVEL, mtime=0)
+            content = b"\n".join([*lines, b""])
+            written.data = igzip.compress(content, _COMPRESSION_LEVEL, mtime=0)
         written.counts.dropped = dict(Counter(reason for _, reason, _ in written.dropped))
         written.counts.cpu_s = time.process_time() - begin
         return written
 
-    def _start(self, record: InputRecord, existing: Columns) -> Row:
-        """The row of a record, with its text: that of the existing row, if there is one.
+    def _decode(self, item: Item, failed_steps: Mapping[int, str]) -> InputRecord:
+        if PAGE_STEP not in failed_steps:
+            return decode(item, self._page_bytes)
+        # It cannot be decoded, but its address may be known.
+        url = item.url if isinstance(item, InputRecord) else ""
+        return InputRecord(url, problem=failed_steps[PAGE_STEP])
+
+    def _make_row(self, record: InputRecord, old_columns: Columns) -> Row:
+        """Makes the row of a record, with the text of the existing row, if there is one.
 
         Raises:
-            AnnotationError, PageError: The page cannot have a row.
+            AnnotationError, PageError: If the page cannot have a row.
         """
         if record.problem:
             raise AnnotationError(record.problem)
-        text = _STRING.decode(existing["text"]) if existing else None
+
+        text = _STRING.decode(old_columns["text"]) if old_columns else None
         row = Row(record, self._config.profile, text)
         try:
             has_text = bool(row.text)
         except (AnnotationError, PageError):
             raise
-        except Exception as error:  # the parser's, on a page that nobody has foreseen
-            raise AnnotationError(_reason(error), str(error)) from error
+        except Exception as error:  # the parser may raise anything
+            raise AnnotationError(_reason_of(error), str(error)) from error
         if not has_text:
             raise AnnotationError(NO_TEXT)
         return row
 
-    def _annotate(
+    def _annotate_row(
         self,
         row: Row,
-        existing: Columns,
+        old_columns: Columns,
         names: frozenset[str],
-        failed: Mapping[int, str],
+        failed_steps: Mapping[int, str],
         status: Status,
     ) -> None:
-        """Runs annotators, beside the columns of the existing row."""
-        row.columns |= {name: one for name, one in existing.items() if name not in BASE_COLUMNS}
-        errors = _ERRORS.decode(existing[ERRORS]) if ERRORS in existing else {}
+        """Runs the annotators of `names`; other columns come from the existing row."""
+        row.columns |= {
+            name: value for name, value in old_columns.items() if name not in BASE_COLUMNS
+        }
+        errors = _ERRORS.decode(old_columns[ERRORS]) if ERRORS in old_columns else {}
         for step, annotator in enumerate(self._annotators):
             if annotator.name not in names:
                 continue
+
             errors.pop(annotator.name, None)
             status.step(step)
             try:
-                if step in failed:
-                    raise AnnotationError(failed[step])
-                made = annotator.annotate(row)
-                made = {column: made.get(column, []) for column in annotator.columns}
+                if step in failed_steps:
+                    raise AnnotationError(failed_steps[step])
+                columns = annotator.annotate(row)
+                columns = {column: columns.get(column, []) for column in annotator.columns}
             except Exception as error:
-                errors[annotator.name] = _reason(error)
+                errors[annotator.name] = _reason_of(error)
                 if isinstance(error, AnnotationError):
                     row.columns |= error.columns
                 for column in annotator.columns:
                     row.columns.setdefault(column, [])
             else:
-                row.columns |= made
+                row.columns |= columns
         row.columns[ERRORS] = errors
 
-    def _encoded(self, row: Row, keeps_html: bool) -> bytes:
-        """The row as JSON; columns that an annotator made of other values are left empty."""
+    def _encode_row(self, row: Row, keeps_html: bool) -> bytes:
+        """Encodes a row as JSON; columns with values that JSON does not have are left empty."""
         try:
-            return msgspec.json.encode(self._finished(row, keeps_html))
+            return msgspec.json.encode(self._sorted_columns(row, keeps_html))
         except (TypeError, ValueError):
-            for annotator in self._annotators:
-                for column in annotator.columns:
-                    try:
-                        msgspec.json.encode(row.columns.get(column))
-                    except (TypeError, ValueError) as error:
-                        row.columns[column] = []
-                        row.columns[ERRORS][annotator.name] = _reason(error)
-            return msgspec.json.encode(self._finished(row, keeps_html))
+            self._empty_bad_columns(row)
+            return msgspec.json.encode(self._sorted_columns(row, keeps_html))
 
-    def _finished(self, row: Row, keeps_html: bool) -> Columns:
-        """The row as it is written: text, columns of the input, columns of annotators, errors."""
-        finished: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
+    def _empty_bad_columns(self, row: Row) -> None:
+        for annotator in self._annotators:
+            for column in annotator.columns:
+                try:
+                    msgspec.json.encode(row.columns.get(column))
+                except (TypeError, ValueError) as error:
+                    row.columns[column] = []
+                    row.columns[ERRORS][annotator.name] = _reason_of(error)
+
+    def _sorted_columns(self, row: Row, keeps_html: bool) -> Columns:
+        """Returns all columns as they are written: text, input, annotators, errors."""
+        columns: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
         if row.html is not None and keeps_html:
-            finished["html"] = row.html
-        own = {ERRORS, *self._columns}
-        finished |= {name: value for name, value in row.columns.items() if name not in own}
-        finished |= {name: row.columns[name] for name in self._columns if name in row.columns}
-        finished[ERRORS] = row.columns[ERRORS]
-        return finished
+            columns["html"] = row.html
 
-    def _count(self, row: Row, counts: Counts) -> None:
+        of_annotators = {ERRORS, *self._columns}
+        columns |= {name: value for name, value in row.columns.items() if name not in of_annotators}
+        columns |= {name: row.columns[name] for name in self._columns if name in row.columns}
+        columns[ERRORS] = row.columns[ERRORS]
+        return columns
+
+    def _count_records(self, row: Row, counts: Counts) -> None:
         size = len(row.text).bit_length()
         counts.lengths[size] = counts.lengths.get(size, 0) + 1
+
         for annotator in self._annotators:
-            records = sum(_number(row.columns.get(column)) for column in annotator.columns)
+            name = annotator.name
+            records = sum(_number_of_records(row.columns.get(key)) for key in annotator.columns)
             if records:
-                counts.present[annotator.name] = counts.present.get(annotator.name, 0) + 1
-            counts.records[annotator.name] = counts.records.get(annotator.name, 0) + records
+                counts.present[name] = counts.present.get(name, 0) + 1
+            counts.records[name] = counts.records.get(name, 0) + records
+
         for name, reason in row.columns[ERRORS].items():
             reasons = counts.errors.setdefault(name, {})
             reasons[reason] = reasons.get(reason, 0) + 1
 
 
-def _number(column: Any) -> int:
-    """The number of records of a column; 0 for a column of the input with another form."""
+def _number_of_records(column: Any) -> int:
+    """Counts the records of a column; 0 for a column of the input with another form."""
     if isinstance(column, msgspec.Raw):
         try:
             column = _RAW_RECORDS.decode(column)
@@ -330,7 +364,7 @@ def _number(column: Any) -> int:
     return len(column) if isinstance(column, list | dict) else 0
 
 
-def _reason(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, AnnotationError | PageError):
         return error.reason
     return "memory" if isinstance(error, MemoryError) else f"error_{type(error).__name__}"

@@ -1,8 +1,8 @@
 """The command `annotate.py`: checks the configuration, makes the shards, and reports.
 
 On many machines, datatrove's executors start tasks, each of which makes some shards. Nothing else
-of datatrove is used; not its marks of completion either, which are numbers of tasks and do not
-notice that an input has changed.
+of datatrove is used, not even its marks of completion: they are numbers of tasks, and do not notice
+that an input has changed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.links import make_index, write_linked_sets
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, existing_rows
-from bsmeta.annotate.sources import InputFile, counted, identified, list_inputs
+from bsmeta.annotate.sources import InputFile, format_count, identify_files, list_inputs
 from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED
 from bsmeta.core.progress import progress_bar
 from bsmeta.core.terminal import Console
 
-_REQUEUE = {"signal": "USR1@90"}  # before the time limit; datatrove then requeues the task
+_REQUEUE = {"signal": "USR1@90"}  # 90 s before the time limit; datatrove then requeues the task
 
 
 def main(config: AnnotateConfig) -> int:
@@ -49,6 +49,7 @@ def main(config: AnnotateConfig) -> int:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"output={config.output} cannot be made: {error}") from error
+
     annotators = plan.make_annotators(config)
     if config.disambiguation is not None and not _needs_index(annotators):
         raise ConfigurationError(
@@ -60,6 +61,7 @@ def main(config: AnnotateConfig) -> int:
             "command is repeated, and would recompute these columns each time; set executor=local, "
             "or delete the shards and leave out replace"
         )
+
     try:
         return _annotate(config, annotators, inputs, output)
     except pool.Stopped as stopped:
@@ -68,7 +70,7 @@ def main(config: AnnotateConfig) -> int:
 
 
 def _needs_index(annotators: Sequence[Annotator]) -> bool:
-    return any(isinstance(one, Entity) and one.reads_links for one in annotators)
+    return any(isinstance(annotator, Entity) and annotator.reads_links for annotator in annotators)
 
 
 @pool.stopped_by_signals()
@@ -78,54 +80,70 @@ def _annotate(
     inputs: Sequence[tuple[str, str]],
     output: Path,
 ) -> int:
-    files: list[InputFile] = []
-    total = 0
-    with _pages("reading input", sum(os.path.getsize(path) for path, _ in inputs)) as advance:
-        for file in identified(inputs):
-            files.append(file)
-            total += file.bytes
-            advance(total, Counts())
+    files = _identify_inputs(inputs)
+    total_bytes = sum(file.bytes for file in files)
     plan.refuse_renamed(output, files)
     plan.refuse_losses(config, annotators, files)
     if _needs_index(annotators):
-        with _pages("reading titles", total) as advance:
+        with _page_progress("reading titles", total_bytes) as advance:
             make_index(config, files, output, advance)
+
     plans = plan.plan_shards(config, annotators, files)
     if config.check_disk:
         plan.check_disk(output, plans)
-    left = [(one.file.path, one.file.name) for one in plans if not one.is_complete]
-    if left and config.executor != "local":
-        started = submit(config, left)
+    incomplete = [(each.file.path, each.file.name) for each in plans if not each.is_complete]
+    if incomplete and config.executor != "local":
+        started = submit(config, incomplete)
         print(f"{started}; the same command, when they have ended, does what is left and reports")
         return 0
-    with _pages("annotating", total) as advance:
+    with _page_progress("annotating", total_bytes) as advance:
         problems = run(config, annotators, plans, advance)
+
     if config.report:
         report = make_report(plans, [annotator.name for annotator in annotators])
         print_report(report, Console())
-        written = write_report(report, config, plans, output)
-        print(f"written to {', '.join(map(str, written))}")
+        paths = write_report(report, config, plans, output)
+        print(f"written to {', '.join(map(str, paths))}")
     if problems:
         raise DataError("\n".join(problems))
     if config.disambiguation is not None:
-        folder, shards = Path(config.disambiguation), [one.files.shard for one in plans]
-        share = config.disambiguation_dev_share
-        with _pages("writing sets", sum(map(os.path.getsize, shards))) as advance:
-            print(write_linked_sets(shards, output, folder, share, advance))
+        _write_disambiguation_data(config, Path(config.disambiguation), plans, output)
     return 0
 
 
+def _identify_inputs(inputs: Sequence[tuple[str, str]]) -> list[InputFile]:
+    files: list[InputFile] = []
+    done = 0
+    total_bytes = sum(os.path.getsize(path) for path, _ in inputs)
+    with _page_progress("reading input", total_bytes) as advance:
+        for file in identify_files(inputs):
+            files.append(file)
+            done += file.bytes
+            advance(done, Counts())
+    return files
+
+
+def _write_disambiguation_data(
+    config: AnnotateConfig, folder: Path, plans: Sequence[plan.ShardPlan], output: Path
+) -> None:
+    shards = [each.files.shard for each in plans]
+    dev_share = config.disambiguation_dev_share
+    with _page_progress("writing sets", sum(map(os.path.getsize, shards))) as advance:
+        print(write_linked_sets(shards, output, folder, dev_share, advance))
+
+
 @contextmanager
-def _pages(name: str, total: int) -> Iterator[pool.Advance]:
-    """A bar over the bytes of the input, with pages per second."""
-    begin, pages = time.monotonic(), 0
-    with progress_bar(name, total) as show:
+def _page_progress(name: str, total_bytes: int) -> Iterator[pool.Advance]:
+    """Shows a bar over the bytes of the input, with pages per second."""
+    begin = time.monotonic()
+    pages = 0
+    with progress_bar(name, total_bytes) as show:
 
         def advance(done: int, counts: Counts) -> None:
             nonlocal pages
             pages += counts.pages
             speed = pages / max(time.monotonic() - begin, 1e-3)
-            show(done, f"{counted(pages, 'page')}, {speed:,.0f}/s" if pages else "")
+            show(done, f"{format_count(pages, 'page')}, {speed:,.0f}/s" if pages else "")
 
         yield advance
 
@@ -143,14 +161,14 @@ def run(
 
     Raises:
         ConfigurationError: If a shard cannot be written, or the disk is full.
-        Stopped: If a signal arrives; what is written is continued by the next run.
+        Stopped: If a signal arrives; the next run continues the shards.
     """
     problems: list[str] = []
     writers: dict[int, ShardWriter] = {}
     work = Annotation(config, annotators, plan.columns_of_all(annotators))
     try:
         with pool.stopped_by_signals(), pool.Pool(config, work) as workers:
-            for chunk, written in workers.map(_chunks(config, plans, writers)):
+            for chunk, written in workers.map(_read_chunks(config, plans, writers)):
                 if written is not None:
                     writers[chunk.shard].add(written)
                 elif chunk.problem:
@@ -165,25 +183,34 @@ def run(
     return problems
 
 
-def _chunks(
+def _read_chunks(
     config: AnnotateConfig, plans: Sequence[plan.ShardPlan], writers: dict[int, ShardWriter]
 ) -> Iterator[pool.Chunk]:
-    """The chunks that are not yet written; adds a writer for each shard that begins."""
-    done = 0
-    for number, planned in enumerate(plans):
-        begin, done = done, done + planned.file.bytes
-        if planned.is_complete:
+    """Yields the chunks that are not yet written; adds a writer for each shard that begins."""
+    end = 0
+    for number, shard_plan in enumerate(plans):
+        begin = end
+        end = begin + shard_plan.file.bytes
+        if shard_plan.is_complete:
             continue
-        writer = writers[number] = ShardWriter(planned.files, planned.header)
+
+        writer = writers[number] = ShardWriter(shard_plan.files, shard_plan.header)
         if writer.is_complete:
-            yield pool.Chunk(number, position=done)
+            yield pool.Chunk(number, position=end)
             continue
+
         rows: Iterator[bytes | Dropped | None] = repeat(None)
-        if planned.existing is not None:
-            rows = islice(existing_rows(planned.files, planned.existing), writer.pages, None)
-        names, keeps_html = frozenset(planned.header.names), planned.header.keeps_html
-        first = pool.Chunk(number, names=names, keeps_html=keeps_html, position=begin)
-        yield from pool.chunks_of_file(config, first, planned.file, writer.pages, rows)
+        if shard_plan.existing is not None:
+            old_rows = existing_rows(shard_plan.files, shard_plan.existing)
+            rows = islice(old_rows, writer.pages, None)
+        header = shard_plan.header
+        first = pool.Chunk(
+            number,
+            names=frozenset(header.names),
+            keeps_html=header.keeps_html,
+            position=begin,
+        )
+        yield from pool.chunks_of_file(config, first, shard_plan.file, writer.pages, rows)
 
 
 def run_task(
@@ -195,9 +222,11 @@ def run_task(
 ) -> None:
     """Makes the shards of every `world_size`-th input file, as a step of datatrove.
 
-    `inputs` are paths of all input files and names of their shards. No step gives it `data`.
+    Args:
+        inputs: Paths of all input files, and names of their shards.
+        data: Required by datatrove; always None, because no step comes before this one.
     """
-    files = list(identified(inputs[rank::world_size]))
+    files = list(identify_files(inputs[rank::world_size]))
     annotators = plan.make_annotators(config)
     plan.refuse_losses(config, annotators, files)
     try:
@@ -213,7 +242,11 @@ def run_task(
 def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
     """Starts the tasks of `executor`: slurm queues them and returns, ray waits for them.
 
-    Returns what was started; raises ConfigurationError if something for that is missing.
+    Returns:
+        A message about the started tasks.
+
+    Raises:
+        ConfigurationError: If a package or a setting is missing, or sbatch fails.
     """
     try:
         from datatrove.executor import RayPipelineExecutor, SlurmPipelineExecutor
@@ -221,6 +254,7 @@ def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
         raise ConfigurationError(
             f"executor={config.executor} needs datatrove: pip install -e .[cluster] ({error})"
         ) from error
+
     output = Path(config.output or "").absolute()
     tasks = min(config.tasks or len(inputs), len(inputs))
     options: dict[str, Any] = {
@@ -231,6 +265,7 @@ def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
         "logging_dir": str(output / FOLDER / config.executor),
         "skip_completed": False,
     }
+
     if config.executor == "ray":
         try:
             import ray
@@ -240,7 +275,8 @@ def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
             ) from error
         ray.init(ignore_reinit_error=True)
         RayPipelineExecutor(**options).run()
-        return f"done with ray: {counted(tasks, 'task')}"
+        return f"done with ray: {format_count(tasks, 'task')}"
+
     if not config.slurm_partition:
         raise ConfigurationError("slurm_partition is not set; expected one that `sinfo` lists")
     executor = SlurmPipelineExecutor(
@@ -257,4 +293,4 @@ def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
         executor.run()
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"executor=slurm: sbatch failed: {error}") from error
-    return f"queued as job {executor.job_id}: {counted(tasks, 'task')}"
+    return f"queued as job {executor.job_id}: {format_count(tasks, 'task')}"

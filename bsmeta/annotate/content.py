@@ -1,12 +1,16 @@
-"""The annotator of the main content: what extractors keep of a page, as spans of its text.
+"""The annotator of the main content: spans of the page's text that extractors keep.
 
-Extractors return text with other white space, bullets and separators, and without what they leave
-out. Its words are matched with those of the text in order: runs of words that occur once in both
-are anchors (as in the "patience" diff), the longest sequence of anchors that is in order in both is
-kept, and each is extended over the equal words around it. What lies between anchors is matched in
-the same way by runs that occur a few times (a page may have its article twice, for wide and for
-narrow screens) and by shorter ones, and what is left after that by runs in any place. So the time
-is that of sorting, whatever the texts.
+Extractors change white space, bullets and separators, and drop parts of the page. The words of an
+extract are matched with the words of the text, in order, in three rounds:
+
+1. Runs of words that occur once in both are anchors (as in the "patience" diff). The longest
+   sequence of anchors that is in order in both is kept, and each anchor is extended over the equal
+   words around it.
+2. The gaps between anchors are matched in the same way by runs that occur a few times (a page may
+   have its article twice, for wide and for narrow screens) and by shorter runs.
+3. The remaining words are matched by runs in any place.
+
+So the time is dominated by sorting, whatever the texts are.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +36,22 @@ Extract = Callable[[str], str]
 
 _WORD = re.compile(r"\w+")
 _SEPARATOR = re.compile(r"(\W+)")
-# Of the anchors in turn: the number of words, and of places in the extract and in the text.
+# For each pass over the gaps: words of an anchor, and its most copies in the extract and the text.
 _ANCHORS = ((4, 1), (4, 8), (2, 8), (1, 8))
 _SINGLE_WORDS = 2.0  # an anchor of one word is trusted up to this ratio of words left in the text
 _MOVED_WORDS = 4
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 Span = tuple[int, int]
-_Gap = tuple[int, int, int, int]
+"""Start and end."""
 _UInt64 = NDArray[np.uint64]
 
 
 class Content(Annotator):
     """The spans of the text that each extractor takes for the page's content.
 
-    An extractor's own text is only used to find these spans. If an extractor fails, the column has
-    null for it.
+    An extractor's own text is only used to find these spans. If an extractor fails, its entry in
+    the column is null.
     """
 
     name = "content"
@@ -61,15 +66,17 @@ class Content(Annotator):
     def annotate(self, row: Row) -> Columns:
         if row.html is None:
             raise AnnotationError(NO_HTML)
+
         text = Text(row.text)
-        spans: dict[str, list[tuple[int, int]] | None] = {}
+        spans: dict[str, list[Span] | None] = {}
         errors = []
         for name, extract in self._extract.items():
             try:
                 spans[name] = text.align(extract(row.html))
-            except Exception as error:  # whatever an extractor does not foresee
+            except Exception as error:  # extractors may raise anything
                 spans[name] = None
                 errors.append(f"{name}_{type(error).__name__}")
+
         if errors:
             raise AnnotationError(",".join(errors), columns={COLUMN: spans})
         return {COLUMN: spans}
@@ -83,7 +90,7 @@ def _resiliparse() -> Extract:
 
 
 def _trafilatura() -> Extract:
-    # Imported for the run, not with the module: it takes a second.
+    # Imported here and not with the module, because that takes a second.
     try:
         trafilatura = importlib.import_module("trafilatura")
     except ImportError as error:
@@ -105,41 +112,54 @@ class Text:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        parts = _SEPARATOR.split(text)
-        ends = np.cumsum([len(part) for part in parts]).tolist()
-        words = [part for part in parts[::2] if part]  # the first and the last may be empty
-        self._ends = [end for part, end in zip(parts[::2], ends[::2], strict=True) if part]
+
+        # Words alternate with separators; the first and the last word may be empty.
+        chunks = _SEPARATOR.split(text)
+        chunk_ends = np.cumsum([len(chunk) for chunk in chunks]).tolist()
+        words = [word for word in chunks[::2] if word]
+        self._ends = [end for word, end in zip(chunks[::2], chunk_ends[::2], strict=True) if word]
         self._starts = [end - len(word) for word, end in zip(words, self._ends, strict=True)]
+
         self._numbers: dict[str, int] = {}
         self._words = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
 
     def align(self, extract: str) -> list[Span]:
-        """The spans of the text that an extract consists of: in order, disjoint.
+        """Returns the spans of the text that an extract consists of: in order, disjoint.
 
         The extract has parts of the text, mostly in its order, with any spaces and punctuation.
-        Spans begin and end with words, and the punctuation that touches these. There is none if the
-        extract is empty, or at most single words of it are in the text.
+        Spans begin and end with words, and include the punctuation that touches these. There are
+        none if the extract is empty, or shares at most single words with the text.
         """
         words = [self._numbers.get(word, -1) for word in _WORD.findall(extract)]
         if words == self._words:
             return [(0, len(self._text))] if words else []
+
         alignment = _Alignment(words, self._words)
-        gaps = [(0, len(words), 0, len(self._words))]
-        for count, places in _ANCHORS:
-            gaps = [rest for gap in gaps for rest in alignment.match(gap, count, places)]
+        gaps = [_Gap(0, len(words), 0, len(self._words))]
+        for count, max_copies in _ANCHORS:
+            unmatched: list[_Gap] = []
+            for gap in gaps:
+                unmatched += alignment.match(gap, count, max_copies)
+            gaps = unmatched
+
         if words:
             alignment.match_moved(min(_MOVED_WORDS, len(words)))
-        return self._spans(alignment.is_found)
+        return self._spans_of_words(alignment.is_matched)
 
-    def _spans(self, is_found: bytearray) -> list[Span]:
-        """The spans of the words found, each with the punctuation that touches it."""
+    def _spans_of_words(self, is_matched: bytearray) -> list[Span]:
+        """Returns the spans of the matched words, each with the punctuation that touches it."""
         text = self._text
         spans: list[Span] = []
-        for first, after in _ranges(is_found, 1):
-            start, end = self._starts[first], self._ends[after - 1]
+        for first, after in _ranges(is_matched, 1):
+            start = self._starts[first]
+            end = self._ends[after - 1]
+
+            # A span reaches at most to the words around it, and to the span before it.
             floor = self._ends[first - 1] if first else 0
+            if spans:
+                floor = max(floor, spans[-1][1])
             ceiling = self._starts[after] if after < len(self._starts) else len(text)
-            floor = max(floor, spans[-1][1] if spans else 0)
+
             while start > floor and not text[start - 1].isspace():
                 start -= 1
             while end < ceiling and not text[end].isspace():
@@ -148,124 +168,184 @@ class Text:
         return spans
 
 
-class _Alignment:
-    """Which words of an extract (`others`) are which of a text; words are numbers.
+class _Gap(NamedTuple):
+    """Words between two anchors that are not matched yet: a range of each list of words."""
 
-    `is_found` is 1 for each word of the text that is one of the extract.
+    extract_start: int
+    extract_end: int
+    text_start: int
+    text_end: int
+
+
+class _Alignment:
+    """Matches the words of an extract with the words of a text; words are numbers.
+
+    `is_matched` is 1 for each word of the text that has been matched.
     """
 
-    def __init__(self, others: list[int], words: list[int]) -> None:
-        self._others, self._words = others, words
-        self._is_used = bytearray(len(others))
-        self.is_found = bytearray(len(words))
+    def __init__(self, extract_words: list[int], text_words: list[int]) -> None:
+        self._extract_words = extract_words
+        self._text_words = text_words
+        self._is_used = bytearray(len(extract_words))
+        self.is_matched = bytearray(len(text_words))
 
-    def match(self, gap: _Gap, count: int, places: int) -> Iterator[_Gap]:
-        """Matches words of a gap, in order, from anchors; yields what is left.
+    def match(self, gap: _Gap, count: int, max_copies: int) -> Iterator[_Gap]:
+        """Matches words of a gap, in order, from anchors; yields the gaps that remain.
 
-        Anchors have `count` words, which occur at most `places` times in either text.
+        Anchors have `count` words, and at most `max_copies` copies in the gap of either text.
         """
-        others, words = self._others, self._words
-        other, other_end, word, word_end = gap
-        if count == 1 and word_end - word > _SINGLE_WORDS * (other_end - other) + 2:
+        extract_words = self._extract_words
+        text_words = self._text_words
+        extract_start, extract_end, text_start, text_end = gap
+        if count == 1 and text_end - text_start > _SINGLE_WORDS * (extract_end - extract_start) + 2:
             return
-        for at, place in self._anchors(gap, count, places):
-            if at < other or place < word:
-                continue  # within what the anchor before was extended over
-            while at > other and place > word and others[at - 1] == words[place - 1]:
-                at -= 1
-                place -= 1
-            if at > other and place > word:
-                yield other, at, word, place
-            length = self._mark(at, place, min(other_end - at, word_end - place))
-            other, word = at + length, place + length
-        if other < other_end and word < word_end:
-            yield other, other_end, word, word_end
 
-    def _anchors(self, gap: _Gap, count: int, places: int) -> list[Span]:
-        """Places in both of the anchors of a gap; see `match` for the arguments.
+        for in_extract, in_text in self._anchors(gap, count, max_copies):
+            if in_extract < extract_start or in_text < text_start:
+                continue  # the anchor before was extended over this one
 
-        Of several copies in the text the first is taken; before all other anchors the last, which
-        is the nearest to them: menus come first, and repeat titles of the content.
+            while (
+                in_extract > extract_start
+                and in_text > text_start
+                and extract_words[in_extract - 1] == text_words[in_text - 1]
+            ):
+                in_extract -= 1
+                in_text -= 1
+            if in_extract > extract_start and in_text > text_start:
+                yield _Gap(extract_start, in_extract, text_start, in_text)
+
+            limit = min(extract_end - in_extract, text_end - in_text)
+            length = self._mark_equal_words(in_extract, in_text, limit)
+            extract_start = in_extract + length
+            text_start = in_text + length
+
+        if extract_start < extract_end and text_start < text_end:
+            yield _Gap(extract_start, extract_end, text_start, text_end)
+
+    def _anchors(self, gap: _Gap, count: int, max_copies: int) -> list[tuple[int, int]]:
+        """Returns the anchors of a gap: their positions in the extract and in the text.
+
+        Of several copies in the text, the first is taken. In the gap before all other anchors, the
+        last is taken, which is the nearest to them: menus come first, and repeat titles of the
+        content. See `match` for the arguments.
         """
-        other, other_end, word, word_end = gap
-        others, words = self._others[other:other_end], self._words[word:word_end]
-        if word > 0 or word_end == len(self._words):
-            found = _rising_runs(others, words, count, places)
-            return [(other + at, word + place) for at, place in found]
-        found = _rising_runs(others[::-1], words[::-1], count, places)
-        return [(other_end - count - at, word_end - count - place) for at, place in found[::-1]]
+        extract_start, extract_end, text_start, text_end = gap
+        extract_words = self._extract_words[extract_start:extract_end]
+        text_words = self._text_words[text_start:text_end]
+
+        if text_start > 0 or text_end == len(self._text_words):
+            pairs = _rising_runs(extract_words, text_words, count, max_copies)
+            return [
+                (extract_start + in_extract, text_start + in_text) for in_extract, in_text in pairs
+            ]
+
+        # In the reversed lists, the last copy comes first.
+        pairs = _rising_runs(extract_words[::-1], text_words[::-1], count, max_copies)
+        return [
+            (extract_end - count - in_extract, text_end - count - in_text)
+            for in_extract, in_text in pairs[::-1]
+        ]
 
     def match_moved(self, count: int) -> None:
-        """Matches runs of that length that are left in both, in any order, at their first place.
+        """Matches unmatched runs of `count` words in any order, each with its first free copy.
 
-        An extractor has moved them, or they are in too many places for anchors.
+        An extractor has moved them, or they have too many copies for anchors.
         """
-        left = [(start, end) for start, end in _ranges(self._is_used, 0) if end - start >= count]
-        runs = (run for start, end in left for run in _runs(self._others[start:end], count))
-        places: dict[tuple[int, ...], deque[int]] = {run: deque() for run in runs}
-        if not places:
-            return
-        for start, end in _ranges(self.is_found, 0):
-            for place, run in enumerate(_runs(self._words[start:end], count), start):
-                if run in places:
-                    places[run].append(place)
-        for start, end in left:
-            after = start
-            for at, run in enumerate(_runs(self._others[start:end], count), start):
-                while at >= after and places[run]:
-                    place = places[run].popleft()
-                    if 1 not in self.is_found[place : place + count]:
-                        found = self.is_found.find(1, place)
-                        most = (len(self._words) if found < 0 else found) - place
-                        after = at + self._mark(at, place, min(end - at, most))
+        unused = [(start, end) for start, end in _ranges(self._is_used, 0) if end - start >= count]
 
-    def _mark(self, at: int, place: int, most: int) -> int:
-        """Marks the equal words from two places on, up to a limit; returns their number."""
-        others, words = self._others, self._words
+        # Unmatched positions in the text of each run of the extract
+        positions: dict[tuple[int, ...], deque[int]] = {}
+        for start, end in unused:
+            for run in _runs(self._extract_words[start:end], count):
+                positions[run] = deque()
+        if not positions:
+            return
+        for start, end in _ranges(self.is_matched, 0):
+            for in_text, run in enumerate(_runs(self._text_words[start:end], count), start):
+                if run in positions:
+                    positions[run].append(in_text)
+
+        for start, end in unused:
+            matched_end = start
+            for in_extract, run in enumerate(_runs(self._extract_words[start:end], count), start):
+                while in_extract >= matched_end and positions[run]:
+                    in_text = positions[run].popleft()
+                    if 1 in self.is_matched[in_text : in_text + count]:
+                        continue  # another run has been matched there since
+                    next_matched = self.is_matched.find(1, in_text)
+                    text_end = len(self._text_words) if next_matched < 0 else next_matched
+                    limit = min(end - in_extract, text_end - in_text)
+                    matched_end = in_extract + self._mark_equal_words(in_extract, in_text, limit)
+
+    def _mark_equal_words(self, in_extract: int, in_text: int, limit: int) -> int:
+        """Marks the equal words from two positions on, up to a limit; returns their number."""
+        extract_words = self._extract_words
+        text_words = self._text_words
         length = 0
-        while length < most and others[at + length] == words[place + length]:
+        while length < limit and extract_words[in_extract + length] == text_words[in_text + length]:
             length += 1
-        self._is_used[at : at + length] = self.is_found[place : place + length] = b"\1" * length
+
+        self._is_used[in_extract : in_extract + length] = b"\1" * length
+        self.is_matched[in_text : in_text + length] = b"\1" * length
         return length
 
 
 def _ranges(marks: bytearray, mark: int) -> Iterator[Span]:
-    """Start and end of each range of a mark, which is 0 or 1."""
+    """Yields start and end of each range of a mark, which is 0 or 1."""
     start = marks.find(mark)
     while start >= 0:
         end = marks.find(1 - mark, start)
-        end = len(marks) if end < 0 else end
+        if end < 0:
+            end = len(marks)
         yield start, end
         start = marks.find(mark, end)
 
 
 def _runs(words: list[int], count: int) -> Iterator[tuple[int, ...]]:
+    """Yields the `count` words from each position on."""
     return zip(*(words[shift:] for shift in range(count)), strict=False)
 
 
 def _rising_runs(
-    others: list[int], words: list[int], count: int, places: int
+    extract_words: list[int], text_words: list[int], count: int, max_copies: int
 ) -> list[tuple[int, int]]:
-    """The longest sequence of equal runs of `count` words whose places rise in both lists.
+    """Finds the longest sequence of equal runs of `count` words that is in order in both lists.
 
-    A run may have `places` places in either list.
+    A run may have at most `max_copies` copies in either list.
+
+    Returns:
+        The positions of each run in the extract and in the text.
     """
-    theirs, ours = _hashes(others, count), _hashes(words, count)
-    order = np.argsort(ours, kind="stable")
-    ours = ours[order]
-    last = np.searchsorted(ours, theirs, "right")
-    number = last - np.searchsorted(ours, theirs, "left")
-    _, run, copies = np.unique(theirs, return_inverse=True, return_counts=True)
-    at = np.flatnonzero((number > 0) & (number <= places) & (copies[run] <= places))
-    number, last = number[at], last[at]
-    # Pairs by their first place; those of one from the last, so that only one of them rises.
-    nth = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
-    firsts = np.repeat(at, number).tolist()
-    seconds = order[np.repeat(last - 1, number) - nth].tolist()
-    return [(firsts[pair], seconds[pair]) for pair in _longest_rise(seconds)]
+    extract_hashes = _hash_runs(extract_words, count)
+    text_hashes = _hash_runs(text_words, count)
+    text_order = np.argsort(text_hashes, kind="stable")
+    text_hashes = text_hashes[text_order]
+
+    # For each run of the extract: where its copies in the text end in `text_order`, how many they
+    # are, and how many copies the extract has.
+    last = np.searchsorted(text_hashes, extract_hashes, "right")
+    text_copies = last - np.searchsorted(text_hashes, extract_hashes, "left")
+    _, run, copies = np.unique(extract_hashes, return_inverse=True, return_counts=True)
+    extract_copies = copies[run]
+
+    is_anchor = (text_copies > 0) & (text_copies <= max_copies) & (extract_copies <= max_copies)
+    in_extract = np.flatnonzero(is_anchor)
+    text_copies = text_copies[in_extract]
+    last = last[in_extract]
+
+    # Pairs by their position in the extract. The pairs of one run go from its last copy to its
+    # first, so that at most one of them is in a rising sequence.
+    pairs_before = np.cumsum(text_copies) - text_copies
+    nth_copy = np.arange(text_copies.sum()) - np.repeat(pairs_before, text_copies)
+    extract_positions = np.repeat(in_extract, text_copies).tolist()
+    text_positions = text_order[np.repeat(last - 1, text_copies) - nth_copy].tolist()
+    return [
+        (extract_positions[pair], text_positions[pair]) for pair in _longest_rise(text_positions)
+    ]
 
 
-def _hashes(words: list[int], count: int) -> _UInt64:
+def _hash_runs(words: list[int], count: int) -> _UInt64:
+    """Returns a hash of the `count` words from each position on."""
     numbers = np.array(words, np.int64).view(np.uint64)
     hashes = np.zeros(max(len(words) - count + 1, 0), np.uint64)
     for shift in range(count):
@@ -275,23 +355,25 @@ def _hashes(words: list[int], count: int) -> _UInt64:
 
 
 def _longest_rise(values: list[int]) -> list[int]:
-    """The places of the longest sequence that rises; of several, that of the lowest values."""
-    lowest: list[int] = []  # the lowest end of a rising sequence of each length
-    ends: list[int] = []  # and its place
-    before: list[int] = []
-    for place, value in enumerate(values):
-        if not lowest or value > lowest[-1]:
-            before.append(ends[-1] if ends else -1)
-            lowest.append(value)
-            ends.append(place)
+    """Returns the positions of the longest rising subsequence; of several, the lowest values."""
+    lowest_ends: list[int] = []  # lowest last value of a rising subsequence, by its length - 1
+    end_positions: list[int] = []  # positions of these values
+    predecessors: list[int] = []  # the position before each position in its subsequence, or -1
+
+    for position, value in enumerate(values):
+        if not lowest_ends or value > lowest_ends[-1]:
+            predecessors.append(end_positions[-1] if end_positions else -1)
+            lowest_ends.append(value)
+            end_positions.append(position)
             continue
-        length = bisect_left(lowest, value)
-        before.append(ends[length - 1] if length else -1)
-        lowest[length] = value
-        ends[length] = place
+        length = bisect_left(lowest_ends, value)
+        predecessors.append(end_positions[length - 1] if length else -1)
+        lowest_ends[length] = value
+        end_positions[length] = position
+
     rising = []
-    place = ends[-1] if ends else -1
-    while place >= 0:
-        rising.append(place)
-        place = before[place]
+    position = end_positions[-1] if end_positions else -1
+    while position >= 0:
+        rising.append(position)
+        position = predecessors[position]
     return rising[::-1]

@@ -1,4 +1,4 @@
-"""Descriptions of websites: a table of domains, and how it is made from a dump of Wikipedia.
+"""Descriptions of websites: a table of domains, made from a dump of Wikipedia.
 
     python -m bsmeta.annotate.descriptions dump=enwiki-pages-articles.xml.bz2 output=sites.sqlite
 
@@ -34,7 +34,7 @@ _DOMAIN = r"(?:www\.)?((?:[a-z0-9-]++\.)++[a-z]{2,}+)"
 _DOMAIN_TITLE = re.compile(_DOMAIN, re.IGNORECASE)
 _WEBSITE = re.compile(r"\|\s*+(?:website|homepage|url)\s*+=(?P<value>[^|\n]*+)", re.IGNORECASE)
 _WHOLE_DOMAIN = rf"{_DOMAIN}/?(?=[\s|}}\]]|$)"
-# Begins at none but the first label: if a domain is no end of a value, its rest is none either.
+# Begins only at the first label: if a domain does not end a value, its later labels do not either.
 _IN_VALUE = re.compile(rf"(?<![a-z0-9-])(?<![a-z0-9-]\.)-*+{_WHOLE_DOMAIN}", re.IGNORECASE)
 _AFTER_VALUE = re.compile(rf"\W*+(?:https?://)?{_WHOLE_DOMAIN}", re.IGNORECASE)
 _NO_CONTENT = re.compile(
@@ -47,13 +47,13 @@ _SCHEME = "[http"
 _OUTSIDE_LINK = re.compile(r"\[https?://(?=\S)")
 _SPACE = re.compile(r"\s")
 _MARKUP = re.compile(r"'{2,}|__[A-Z]+__|(?P<tag><)(?=[^>])")
-_MARKUP_BUT_TAGS = re.compile(r"'{2,}|__[A-Z]+__")
-# Begins at the first of the spaces before them. The class at the beginning makes it fast.
+_MARKUP_EXCEPT_TAGS = re.compile(r"'{2,}|__[A-Z]+__")
+# Begins at the first of the spaces before parentheses. The class at the beginning makes it fast.
 _PARENTHESES = re.compile(r"[\s(](?:(?<=\()|(?<=\s)(?<!\s\s)\s*+\()[^()]*+\)")
 _NO_PROSE = tuple("=*#:;|!{}[<")
 _DEEPEST = 20  # templates in templates, and so on
 _LONGEST_HOST = 253  # characters, of RFC 1035
-_INTRODUCTION = 20_000  # characters of an article among which its first sentence is
+_INTRODUCTION = 20_000  # characters of an article that are searched for its first sentence
 
 WORDS = range(5, 51)
 _NO_DESCRIPTION = re.compile(r"refers? to\b|^\[\[\w+:")
@@ -63,7 +63,7 @@ _SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT)
 
 
 def descriptions_of_dump(path: Path) -> dict[str, str]:
-    """The first sentence of the article about each domain.
+    """Returns the first sentence of the article about each domain.
 
     The dump (`pages-articles.xml`, plain or compressed) is read once, in a stream; the first
     sentences of all articles are kept in a temporary file, because a redirect may stand before or
@@ -73,31 +73,37 @@ def descriptions_of_dump(path: Path) -> dict[str, str]:
         DataError: If it cannot be read.
     """
     redirects: dict[str, str] = {}
-    named: dict[str, _Named] = {}
+    named: dict[str, _NamedWebsite] = {}
+    descriptions: dict[str, str] = {}
     with closing(sqlite3.connect("")) as database:  # temporary, on the disk
         database.execute("CREATE TABLE sentences (title TEXT PRIMARY KEY, sentence TEXT)")
-        for title, redirect, text in _articles(path):
+        for article in _read_articles(path):
+            title = article.title
             if match := _DOMAIN_TITLE.fullmatch(title):
-                redirects[match[1].lower()] = title if redirect is None else redirect
-            if redirect is not None:
+                redirects[match[1].lower()] = title if article.target is None else article.target
+            if article.target is not None:
                 continue
-            row = title, first_sentence(text)
+
+            row = title, first_sentence(article.text)
             database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", row)
             letters = re.sub(r"\W", "", title).lower()
-            for domain in _websites(text[:_INTRODUCTION]):
+            for domain in _find_websites(article.text[:_INTRODUCTION]):
                 _keep_nearer(named, domain.lower(), title, letters)
-        titles = {domain: article.title for domain, article in named.items()} | redirects
+
+        titles = {domain: website.title for domain, website in named.items()} | redirects
         query = "SELECT sentence FROM sentences WHERE title = ?"
-        found = {
-            domain: database.execute(query, (title,)).fetchone() for domain, title in titles.items()
-        }
-    return {domain: row[0] for domain, row in found.items() if row and row[0]}
+        for domain, title in titles.items():
+            row = database.execute(query, (title,)).fetchone()
+            if row and row[0]:
+                descriptions[domain] = row[0]
+    return descriptions
 
 
-def _websites(text: str) -> Iterator[str]:
-    """The domains that the infoboxes of an article name as its website.
+def _find_websites(text: str) -> Iterator[str]:
+    """Yields the domains that the infoboxes of an article name as its website.
 
-    Of a value the first domain; of one without any, that of the argument or the line after it.
+    Only the first domain of a value counts. If a value has none, the domain may be in the argument
+    or the line after it.
     """
     for field in _WEBSITE.finditer(text):
         start, end = field.span("value")
@@ -106,57 +112,70 @@ def _websites(text: str) -> Iterator[str]:
             yield domain[1]
 
 
-class _Named(NamedTuple):
-    """An article that names a website, and whether its title is like the domain."""
+class _NamedWebsite(NamedTuple):
+    """The title of an article that names a website, and whether it is like the domain."""
 
     title: str
     is_near: bool
 
 
-def _keep_nearer(named: dict[str, _Named], domain: str, title: str, letters: str) -> None:
-    """Keeps, of articles that name one website, the first whose title is like the domain.
+def _keep_nearer(named: dict[str, _NamedWebsite], domain: str, title: str, letters: str) -> None:
+    """Keeps, of the articles that name a website, the first whose title is like the domain.
 
     Args:
-        letters: Those of the title, in lower case.
+        letters: The letters of the title, in lower case.
     """
     is_near = domain.partition(".")[0].replace("-", "") in letters
     if domain not in named or (is_near and not named[domain].is_near):
-        named[domain] = _Named(title, is_near)
+        named[domain] = _NamedWebsite(title, is_near)
 
 
-def _articles(path: Path) -> Iterator[tuple[str, str | None, str]]:
-    """Yields title and text of articles; of a redirect, also the title that it leads to."""
+class _Article(NamedTuple):
+    """An article of the dump, or a redirect."""
+
+    title: str
+    target: str | None  # the title of the article that a redirect leads to
+    text: str
+
+
+def _read_articles(path: Path) -> Iterator[_Article]:
+    """Yields the articles and redirects of a dump."""
     try:
-        with _opened(path) as file:
+        with _open_dump(path) as file:
             events = ElementTree.iterparse(file, events=("start", "end"))
             _, root = next(events)
             for event, element in events:
-                if event == "end" and element.tag.rpartition("}")[2] == "page":
-                    fields = {one.tag.rpartition("}")[2]: one for one in element.iter()}
-                    if fields["ns"].text == "0":
-                        redirect = fields["redirect"].get("title") if "redirect" in fields else None
-                        text = fields["text"].text if "text" in fields else None
-                        yield fields["title"].text or "", redirect, text or ""
-                    root.clear()
+                if event != "end" or element.tag.rpartition("}")[2] != "page":
+                    continue
+                fields = {child.tag.rpartition("}")[2]: child for child in element.iter()}
+                if fields["ns"].text == "0":
+                    target = fields["redirect"].get("title") if "redirect" in fields else None
+                    text = fields["text"].text if "text" in fields else None
+                    yield _Article(fields["title"].text or "", target, text or "")
+                root.clear()
     except (OSError, EOFError, StopIteration, KeyError, ElementTree.ParseError) as error:
         raise DataError(
             f"dump={path} cannot be read: {error!r}; expected pages-articles.xml of Wikipedia"
         ) from error
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_dump(path: Path) -> IO[bytes]:
     if path.suffix == ".bz2":
         return bz2.open(path)
-    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    return path.open("rb")
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of an article in wikitext, without markup and parentheses."""
-    text = replace_enclosed(text[:_INTRODUCTION], _NO_CONTENT, _end_of_content)
-    text = _without(_TEMPLATE, "{", text)
-    text = _without(_FILE, "[[", text)
-    text = _without(_LINK, "[[", text, r"\1")
-    text = _without(_PARENTHESES, "(", _without_markup(_label_links(text)))
+    """Returns the first sentence of an article in wikitext, without markup and parentheses."""
+    text = replace_enclosed(text[:_INTRODUCTION], _NO_CONTENT, _remove_content)
+    text = _remove_nested(_TEMPLATE, "{", text)
+    text = _remove_nested(_FILE, "[[", text)
+    text = _remove_nested(_LINK, "[[", text, r"\1")
+    text = _remove_markup(_label_links(text))
+    text = _remove_nested(_PARENTHESES, "(", text)
+
     for line in text.splitlines():
         line = " ".join(line.split())
         if line and not line.startswith(_NO_PROSE):
@@ -165,10 +184,11 @@ def first_sentence(text: str) -> str:
     return ""
 
 
-def _end_of_content(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
-    """Removes a comment, a footnote, or an element without prose."""
+def _remove_content(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
+    """Removes a comment, a footnote, or an element without prose; see `replace_enclosed`."""
     if match["whole"]:  # a footnote without other elements, as most are
         return match.end(), ""
+
     if match[0] == "<!--":
         mark = "-->"
     elif match["element"]:
@@ -178,19 +198,20 @@ def _end_of_content(match: re.Match[str], finder: Finder) -> tuple[int, str] | N
         bracket = finder.find(">", match.end())
         if bracket is not None and match.string[match.end() : bracket[0]].endswith("/"):
             return bracket[1], ""
+
     end = finder.find(mark, match.end())
     return None if end is None else (end[1], "")
 
 
-def _without_markup(text: str) -> str:
-    """A text without tags and other marks."""
+def _remove_markup(text: str) -> str:
+    """Removes tags and other marks from a text."""
     if "<" not in text:  # as in most articles
-        return _MARKUP_BUT_TAGS.sub("", text)
-    return replace_enclosed(text, _MARKUP, _end_of_markup)
+        return _MARKUP_EXCEPT_TAGS.sub("", text)
+    return replace_enclosed(text, _MARKUP, _remove_mark)
 
 
-def _end_of_markup(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
-    """Removes a tag, or other markup, which ends where it was matched."""
+def _remove_mark(match: re.Match[str], finder: Finder) -> tuple[int, str] | None:
+    """Removes a tag, or other markup, which ends where the match ends."""
     if not match["tag"]:
         return match.end(), ""
     end = finder.find(">", match.end())
@@ -198,9 +219,9 @@ def _end_of_markup(match: re.Match[str], finder: Finder) -> tuple[int, str] | No
 
 
 def _label_links(text: str) -> str:
-    """A text with the labels of the links to other sites instead of these links.
+    """Replaces the links to other sites in a text by their labels.
 
-    Labels end at the first bracket after the address; if there is none, the address ends at the
+    A label ends at the first bracket after the address. If there is none, the address ends at the
     last bracket, and has no label.
     """
     if _SCHEME not in text:
@@ -218,10 +239,14 @@ def _label_links(text: str) -> str:
     return replace_enclosed(text, _OUTSIDE_LINK, replace)
 
 
-def _without(pattern: re.Pattern[str], opening: str, text: str, replacement: str = "") -> str:
-    """A text without a nested pattern, which has the opening, from the inside out."""
+def _remove_nested(pattern: re.Pattern[str], opening: str, text: str, replacement: str = "") -> str:
+    """Replaces a nested pattern in a text, from the inside out.
+
+    Args:
+        opening: A string that every match of the pattern contains.
+    """
     for _ in range(_DEEPEST):
-        if opening not in text:  # in a tenth of the time of the pattern
+        if opening not in text:  # ten times as fast as the pattern
             break
         text, count = pattern.subn(replacement, text)
         if not count:
@@ -230,7 +255,7 @@ def _without(pattern: re.Pattern[str], opening: str, text: str, replacement: str
 
 
 def is_description(text: str) -> bool:
-    """Whether a text can serve as a description: 5 to 50 words, and no disambiguation page."""
+    """Returns whether a text can serve as a description: 5 to 50 words, no disambiguation page."""
     return len(text.split()) in WORDS and not _NO_DESCRIPTION.search(text)
 
 
@@ -248,7 +273,7 @@ class DescriptionTable:
         self._path = Path(path)
         try:
             self.content_hash = file_hash(self._path)
-            self._find = self._lookup()
+            self._find_domain = self._open_table()
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error) as error:
             raise DataError(
                 f"descriptions={path} cannot be read: {error}; expected a table "
@@ -256,39 +281,41 @@ class DescriptionTable:
             ) from error
 
     def find(self, host: str) -> str | None:
-        """The description of a host, or else of the domain that it belongs to."""
+        """Returns the description of a host, or else of the domain that it belongs to."""
         host = host.removeprefix("www.")
         if len(host) > _LONGEST_HOST:
             return None
         while host.count("."):
-            found = self._find(host)
-            if found:
-                return found
+            description = self._find_domain(host)
+            if description:
+                return description
             host = host.partition(".")[2]
         return None
 
-    def _lookup(self) -> Callable[[str], str | None]:
+    def _open_table(self) -> Callable[[str], str | None]:
+        """Opens the file; returns the function that finds the description of a domain."""
         if self._path.suffix == ".sqlite":
             with closing(open_database(self._path)) as database:
                 database.execute("SELECT domain, description FROM descriptions LIMIT 1")
-            return lru_cache(maxsize=1 << 16)(self._from_database)
+            return lru_cache(maxsize=1 << 16)(self._query_database)
+
         with self._path.open(encoding="utf-8") as file:
             lines = [line.rstrip("\n") for line in file if line.strip()]
         if self._path.suffix == ".jsonl":
-            objects = map(parse_json, lines)
-            return {one["domain"]: one["description"] for one in objects}.get
+            rows = map(parse_json, lines)
+            return {row["domain"]: row["description"] for row in rows}.get
         if self._path.suffix == ".tsv":
-            return dict(_two_fields(line) for line in lines).get
+            return dict(_split_line(line) for line in lines).get
         raise ValueError(f"its name ends in none of {FORMATS}")
 
-    def _from_database(self, domain: str) -> str | None:
+    def _query_database(self, domain: str) -> str | None:
         query = "SELECT description FROM descriptions WHERE domain = ?"
         with closing(open_database(self._path)) as database:
-            found = database.execute(query, (domain,)).fetchone()
-        return found[0] if found else None
+            row = database.execute(query, (domain,)).fetchone()
+        return row[0] if row else None
 
 
-def _two_fields(line: str) -> tuple[str, str]:
+def _split_line(line: str) -> tuple[str, str]:
     domain, tab, description = line.partition("\t")
     if not tab:
         raise ValueError(f"a line without a tab: {line[:80]!r}")
@@ -296,7 +323,7 @@ def _two_fields(line: str) -> tuple[str, str]:
 
 
 def main(config: DescriptionsConfig) -> None:
-    """Writes the table, and prints how many domains it has."""
+    """Writes the table, and prints its number of domains."""
     if config.dump is None or config.output is None:
         raise ConfigurationError(
             "dump (the file to read) and output (the table to write) must be set"
@@ -304,14 +331,15 @@ def main(config: DescriptionsConfig) -> None:
     output = Path(config.output)
     if output.suffix not in FORMATS:
         raise ConfigurationError(f"output={output}: expected a name that ends in one of {FORMATS}")
+
     try:
         with building(output) as part:
-            part.touch()  # what cannot be written is noticed before hours of reading
-            found = descriptions_of_dump(Path(config.dump))
-            write_table(part, output.suffix, sorted(found.items()))
+            part.touch()  # so that a path that cannot be written fails before hours of reading
+            descriptions = descriptions_of_dump(Path(config.dump))
+            write_table(part, output.suffix, sorted(descriptions.items()))
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"output={output} cannot be written: {error}") from error
-    print(f"{output}: {len(found):,} domains")
+    print(f"{output}: {len(descriptions):,} domains")
 
 
 def write_table(path: Path, suffix: str, rows: Iterable[tuple[str, str]]) -> None:
@@ -322,6 +350,7 @@ def write_table(path: Path, suffix: str, rows: Iterable[tuple[str, str]]) -> Non
             database.executemany("INSERT INTO descriptions VALUES (?, ?)", rows)
             database.commit()
         return
+
     with path.open("w", encoding="utf-8") as file:
         for domain, description in rows:
             line = f"{domain}\t{description}"

@@ -1,4 +1,4 @@
-"""Raw pages for the frames of the report: nothing in them makes a request or leads elsewhere.
+"""Raw pages for the frames of the report, cleaned so that they make no request and lead nowhere.
 
 The frame's sandbox runs no script, and its policy loads nothing; but neither rules out that a
 browser connects to a host that a page names (`<link rel=preconnect>`), or that a click navigates
@@ -12,17 +12,17 @@ import re
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from bsmeta.annotate.page import PageError, parse_html
-from bsmeta.annotate.tags import names
+from bsmeta.annotate.tags import split_names
 
 # They load, connect, navigate or embed. SVG and MathML are parsed by rules of their own, and
 # `<plaintext>` reads differently each time that it is written.
 _REMOVED = ", ".join(
-    names(
+    split_names(
         """link base meta iframe frame frameset object embed applet portal fencedframe template svg
         math plaintext"""
     )
 )
-_KEPT_ATTRIBUTES = names(
+_KEPT_ATTRIBUTES = split_names(
     """abbr align alt bgcolor border cellpadding cellspacing checked class clear color cols colspan
     dir disabled face frame headers height hidden hspace id label lang nowrap open reversed role
     rows rowspan rules scope selected shape size span start style summary tabindex title valign
@@ -36,24 +36,24 @@ _MOST_PASSES = 5
 
 
 def inert_html(html: str) -> str:
-    """A page without what makes requests or navigates, as HTML.
+    """Removes from a page all elements and attributes that make requests or navigate.
 
-    It is cleaned until it is read again as it was written: with some errors of nesting, elements
-    appear only when HTML that a parser has written is parsed.
+    It is cleaned until parsing and writing no longer change it: with some errors of nesting,
+    elements appear only when HTML that a parser has written is parsed.
 
     Raises:
         PageError: The page cannot be parsed, or never becomes stable.
     """
     for _ in range(_MOST_PASSES):
-        cleaned = _clean(parse_html(html))
+        cleaned = _clean_tree(parse_html(html))
         if cleaned == html:
             return cleaned
         html = cleaned
     raise PageError("not_stable", f"it changes with each of {_MOST_PASSES} passes of the parser")
 
 
-def _clean(tree: LexborHTMLParser) -> str:
-    for node in reversed(tree.css(_REMOVED)):  # what is inside of one first, before it is freed
+def _clean_tree(tree: LexborHTMLParser) -> str:
+    for node in reversed(tree.css(_REMOVED)):  # inner elements before the outer, which frees them
         node.decompose()
     for node in tree.css("*"):
         _clean_attributes(node)

@@ -1,12 +1,11 @@
-"""Pages that link to each other: an anchor's text is a mention, and the page that it leads to the
-entity.
+"""Links between pages: an anchor's text is a mention, and the page that it leads to the entity.
 
-Before the shards are made, a first pass over the input collects the titles of all pages. Those of
-an input file are kept in `_annotation/NAME.pages`, so that a killed run continues after the last
-complete file; together they become an index (SQLite, on disk), in which the annotator `entity`
-looks up where the links of a page lead.
+Before the shards are made, a first pass over the input collects the titles of all pages. The
+titles of an input file are kept in `_annotation/NAME.pages`, so that a killed run continues after
+the last complete file. Together they become an index (SQLite, on disk), in which the annotator
+`entity` finds the pages that links lead to.
 
-After, if a folder is named for it, the shards become training data of a disambiguator:
+Afterwards, if a folder is named for it, the shards become training data of a disambiguator:
 
     profiles.jsonl          the pages that links may lead to: title, description, types, relations
     train.jsonl, dev.jsonl  sentences with mentions; the mention is an anchor, the gold entity the
@@ -36,7 +35,7 @@ from bsmeta.annotate import pool
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import VERSION, Page, PageError, parse_page
 from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles, damaged_shard
-from bsmeta.annotate.sources import InputFile, counted, decode
+from bsmeta.annotate.sources import InputFile, decode, format_count
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import building
 from bsmeta.core.parsing import JSONDecoder
@@ -46,15 +45,18 @@ from bsmeta.data.text.sentences import sentences
 
 LONGEST_MENTION = 100
 LONGEST_DESCRIPTION = 500
-PROFILES, TRAIN, DEV = "profiles.jsonl", "train.jsonl", "dev.jsonl"
+PROFILES = "profiles.jsonl"
+TRAIN = "train.jsonl"
+DEV = "dev.jsonl"
 TITLE_SCORE = 0.5
-"""Score added to the count of a page's title as its alias: less than that of any mention."""
+"""Score of a page's title as its alias, beside the counts of mentions: less than one mention."""
 RELATION = "links_to"
 
-# What sets the name of the site off from the title of a page.
+# Between the title of a page and the name of its site.
 _SEPARATOR = re.compile(r" (?:[-–—|·•«»]|::) ")
-_SITE_SHARE = 0.05  # of the pages of a host that have a suffix in common: it names the site
+# A suffix names the site if at least these many, and this share, of the pages of a host have it.
 _SITE_PAGES = 3
+_SITE_SHARE = 0.05
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
 _PORTS = {"http": 80, "https": 443}
 _SCHEMA = (
@@ -67,7 +69,7 @@ _DIGEST = "CREATE TABLE made_from (digest TEXT)"
 class LinkedPage(NamedTuple):
     """A page that links may lead to."""
 
-    key: str  # its address, see `link_key`
+    key: str  # its address, normalized by `link_key`
     title: str  # without the name of the site
     description: str  # its first paragraph
     site: str  # its host
@@ -79,17 +81,22 @@ _PAGE = JSONDecoder(LinkedPage)
 
 @lru_cache(maxsize=1 << 16)
 def link_key(url: str) -> str | None:
-    """What is equal for two addresses of one page: without scheme, its port, fragment, index file.
+    """Normalizes an address, so that two addresses of one page are equal.
 
-    None if it is not the address of a page on the web.
+    Removes the scheme, its default port, the fragment, and the name of an index file.
+
+    Returns:
+        None if the address cannot be a page on the web.
     """
     try:
         parts = urlsplit(urldefrag(url).url)
-        host, port = parts.hostname, parts.port
+        host = parts.hostname
+        port = parts.port
     except ValueError:
         return None
     if parts.scheme not in _PORTS or not host:
         return None
+
     if port not in (None, _PORTS[parts.scheme]):
         host = f"{host}:{port}"
     path = _INDEX_FILE.sub("/", parts.path).rstrip("/")
@@ -97,12 +104,14 @@ def link_key(url: str) -> str | None:
 
 
 def linked_page(page: Page, url: str) -> LinkedPage | None:
-    """The entry of a page in the index; None without an address or a title."""
+    """Returns the entry of a page in the index; None without an address or a title."""
     key = link_key(url)
     if key is None or not page.title:
         return None
+
     site, _, path = key.partition("/")
     section = path.partition("/")[0] if "/" in path else ""
+
     spans = ((tag.char_start_idx, tag.char_end_idx) for tag in page.tags if tag.value == "p")
     start, end = next((span for span in spans if span[0] < span[1]), (0, 0))
     description = " ".join(page.text[start:end].split())[:LONGEST_DESCRIPTION]
@@ -110,38 +119,40 @@ def linked_page(page: Page, url: str) -> LinkedPage | None:
 
 
 def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
-    """Writes the index of all pages; of pages of one address the first is kept.
+    """Writes the index of all pages; of pages with the same address, the first is kept.
 
-    `digest` identifies from what they were collected.
+    `digest` identifies the input that the pages were collected from.
     """
     with building(path) as part, closing(sqlite3.connect(part)) as database:
         database.execute(_SCHEMA)
         database.execute(_DIGEST)
         database.execute("INSERT INTO made_from VALUES (?)", (digest,))
         database.executemany("INSERT OR IGNORE INTO pages VALUES (?, ?, ?, ?, ?)", pages)
-        for key, title in list(_shortened(database)):
+        for key, title in list(_shorten_titles(database)):
             database.execute("UPDATE pages SET title = ? WHERE key = ?", (title, key))
         database.commit()
 
 
-def _shortened(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """The titles that end with the name of their site, without it.
+def _shorten_titles(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    """Yields the key and the shorter title of pages whose title ends with the name of their site.
 
-    The name is what follows the last separator in many titles of a site.
+    The text after the last separator is that name if many titles of the site have it.
     """
     pages: Counter[str] = Counter()
     suffixes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for site, title in database.execute("SELECT site, title FROM pages"):
+        _, suffix = _split_title(title)
         pages[site] += 1
-        suffixes[site][_parts(title)[1]] += 1
+        suffixes[site][suffix] += 1
+
     for key, title, site in database.execute("SELECT key, title, site FROM pages"):
-        name, suffix = _parts(title)
+        name, suffix = _split_title(title)
         if suffix and suffixes[site][suffix] >= max(_SITE_PAGES, _SITE_SHARE * pages[site]):
             yield key, name
 
 
-def _parts(title: str) -> tuple[str, str]:
-    """A title before its last separator, and after it."""
+def _split_title(title: str) -> tuple[str, str]:
+    """Splits a title at its last separator; without one, the second part is empty."""
     separators = list(_SEPARATOR.finditer(title))
     if not separators:
         return title, ""
@@ -149,17 +160,17 @@ def _parts(title: str) -> tuple[str, str]:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Opens an SQLite file that only is read."""
+    """Opens an SQLite file read-only."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def index_path(output: Path) -> Path:
-    """Where the index of a run lies."""
+    """Returns the path of the index of a run."""
     return output / FOLDER / "pages.sqlite"
 
 
 def index_digest(path: Path) -> str | None:
-    """From what an index was made; None if it is not there."""
+    """Returns the digest of the input that an index was made from; None if there is no index."""
     if not path.exists():
         return None
     with closing(open_database(path)) as database:
@@ -167,7 +178,7 @@ def index_digest(path: Path) -> str | None:
 
 
 class LinkIndex:
-    """The pages of a crawl by their address. Each process opens it for itself."""
+    """The pages of a crawl by their address. Each process opens the file for itself."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -175,43 +186,45 @@ class LinkIndex:
         self.find = lru_cache(maxsize=1 << 16)(self._find)
 
     def pages(self) -> Iterator[LinkedPage]:
-        """All pages, sorted by their address."""
+        """Yields all pages, sorted by their address."""
         with closing(open_database(self._path)) as database:
             yield from map(LinkedPage._make, database.execute("SELECT * FROM pages ORDER BY key"))
 
     def _find(self, key: str) -> LinkedPage | None:
         if self._database is None:
             self._database = open_database(self._path)
-        found = self._database.execute("SELECT * FROM pages WHERE key = ?", (key,)).fetchone()
-        return None if found is None else LinkedPage._make(found)
+        row = self._database.execute("SELECT * FROM pages WHERE key = ?", (key,)).fetchone()
+        return None if row is None else LinkedPage._make(row)
 
 
 def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int, LinkedPage]]:
-    """The links of a page that lead to another page of the crawl: start, end, and that page.
+    """Yields the links of a page to other pages of the crawl: start, end, and the linked page.
 
-    Anchors without letters, and those longer than `LONGEST_MENTION`, are no mentions. Of nested or
-    overlapping anchors, which only broken HTML has, the first counts.
+    Anchors without letters, and anchors longer than `LONGEST_MENTION`, are no mentions. Of nested
+    or overlapping anchors, which only broken HTML has, the first counts.
     """
-    own, last = link_key(url), 0
+    page_key = link_key(url)
     base = urljoin(url, page.declared.base)
-    folder = urljoin(base, ".")  # to which links are relative: the same for many pages
+    folder = urljoin(base, ".")  # links are relative to it, and many pages have the same
+    last_end = 0
     for link in page.links:
         anchor = page.text[link.start : link.end]
         start = link.start + len(anchor) - len(anchor.lstrip())
         anchor = anchor.strip()
         is_name = 0 < len(anchor) <= LONGEST_MENTION and any(map(str.isalpha, anchor))
         href = link.href.strip()
-        if start < last or not is_name or not href or href.startswith("#"):
+        if start < last_end or not is_name or not href or href.startswith("#"):
             continue
-        key = _target(base if href.startswith("?") else folder, href)
-        target = index.find(key) if key is not None and key != own else None
+
+        key = _resolve_link(base if href.startswith("?") else folder, href)
+        target = index.find(key) if key is not None and key != page_key else None
         if target is not None:
-            last = start + len(anchor)
-            yield start, last, target
+            last_end = start + len(anchor)
+            yield start, last_end, target
 
 
 @lru_cache(maxsize=1 << 16)
-def _target(base: str, href: str) -> str | None:
+def _resolve_link(base: str, href: str) -> str | None:
     try:
         return link_key(urljoin(base, href))
     except ValueError:
@@ -221,42 +234,50 @@ def _target(base: str, href: str) -> str | None:
 def make_index(
     config: AnnotateConfig, files: Sequence[InputFile], output: Path, advance: pool.Advance
 ) -> None:
-    """Makes the index of the pages of all files, as far as it is not there.
+    """Makes the index of the pages of all files, or the parts of it that are missing.
 
-    Raises DataError if a file is damaged, and Stopped if a signal arrives.
+    Raises:
+        DataError: If a file is damaged.
+        Stopped: If a signal arrives.
     """
     (output / FOLDER).mkdir(exist_ok=True)
     page_bytes = int(config.page_mb * 1e6)
     paths = [ShardFiles(output, file.name).pages for file in files]
-    # The first line of the pages of a file: from what they were collected.
-    made_from = [f"{file.xxh3} {file.bytes} {VERSION} {page_bytes}\n".encode() for file in files]
+    # The first line of the pages of a file identifies the input that they were collected from.
+    headers = [f"{file.xxh3} {file.bytes} {VERSION} {page_bytes}\n".encode() for file in files]
 
-    def chunks() -> Iterator[pool.Chunk]:
+    def read_chunks() -> Iterator[pool.Chunk]:
         done = 0
         for number, file in enumerate(files):
-            if _first_line(paths[number]) != made_from[number]:
+            if _read_first_line(paths[number]) != headers[number]:
                 yield from pool.chunks_of_file(config, pool.Chunk(number, position=done), file)
                 done += file.bytes
 
     with pool.Pool(config, partial(collect, page_bytes)) as workers:
-        for number, found in groupby(workers.map(chunks()), lambda result: result[0].shard):
+        results_by_file = groupby(workers.map(read_chunks()), lambda result: result[0].shard)
+        for number, results in results_by_file:
             with building(paths[number]) as part, part.open("wb") as file:
-                file.write(made_from[number])
-                for chunk, lines in found:
+                file.write(headers[number])
+                for chunk, lines in results:
                     if chunk.problem:
                         raise DataError(chunk.problem)
                     if lines is not None:
                         file.write(lines)
                         advance(chunk.position, Counts(pages=len(chunk.items)))
-    digest = xxhash.xxh3_64_hexdigest(b"".join(made_from))
+
+    digest = xxhash.xxh3_64_hexdigest(b"".join(headers))
     if index_digest(index_path(output)) != digest:
-        write_index(index_path(output), chain.from_iterable(map(_collected, paths)), digest)
+        pages = chain.from_iterable(map(_read_pages, paths))
+        write_index(index_path(output), pages, digest)
 
 
 def collect(
     page_bytes: int, chunk: pool.Chunk, failures: pool.Failures, status: pool.Status
 ) -> bytes:
-    """The pages of a chunk as JSON lines; those that fail are counted by `annotator.Annotation`."""
+    """Returns the pages of a chunk as JSON lines.
+
+    Pages that fail are left out here; `annotator.Annotation` counts them.
+    """
     lines = []
     for number, item in enumerate(chunk.items):
         if (number, pool.PAGE_STEP) in failures:
@@ -270,7 +291,7 @@ def collect(
     return b"".join(lines)
 
 
-def _first_line(path: Path) -> bytes | None:
+def _read_first_line(path: Path) -> bytes | None:
     try:
         with path.open("rb") as lines:
             return lines.readline()
@@ -278,9 +299,9 @@ def _first_line(path: Path) -> bytes | None:
         return None
 
 
-def _collected(path: Path) -> Iterator[LinkedPage]:
+def _read_pages(path: Path) -> Iterator[LinkedPage]:
     with path.open("rb") as lines:
-        next(lines)
+        next(lines)  # the header, see `make_index`
         yield from map(_PAGE.decode, lines)
 
 
@@ -305,8 +326,8 @@ def write_linked_sets(
 ) -> str:
     """Writes the training data of a disambiguator to a folder; returns a summary.
 
-    It is made from the annotated shards, and the index of pages in their folder `output`; the
-    sentences of `dev_share` of the pages are held out.
+    The data are made from the annotated shards and the index of pages in their folder `output`.
+    The sentences of a share of the pages, `dev_share`, are held out.
 
     Raises:
         ConfigurationError: If they cannot be written.
@@ -314,38 +335,44 @@ def write_linked_sets(
     """
     scores: defaultdict[str, Counter[str]] = defaultdict(Counter)
     relations: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    written: Counter[str] = Counter()
+    line_counts: Counter[str] = Counter()
     numbers = count()
     names = (PROFILES, TRAIN, DEV)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             parts = [stack.enter_context(building(folder / name)) for name in names]
-            opened = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
-            files = dict(zip(names, opened, strict=True))
-            for row in _rows(shards, advance):
+            open_files = [stack.enter_context(part.open("w", encoding="utf-8")) for part in parts]
+            files = dict(zip(names, open_files, strict=True))
+
+            for row in _read_rows(shards, advance):
                 name = DEV if is_held_out(row.url, dev_share) else TRAIN
-                for line in _lines(row):
-                    _write(files[name], {"sent_idx_unq": next(numbers), **line})
-                    written[name] += 1
+                for sentence in _linked_sentences(row):
+                    _write_line(files[name], {"sent_idx_unq": next(numbers), **sentence})
+                    line_counts[name] += 1
                     if name == TRAIN:
-                        for alias, page in zip(line["aliases"], line["qids"], strict=True):
-                            scores[page][alias] += 1
-                            relations[link_key(row.url) or ""][page] = None
+                        pairs = zip(sentence["aliases"], sentence["qids"], strict=True)
+                        for alias, page_key in pairs:
+                            scores[page_key][alias] += 1
+                            relations[link_key(row.url) or ""][page_key] = None
+
             for page in LinkIndex(index_path(output)).pages():
-                _write(files[PROFILES], _profile(page, scores[page.key], relations[page.key]))
-                written[PROFILES] += 1
+                profile = _profile_of_page(page, scores[page.key], relations[page.key])
+                _write_line(files[PROFILES], profile)
+                line_counts[PROFILES] += 1
     except OSError as error:
         raise ConfigurationError(f"disambiguation={folder} cannot be written: {error}") from error
-    return f"{folder}: " + ", ".join(f"{name} ({counted(written[name], 'line')})" for name in names)
+
+    summaries = (f"{name} ({format_count(line_counts[name], 'line')})" for name in names)
+    return f"{folder}: " + ", ".join(summaries)
 
 
 def is_held_out(url: str, share: float) -> bool:
-    """Whether the sentences of a page are held out: its address alone decides."""
+    """Returns whether the sentences of a page are held out: its address alone decides."""
     return xxhash.xxh3_64_intdigest(url.encode()) < share * 2**64
 
 
-def _rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
+def _read_rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
     done = 0
     for shard in shards:
         number = 0
@@ -359,29 +386,38 @@ def _rows(shards: Iterable[Path], advance: pool.Advance) -> Iterator[_Row]:
         advance(done, Counts(pages=number))
 
 
-def _lines(row: _Row) -> Iterator[dict[str, Any]]:
-    """A line for each sentence that has mentions; of a paragraph without full stops: for that."""
+def _linked_sentences(row: _Row) -> Iterator[dict[str, Any]]:
+    """Yields a line of the training data for each sentence with mentions.
+
+    A paragraph without full stops counts as a sentence.
+    """
     entities = deque(sorted(row.metadata_entity, key=lambda entity: entity.char_start_idx))
-    for start, end in _spans(row.text):
+    for start, end in _sentence_spans(row.text):
         begun = []
         while entities and entities[0].char_start_idx < end:
             begun.append(entities.popleft())
-        found = [one for one in begun if one.char_start_idx >= start and one.char_end_idx <= end]
-        if found:
-            sentence = row.text[start:end]
-            spans = [(one.char_start_idx - start, one.char_end_idx - start) for one in found]
-            yield {
-                "sentence": sentence,
-                "aliases": [caseless(sentence[first:last]) for first, last in spans],
-                "qids": [one.url for one in found],
-                "char_spans": spans,
-                "gold": [True] * len(found),
-                "document": row.url,
-            }
+        inside = [
+            entity
+            for entity in begun
+            if entity.char_start_idx >= start and entity.char_end_idx <= end
+        ]
+        if not inside:
+            continue
+
+        sentence = row.text[start:end]
+        spans = [(entity.char_start_idx - start, entity.char_end_idx - start) for entity in inside]
+        yield {
+            "sentence": sentence,
+            "aliases": [caseless(sentence[first:last]) for first, last in spans],
+            "qids": [entity.url for entity in inside],
+            "char_spans": spans,
+            "gold": [True] * len(inside),
+            "document": row.url,
+        }
 
 
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """The spans of the sentences of each line."""
+def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yields the spans of the sentences of each line."""
     start = 0
     for line in text.splitlines(keepends=True):
         for first, last in sentences(line, "rules"):
@@ -389,17 +425,19 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
         start += len(line)
 
 
-def _profile(page: LinkedPage, counts: Counter[str], links: Iterable[str]) -> dict[str, Any]:
-    scores = Counter({caseless(page.title): TITLE_SCORE}) + counts
+def _profile_of_page(
+    page: LinkedPage, mention_counts: Counter[str], links: Iterable[str]
+) -> dict[str, Any]:
+    scores = Counter({caseless(page.title): TITLE_SCORE}) + mention_counts
     return {
         "entity_id": page.key,
         "mentions": sorted(scores.items(), key=lambda item: (-item[1], item[0])),
         "title": page.title,
         "description": page.description,
         "types": {"site": [page.site], "section": [page.section] if page.section else []},
-        "relations": [{"relation": RELATION, "object": page} for page in links],
+        "relations": [{"relation": RELATION, "object": key} for key in links],
     }
 
 
-def _write(file: TextIO, line: dict[str, Any]) -> None:
+def _write_line(file: TextIO, line: dict[str, Any]) -> None:
     file.write(json.dumps(line, ensure_ascii=False) + "\n")

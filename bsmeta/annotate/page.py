@@ -1,7 +1,7 @@
-"""A page: its HTML parsed once into text, tags with offsets, and what the page says about itself.
+"""A page: its HTML parsed once into text, tags with offsets, and the page's declarations.
 
-Everything that annotators need of a page's HTML comes from here; no annotator parses it again. A
-page that comes as bytes is decoded here, too.
+All that annotators need of a page's HTML comes from here; no annotator parses it again. A page
+that comes as bytes is decoded here, too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bsmeta.annotate.tags import (
     KEEP,
     LINE,
     LONGEST_REMOVED,
-    Open,
+    OpenElement,
     Profile,
     Rules,
     TagRecord,
     TagWriter,
-    names,
     raw_length,
+    split_names,
 )
 from bsmeta.core.parsing import decode_json
 
@@ -47,9 +47,9 @@ _DETECTOR_BYTES = 1 << 17
 _SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
 _ESCAPE = b"\x1b"  # begins the sequences of ISO-2022, which is ASCII and thus UTF-8 otherwise
 
-VERSION = 2  # to be increased when the same page would give another text or other tags
+VERSION = 2  # increment it when parsing changes the text or tags of a page
 
-PARAGRAPHS = names(
+PARAGRAPHS = split_names(
     """p div li ul ol hr pre blockquote dt dd dl menu figcaption figure h1 h2 h3 h4 h5 h6 nav
     article main section address aside"""
 )
@@ -57,39 +57,45 @@ _DECLARATIONS = 'meta, time, title, footer, script[type="application/ld+json"]'
 
 MAX_DEPTH = 5_000
 MAX_ATTRIBUTES = 10_000
-# The parser's time is quadratic in depth and in the attributes of a tag: about a second for a page
-# that just escapes being examined. Browsers stop nesting at a depth of 512.
+# The parser's time is quadratic in depth and in the attributes of a tag: about a second for the
+# worst page that is too small to be examined. Browsers stop nesting at a depth of 512.
 _EXAMINED_TAGS = 20_000
 _LONG_TAG = 50_000
 _QUOTED = re.compile(r""""[^"]*"|'[^']*'""")
 _TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
-_WITHOUT_END_TAG = names(
+_WITHOUT_END_TAG = split_names(
     """area base br col embed hr img input link meta param source track wbr html head body p li dt
     dd option optgroup tr td th thead tbody tfoot colgroup rt rp"""
 )
 
-_MOST_FOLDED = 2  # elements, into the one around them; as published, the next begins a chain
+# Elements that are folded into the one around them; as published, the next begins a new chain.
+_MOST_FOLDED = 2
 _RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("all")}
 
 
 def decode_html(html: bytes, http_charset: str | None = None) -> str:
-    """Decodes a page by the first of these with which it can be decoded.
+    """Decodes a page by the first of these encodings with which it can be decoded.
 
-    A byte order mark; UTF-8, whatever the page says; the charset of the HTTP header; that of a
-    `<meta>`; what resiliparse's detector finds, with U+FFFD for invalid bytes.
+    1. The encoding of a byte order mark
+    2. UTF-8, whatever the page declares
+    3. The charset of the HTTP header
+    4. The charset of a `<meta>`
+    5. The encoding that resiliparse detects, with U+FFFD for invalid bytes
     """
     for mark, encoding in _MARKS:
         if html.startswith(mark):
             return html[len(mark) :].decode(encoding, "replace")
-    for encoding in _candidates(html, http_charset):
+
+    for encoding in _candidate_encodings(html, http_charset):
         with contextlib.suppress(UnicodeDecodeError, LookupError):
             return html.decode(encoding)
-    found = detect_encoding(html, _DETECTOR_BYTES) or "utf-8"
-    return html.decode(_SUPERSETS.get(found, found), "replace")
+
+    detected = detect_encoding(html, _DETECTOR_BYTES) or "utf-8"
+    return html.decode(_SUPERSETS.get(detected, detected), "replace")
 
 
-def _candidates(html: bytes, http_charset: str | None) -> Iterator[str]:
-    """The encodings to try strictly."""
+def _candidate_encodings(html: bytes, http_charset: str | None) -> Iterator[str]:
+    """Yields the encodings to try strictly."""
     # UTF-16 without a byte order mark: every other byte of the first tag is zero.
     if html[:2] == b"<\0" and html[3:4] == b"\0":
         yield "utf-16-le"
@@ -97,10 +103,11 @@ def _candidates(html: bytes, http_charset: str | None) -> Iterator[str]:
         yield "utf-16-be"
     if _ESCAPE not in html:
         yield "utf-8"
+
     declared = _META.search(html, 0, _META_BYTES)
     for label in (http_charset, declared and declared[1].decode("ascii", "replace")):
         encoding = map_encoding_to_html5(label, fallback_utf8=False) if label else None
-        # A page whose declaration can be read as ASCII is not in UTF-16, as in a browser.
+        # As in a browser: a page whose declaration can be read as ASCII is not in UTF-16.
         if encoding is not None and not encoding.startswith("utf-16"):
             yield _SUPERSETS.get(encoding, encoding)
 
@@ -114,7 +121,7 @@ class PageError(ValueError):
 
 
 class Link(NamedTuple):
-    """A hyperlink: where it leads, and its span in the text."""
+    """A hyperlink: its target, and the span of its anchor in the text."""
 
     href: str
     start: int
@@ -123,9 +130,9 @@ class Link(NamedTuple):
 
 @dataclass
 class Declared:
-    """What a page declares about itself."""
+    """The page's declarations about itself."""
 
-    meta: dict[str, str] = field(default_factory=dict)  # of each name or property, the first
+    meta: dict[str, str] = field(default_factory=dict)  # the first value of each name or property
     json_ld: list[Any] = field(default_factory=list)  # decoded
     times: list[str] = field(default_factory=list)  # `datetime` of each `<time>`, or its text
     base: str = ""  # `href` of `<base>` in the head, to which links are relative
@@ -133,7 +140,10 @@ class Declared:
 
 @dataclass
 class Page:
-    """A parsed page; its serialized elements are none within another of their name."""
+    """A parsed page.
+
+    Of elements nested in an element of the same name, only the outermost is serialized.
+    """
 
     text: str  # all offsets refer to it
     tags: list[TagRecord]  # the records of `metadata_html`, in document order
@@ -146,16 +156,19 @@ class Page:
     @property
     def links(self) -> list[Link]:
         """The hyperlinks in the text, in document order."""
-        found = []
+        links = []
         for tag in self.tags:
             if tag.value == "a" and "href" in tag.html_attrs.attrs:
                 href = tag.html_attrs.values[tag.html_attrs.attrs.index("href")]
-                found.append(Link(str(href), tag.char_start_idx, tag.char_end_idx))
-        return found
+                links.append(Link(str(href), tag.char_start_idx, tag.char_end_idx))
+        return links
 
 
 def parse_page(html: str, *, profile: Profile = "published") -> Page:
-    """Parses a page; `published` removes what the published data do not have, `all` nothing.
+    """Parses a page.
+
+    Args:
+        profile: `published` removes the elements that the published data do not have, `all` none.
 
     Raises:
         PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
@@ -168,12 +181,12 @@ def parse_page(html: str, *, profile: Profile = "published") -> Page:
         page.declared.base = (base.attributes["href"] or "") if base is not None else ""
     _read_declarations(tree, page)
     if tree.body is not None:  # a page of frames has none
-        page.text, page.tags = walk(tree.body, _RULES[profile])
+        page.text, page.tags = extract_text(tree.body, _RULES[profile])
     return page
 
 
 def parse_html(html: str) -> LexborHTMLParser:
-    """The tree of a page.
+    """Parses a page into a tree.
 
     Raises:
         PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
@@ -187,34 +200,44 @@ def parse_html(html: str) -> LexborHTMLParser:
 
 def _refuse_slow(html: str) -> None:
     """Refuses a page on which the parser would spend minutes."""
-    if _has_long_tag(html):
-        for tag in html.split("<"):
-            if len(tag) <= _LONG_TAG:
-                continue
-            words = _QUOTED.sub(" ", tag).partition(">")[0].split()
-            if len(words) - 1 > MAX_ATTRIBUTES:
-                found = f"{len(words) - 1} in <{words[0][:20]}"
-                raise PageError("too_many_attributes", found)
+    _refuse_many_attributes(html)
+    _refuse_deep_nesting(html)
+
+
+def _refuse_many_attributes(html: str) -> None:
+    if not _has_long_tag(html):
+        return
+    for tag in html.split("<"):
+        if len(tag) <= _LONG_TAG:
+            continue
+        words = _QUOTED.sub(" ", tag).partition(">")[0].split()
+        attributes = len(words) - 1
+        if attributes > MAX_ATTRIBUTES:
+            raise PageError("too_many_attributes", f"{attributes} in <{words[0][:20]}")
+
+
+def _refuse_deep_nesting(html: str) -> None:
     if len(html) <= _EXAMINED_TAGS * len("<b>") or html.count("<") <= _EXAMINED_TAGS:
         return
+
     depth = 0
-    is_open: Counter[str] = Counter()
+    open_tags: Counter[str] = Counter()
     for slash, name in _TAG.findall(html):
         name = name.lower()
         if name in _WITHOUT_END_TAG:
             continue
         if not slash:
-            is_open[name] += 1
+            open_tags[name] += 1
             depth += 1
-        elif is_open[name]:
-            is_open[name] -= 1
+        elif open_tags[name]:
+            open_tags[name] -= 1
             depth -= 1
         if depth > MAX_DEPTH:
             raise PageError("too_deep", f"more than {MAX_DEPTH} elements within each other")
 
 
 def _has_long_tag(html: str) -> bool:
-    """Whether `_LONG_TAG` characters follow each other without a `<`."""
+    """Returns whether `_LONG_TAG` characters follow each other without a `<`."""
     position = 0
     while len(html) - position > _LONG_TAG:
         following = html.rfind("<", position + 1, position + 1 + _LONG_TAG)
@@ -232,17 +255,21 @@ def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
             case "meta":
                 attributes = node.attributes
                 content = attributes.get("content")
-                for kind in ("name", "property", "itemprop", "http-equiv"):
-                    name = attributes.get(kind)
+                for attribute in ("name", "property", "itemprop", "http-equiv"):
+                    name = attributes.get(attribute)
                     if name and content:
                         meta.setdefault(name.lower(), content)
+
             case "time":
                 page.declared.times.append(node.attributes.get("datetime") or node.text().strip())
+
             case "script":
                 with contextlib.suppress(msgspec.DecodeError):
                     page.declared.json_ld.append(decode_json(node.text()))
+
             case "footer" if not ancestors.include("footer", node):
                 page.footer.append(node.html or "")
+
             case "title" if not ancestors.include("title", node):
                 page.title_tags.append(node.html or "")
                 if page.title is None and not ancestors.include("svg", node):
@@ -250,110 +277,115 @@ def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
 
 
 class _Ancestors:
-    """Whether nodes lie within elements of some name. The path above a node is walked once."""
+    """Answers whether nodes lie within elements of a name; walks the path above a node once."""
 
     def __init__(self) -> None:
         self._is_within: dict[tuple[str, int], bool] = {}
 
     def include(self, tag: str, node: LexborNode) -> bool:
-        """Whether a node is within an element of a name."""
+        """Returns whether a node is within an element of a name."""
         is_within = False
-        walked = []
+        path = []
         parent = node.parent
         while parent is not None:
             key = tag, parent.mem_id
             if key in self._is_within:
                 is_within = self._is_within[key]
                 break
-            walked.append(key)
+            path.append(key)
             if parent.tag == tag:
                 is_within = True
                 break
             parent = parent.parent
-        self._is_within.update(dict.fromkeys(walked, is_within))
+        self._is_within.update(dict.fromkeys(path, is_within))
         return is_within
 
 
-def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
-    """The text of an element, which the rules keep, and its tags in document order.
+def extract_text(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
+    """Returns the text of an element that the rules keep, and its tags in document order.
 
-    Without recursion: pages may be deeper than Python's stack.
+    The tree is walked without recursion: pages may be deeper than Python's stack.
     """
     writer = TagWriter()
-    rule = rules.get(root.tag_id) or rules.rule(root)
-    is_open = [writer.open(root, rule)]
-    in_pre = 0
+    rule = rules.get(root.tag_id) or rules.add_rule(root)
+    open_elements = [writer.open_element(root, rule)]
+    pre_depth = 0  # number of `pre` around the node
     node = root.first_child
     while True:
+        # After the last child: back to the next node of an element around it.
         while node is None:
-            element = is_open.pop()
-            writer.close(element)
-            if not is_open:
+            element = open_elements.pop()
+            writer.close_element(element)
+            if not open_elements:
                 return writer.result()
-            in_pre -= element[1][4]
-            node = element[0].next
+            pre_depth -= element.rule.keeps_space
+            node = element.node.next
+
         text = node.text_content
         if text is not None:
-            if text and (in_pre or not text.isspace()):
-                writer.write(text, in_pre)
+            if text and (pre_depth or not text.isspace()):
+                writer.write_text(text, pre_depth)
             else:
-                writer.blank(text)
+                writer.note_space(text)
             node = node.next
             continue
+
         try:
             rule = rules[node.tag_id]
         except KeyError:
-            rule = rules.rule(node)
-        action, _, separator, least, is_pre, folds = rule
+            rule = rules.add_rule(node)
+        action, _, separator, min_length, keeps_space, is_folded = rule
         if action <= HOLLOW:
             child = node.first_child if action == KEEP else None
-            folded = _folded(node, is_open[-1]) if folds else 0
+            folds = _count_folds(node, open_elements[-1]) if is_folded else 0
             if child is None:
-                writer.close(writer.open(node, rule, folded))
+                writer.close_element(writer.open_element(node, rule, folds))
             elif (
-                not least
-                and not is_pre
+                not min_length
+                and not keeps_space
                 and (text := child.text_content)
                 and child.next is None
-                and (in_pre or not text.isspace())
+                and (pre_depth or not text.isspace())
             ):
-                writer.add(rule, node, text, in_pre)
+                writer.add_text_element(rule, node, text, pre_depth)
             else:
-                is_open.append(writer.open(node, rule, folded))
-                in_pre += is_pre
+                open_elements.append(writer.open_element(node, rule, folds))
+                pre_depth += keeps_space
                 node = child
                 continue
         elif action == BREAK:
             writer.pending = max(LINE, writer.pending + 1)
         elif separator:
-            writer.raw += _raw_length(node)
+            writer.raw += _removed_length(node)
             writer.pending = writer.pending or separator
         node = node.next
 
 
-def _folded(node: LexborNode, around: Open) -> int:
-    """How many elements around it an element is folded into; it begins a chain with 0.
+def _count_folds(node: LexborNode, parent: OpenElement) -> int:
+    """Returns how many elements around it an element is folded into; 0 if it begins a chain.
 
-    It is folded if the element around it is of its name and has no other element in it.
+    It is folded if its parent has the same name and has no other element in it.
     """
-    _, rule, *_, folded = around
-    if not rule[5] or folded >= _MOST_FOLDED:
+    if not parent.rule.is_folded or parent.folds >= _MOST_FOLDED:
         return 0
-    for sibling in ("prev", "next"):
-        other = getattr(node, sibling)
-        while other is not None:
-            if other.is_element_node:
+    for direction in ("prev", "next"):
+        sibling = getattr(node, direction)
+        while sibling is not None:
+            if sibling.is_element_node:
                 return 0
-            other = getattr(other, sibling)
-    return folded + 1
+            sibling = getattr(sibling, direction)
+    return parent.folds + 1
 
 
-def _raw_length(node: LexborNode) -> int:
-    """The raw length of the text of an element that is removed, as far as it matters."""
+def _removed_length(node: LexborNode) -> int:
+    """Returns the raw length of a removed element's text.
+
+    Counting stops above `LONGEST_REMOVED`: the elements around it are then long enough to keep.
+    """
     is_code = node.tag in ("script", "style")
     length = 0
-    for inner in node.traverse(include_text=True):
-        text = inner.text_content
+    for descendant in node.traverse(include_text=True):
+        text = descendant.text_content
         if text:
             length += len(text) if is_code else raw_length(text)
             if length > LONGEST_REMOVED:

@@ -1,8 +1,9 @@
-"""What a run does: its annotators, and for each input file the shard that is made or updated.
+"""The plan of a run: its annotators, and for each input file the shard that is made or updated.
 
-A shard is compared with what it would be made from now. While its pages and their text stay the
-same, it is updated column by column. If they change, it is rebuilt. A rebuild that would lose
-columns, because the command does not make all of them again, is refused before anything is written.
+An existing shard is compared with the shard that would be made now. While its pages and their text
+stay the same, it is updated column by column. If they change, it is rebuilt. A rebuild that would
+lose columns, because the command does not make all of them again, is refused before anything is
+written.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import importlib
 import inspect
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -31,13 +33,13 @@ from bsmeta.annotate.shard import (
     ShardFiles,
     read_journal,
 )
-from bsmeta.annotate.sources import InputFile, counted
+from bsmeta.annotate.sources import InputFile, format_count
 from bsmeta.core.errors import ConfigurationError, nearest
 from bsmeta.core.files import free_bytes
 
 ANNOTATORS: dict[str, type[Annotator]] = {
-    kind.name: kind
-    for kind in (
+    annotator_class.name: annotator_class
+    for annotator_class in (
         about_page.Html,
         Content,
         about_page.Url,
@@ -54,40 +56,44 @@ ANNOTATORS: dict[str, type[Annotator]] = {
         spans.EntityParagraph,
     )
 }
-"""The annotators; rows list their columns in this order, followed by those of custom annotators."""
+"""The annotators, in the order in which rows list their columns; custom annotators follow."""
 
 TYPICAL_SHARE = 3.0  # bytes of a shard for each byte of compressed raw pages
-MARGIN = 1.1
+MARGIN = 1.1  # of the estimated size of shards
 NAMED_SHARDS = 5  # in a message
-_DECLARED = ("name", "columns")  # by every annotator
+_REQUIRED_ATTRIBUTES = ("name", "columns")  # of every annotator
 
 
 def make_annotators(config: AnnotateConfig) -> list[Annotator]:
-    """The annotators of a run, each after those whose columns it needs.
+    """Makes the annotators of a run, each after those whose columns it needs.
 
     Raises:
         ConfigurationError: Listing names that are unknown, classes that cannot be imported or are
             no annotators, columns that two of them make, and columns that none makes.
     """
-    kinds, problems = [], []
+    classes = []
+    problems = []
     for name in dict.fromkeys(config.annotators):
         try:
-            kinds.append(ANNOTATORS[name] if name in ANNOTATORS else _imported(name))
+            classes.append(ANNOTATORS[name] if name in ANNOTATORS else _import_annotator(name))
         except ConfigurationError as error:
             problems.append(str(error))
-    problems += _column_problems(kinds)
-    known = [kind.name for kind in kinds]
+    problems += _column_problems(classes)
+
+    chosen_names = [annotator_class.name for annotator_class in classes]
     for key, names in (("replace", config.replace), ("only", config.only or [])):
         for name in names:
-            if name not in known:
-                expected = f"some of `annotators`: {known}"
-                problems.append(f"{key}: found {name}{nearest(name, known)}, expected {expected}")
+            if name not in chosen_names:
+                suggestion = nearest(name, chosen_names)
+                expected = f"some of `annotators`: {chosen_names}"
+                problems.append(f"{key}: found {name}{suggestion}, expected {expected}")
+
     if problems:
         raise ConfigurationError("\n".join(problems))
-    return [kind(config) for kind in _in_order(kinds)]
+    return [annotator_class(config) for annotator_class in _sort_by_needs(classes)]
 
 
-def _imported(name: str) -> type[Annotator]:
+def _import_annotator(name: str) -> type[Annotator]:
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ConfigurationError(
@@ -95,64 +101,77 @@ def _imported(name: str) -> type[Annotator]:
             f"{', '.join(ANNOTATORS)}, or classes as module.Class"
         )
     try:
-        kind = getattr(importlib.import_module(module), attribute)
+        imported = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"annotators: {name} cannot be imported: {error} (the module must be on PYTHONPATH)"
         ) from error
+
     if (
-        not (isinstance(kind, type) and issubclass(kind, Annotator))
-        or inspect.isabstract(kind)
-        or not all(hasattr(kind, name) for name in _DECLARED)
+        not (isinstance(imported, type) and issubclass(imported, Annotator))
+        or inspect.isabstract(imported)
+        or not all(hasattr(imported, attribute) for attribute in _REQUIRED_ATTRIBUTES)
     ):
         raise ConfigurationError(
             f"annotators: {name} is no class derived from bsmeta.annotate.annotator.Annotator with "
             "name, columns and annotate()"
         )
-    return kind
+    return imported
 
 
-def _column_problems(kinds: Sequence[type[Annotator]]) -> Iterator[str]:
-    """Columns that two annotators make, and columns that are needed and that none makes."""
+def _column_problems(classes: Sequence[type[Annotator]]) -> Iterator[str]:
+    """Yields messages about columns that two annotators make, and needed ones that none makes."""
     makers: dict[str, str] = {}
-    for kind in kinds:
-        for column in kind.columns:
+    for annotator_class in classes:
+        for column in annotator_class.columns:
             if column in makers:
-                yield f"annotators: {makers[column]} and {kind.name} both make {column}"
-            makers[column] = kind.name
-    for kind in kinds:
-        for column in set(kind.needs) - makers.keys():
+                yield (
+                    f"annotators: {makers[column]} and {annotator_class.name} both make {column}"
+                )
+            makers[column] = annotator_class.name
+
+    for annotator_class in classes:
+        for column in set(annotator_class.needs) - makers.keys():
             names = (other.name for other in ANNOTATORS.values() if column in other.columns)
             maker = next(names, "an annotator that makes it")
-            yield f"annotators: {kind.name} needs {column}: add {maker}"
+            yield f"annotators: {annotator_class.name} needs {column}: add {maker}"
 
 
-def _in_order(kinds: Sequence[type[Annotator]]) -> list[type[Annotator]]:
-    """Sorted so that each comes after those whose columns it needs, else as in `ANNOTATORS`."""
-    places = {kind: place for place, kind in enumerate(ANNOTATORS.values())}
-    kinds = sorted(kinds, key=lambda kind: places.get(kind, len(places)))
-    makers = {column: kind for kind in kinds for column in kind.columns}
-    sorter = TopologicalSorter({kind: {makers[one] for one in kind.needs} for kind in kinds})
+def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
+    """Sorts annotators after those whose columns they need, and otherwise as in `ANNOTATORS`."""
+    ranks = {annotator_class: rank for rank, annotator_class in enumerate(ANNOTATORS.values())}
+    classes = sorted(classes, key=lambda annotator_class: ranks.get(annotator_class, len(ranks)))
+
+    makers: dict[str, type[Annotator]] = {}
+    for annotator_class in classes:
+        makers.update(dict.fromkeys(annotator_class.columns, annotator_class))
+    sorter: TopologicalSorter[type[Annotator]] = TopologicalSorter()
+    for annotator_class in classes:
+        sorter.add(annotator_class, *{makers[column] for column in annotator_class.needs})
+
     try:
         return list(sorter.static_order())
     except CycleError as error:
-        names = " -> ".join(kind.name for kind in error.args[1])
+        names = " -> ".join(annotator_class.name for annotator_class in error.args[1])
         raise ConfigurationError(f"annotators: each of {names} needs the next one") from error
 
 
 def columns_of_all(annotators: Sequence[Annotator]) -> list[str]:
-    """The columns of all annotators, also of those that do not run, in the order of rows."""
-    kinds: list[type[Annotator]] = [*ANNOTATORS.values(), *map(type, annotators)]
-    return list(dict.fromkeys(column for kind in kinds for column in kind.columns))
+    """Returns the columns of all annotators, running or not, in the order of rows."""
+    classes: list[type[Annotator]] = [*ANNOTATORS.values(), *map(type, annotators)]
+    columns: dict[str, None] = {}
+    for annotator_class in classes:
+        columns.update(dict.fromkeys(annotator_class.columns))
+    return list(columns)
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What is to be done for an input file."""
+    """The work for an input file."""
 
     file: InputFile
     files: ShardFiles
-    header: Header  # what the shard is made from; `names` are the annotators to run
+    header: Header  # of the shard to make; `names` are the annotators to run
     existing: Journal | None  # of the existing shard, if its rows are used
     is_complete: bool  # whether there is nothing to do
 
@@ -163,18 +182,23 @@ def refuse_losses(
     """Refuses to rewrite shards with the loss of columns.
 
     Raises:
-        ConfigurationError: With what would be lost.
+        ConfigurationError: Listing the columns that would be lost.
     """
-    losses: defaultdict[str, list[str]] = defaultdict(list)
-    rebuilt = {one.name for one in annotators if config.only is None or one.name in config.only}
+    rebuilt = {
+        annotator.name
+        for annotator in annotators
+        if config.only is None or annotator.name in config.only
+    }
     output = Path(config.output or "")
+    losses: defaultdict[str, list[str]] = defaultdict(list)
     for file in files:
         shard = ShardFiles(output, file.name)
-        loss = _loss(config, rebuilt, file, shard) if shard.shard.exists() else ""
+        loss = _describe_loss(config, rebuilt, file, shard) if shard.shard.exists() else ""
         if loss:
             losses[loss].append(shard.shard.name)
+
     if losses:
-        problems = "\n".join(f"  {_named(names)}: {loss}" for loss, names in losses.items())
+        problems = "\n".join(f"  {_list_shards(names)}: {loss}" for loss, names in losses.items())
         without_only = " without `only`" if config.only is not None else ""
         raise ConfigurationError(
             f"output={output}: shards there would be overwritten, and columns that this "
@@ -184,43 +208,49 @@ def refuse_losses(
         )
 
 
-def _loss(config: AnnotateConfig, rebuilt: set[str], file: InputFile, files: ShardFiles) -> str:
-    """Why rewriting an existing shard would destroy something; empty if it would not."""
+def _describe_loss(
+    config: AnnotateConfig, rebuilt: set[str], file: InputFile, files: ShardFiles
+) -> str:
+    """Describes the loss if an existing shard were rewritten; empty if there is none."""
     if os.path.samefile(files.shard, file.path):
         return "is the input file itself"
     complete = files.complete()
     journal = complete or read_journal(files.journal)
     if journal is None:
         return f"no journal of this version describes it ({files.journal})"
+
     changes = [] if complete is not None else ["it is damaged"]
-    changes += journal.header.changes(_header(config, file))
+    changes += journal.header.changes(_make_header(config, file))
     lost = [name for name in journal.header.annotators if name not in rebuilt]
     return f"{', '.join(changes)}; would lose {', '.join(lost)}" if changes and lost else ""
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_shards(names: Sequence[str]) -> str:
     more = len(names) - NAMED_SHARDS
     return ", ".join(names[:NAMED_SHARDS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def refuse_renamed(output: Path, files: Sequence[InputFile]) -> None:
-    """Refuses a second shard of the same pages: a file's shard is named after its folder, too, as
-    soon as another file has the same name.
+    """Refuses a second shard of the same pages.
+
+    It would arise because the shard of a file is named after its folder, too, as soon as another
+    file has the same name.
 
     Raises:
         ConfigurationError: If the output has the pages of an input file in a shard of another name.
     """
     names = {file.name for file in files}
-    shards = {
+    new_shards = {
         file.xxh3: file.name for file in files if ShardFiles(output, file.name).complete() is None
     }
     for path in sorted((output / FOLDER).glob(f"*{JOURNAL_SUFFIX}")):
         name = path.name.removesuffix(JOURNAL_SUFFIX)
         journal = ShardFiles(output, name).complete() if name not in names else None
-        if journal and journal.counts().rows and journal.header.input_xxh3 in shards:
+        if journal and journal.counts().rows and journal.header.input_xxh3 in new_shards:
+            new_name = new_shards[journal.header.input_xxh3]
             raise ConfigurationError(
                 f"output={output}: {name}{SHARD_SUFFIX} has the pages of the input file whose "
-                f"shard is now named {shards[journal.header.input_xxh3]}{SHARD_SUFFIX}; training "
+                f"shard is now named {new_name}{SHARD_SUFFIX}; training "
                 f"would read them twice. Delete {name}{SHARD_SUFFIX}, or name another output"
             )
 
@@ -228,67 +258,100 @@ def refuse_renamed(output: Path, files: Sequence[InputFile]) -> None:
 def plan_shards(
     config: AnnotateConfig, annotators: Sequence[Annotator], files: Iterable[InputFile]
 ) -> list[ShardPlan]:
-    """What is to be done for each input file.
+    """Plans the work for each input file.
 
-    If pages and text are the same, only annotators that are new, have changed, or are named in
-    `replace`, and those that need their columns run; with `only` no others than these.
+    If pages and text are the same, only these annotators run: new ones, changed ones, those in
+    `replace`, and those that need the columns of these; with `only`, none but the ones named there.
     """
-    own = {
+    fingerprints = {
         annotator.name: annotator.fingerprint()
         for annotator in annotators
         if config.only is None or annotator.name in config.only
     }
-    makers = {column: one.name for one in annotators for column in one.columns}
-    needed = {one.name: dict.fromkeys(makers[name] for name in one.needs) for one in annotators}
+    needs = _needed_annotators(annotators)
     replaced = set(config.replace)
-    for name, others in needed.items():  # each after those that it needs
-        if not replaced.isdisjoint(others):
+    for name, needed in needs.items():  # annotators come after those they need
+        if not replaced.isdisjoint(needed):
             replaced.add(name)
-
-    def plan(file: InputFile) -> ShardPlan:
-        files, header = ShardFiles(Path(config.output or ""), file.name), _header(config, file)
-        existing = files.complete()
-        if existing is not None:
-            header.keeps_html |= existing.header.keeps_html
-            if existing.header.changes(header):
-                existing = None
-        made = existing.header.annotators if existing else {}
-        # The records of an annotator depend on those that it needs, too.
-        header.annotators = now = dict(made)
-        for name, others in needed.items():
-            if name in own:
-                now[name] = "+".join([own[name], *(now.get(other, "") for other in others)])
-        header.names = [name for name in own if made.get(name) != now[name] or name in replaced]
-        if existing is None:
-            return ShardPlan(file, files, header, None, is_complete=False)
-        header.replaces = existing.end
-        is_complete = not header.names and header.keeps_html == existing.header.keeps_html
-        return ShardPlan(file, files, header, existing, is_complete)
-
-    return [plan(file) for file in files]
+    return [_plan_shard(config, file, fingerprints, needs, replaced) for file in files]
 
 
-def _header(config: AnnotateConfig, file: InputFile) -> Header:
+def _needed_annotators(annotators: Sequence[Annotator]) -> dict[str, list[str]]:
+    """Maps the name of each annotator to the names of those whose columns it needs."""
+    makers: dict[str, str] = {}
+    for annotator in annotators:
+        makers.update(dict.fromkeys(annotator.columns, annotator.name))
+
+    needs: dict[str, list[str]] = {}
+    for annotator in annotators:
+        unique_makers = dict.fromkeys(makers[column] for column in annotator.needs)
+        needs[annotator.name] = list(unique_makers)
+    return needs
+
+
+def _plan_shard(
+    config: AnnotateConfig,
+    file: InputFile,
+    fingerprints: Mapping[str, str],
+    needs: Mapping[str, Sequence[str]],
+    replaced: AbstractSet[str],
+) -> ShardPlan:
+    files = ShardFiles(Path(config.output or ""), file.name)
+    header = _make_header(config, file)
+    existing = files.complete()
+    if existing is not None:
+        header.keeps_html |= existing.header.keeps_html
+        if existing.header.changes(header):
+            existing = None
+
+    # The records of an annotator depend on those that it needs, too.
+    old_fingerprints = existing.header.annotators if existing else {}
+    new_fingerprints = dict(old_fingerprints)
+    for name, needed in needs.items():
+        if name in fingerprints:
+            needed_fingerprints = [new_fingerprints.get(other, "") for other in needed]
+            new_fingerprints[name] = "+".join([fingerprints[name], *needed_fingerprints])
+    header.annotators = new_fingerprints
+    header.names = [
+        name
+        for name in fingerprints
+        if old_fingerprints.get(name) != new_fingerprints[name] or name in replaced
+    ]
+
+    if existing is None:
+        return ShardPlan(file, files, header, None, is_complete=False)
+    header.replaces = existing.end
+    is_complete = not header.names and header.keeps_html == existing.header.keeps_html
+    return ShardPlan(file, files, header, existing, is_complete)
+
+
+def _make_header(config: AnnotateConfig, file: InputFile) -> Header:
     pages = PageSettings(VERSION, config.profile, config.page_mb)
     return Header(file.bytes, file.xxh3, pages, config.keep_html)
 
 
 def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
-    """Refuses to start if the shards, estimated from those that are complete, will hardly fit.
+    """Refuses to start if the shards will probably not fit on the disk.
+
+    Their size is estimated from the shards that are complete.
 
     Raises:
-        ConfigurationError: With what is needed and what is free.
+        ConfigurationError: With the needed and the free space.
     """
-    complete = [(plan.file.bytes, plan.existing.end) for plan in plans if plan.existing is not None]
-    read, made = (sum(sizes) for sizes in zip((0, 0), *complete, strict=True))
-    left = [plan for plan in plans if not plan.is_complete]
-    written = sum(plan.files.part.stat().st_size for plan in left if plan.files.part.exists())
-    share = made / read if made and read else TYPICAL_SHARE
-    needed = MARGIN * share * sum(plan.file.bytes for plan in left) - written
+    existing = [(plan.file.bytes, plan.existing.end) for plan in plans if plan.existing is not None]
+    input_bytes = sum(size for size, _ in existing)
+    shard_bytes = sum(size for _, size in existing)
+    share = shard_bytes / input_bytes if shard_bytes and input_bytes else TYPICAL_SHARE
+
+    incomplete = [plan for plan in plans if not plan.is_complete]
+    parts = [plan.files.part for plan in incomplete]
+    written = sum(part.stat().st_size for part in parts if part.exists())
+    needed = MARGIN * share * sum(plan.file.bytes for plan in incomplete) - written
+
     free = free_bytes(output)
     if needed > free:
         raise ConfigurationError(
             f"output={output} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are "
-            f"needed for {counted(len(left), 'shard')}: free some space, name another folder, or "
-            "set check_disk=false"
+            f"needed for {format_count(len(incomplete), 'shard')}: free some space, name another "
+            "folder, or set check_disk=false"
         )

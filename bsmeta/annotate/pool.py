@@ -1,9 +1,9 @@
-"""Processes that work on chunks of pages, and are replaced if a page ends them or takes too long.
+"""Worker processes for chunks of pages, replaced if a page crashes them or takes too long.
 
-A worker records which page it works on, and since when. If it hangs, or dies twice on one page,
-the chunk is redone without the step of that page that was running; other pages are not affected.
+A worker records which page it works on, and since when. If it hangs, or dies twice on one page, the
+chunk is redone without the step that was running on that page; other pages are not affected.
 Results come in the order of the chunks, whatever the number of workers. `pebble.ProcessPool` is not
-used: its time limit is that of a whole task, and it does not report on which page a worker died.
+used: its time limit is for a whole task, and it does not report on which page a worker died.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 
 TIME_LIMIT = "time_limit"
 DIED = "worker_died"
-PAGE_STEP = -1  # the step in which the text of a page is made; step k is that of annotator k
+PAGE_STEP = -1  # the step that makes the text of a page; step k runs annotator k
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
 _DEATHS = 2  # crashes on one page before the page is blamed
 _POLL_S = 0.5
-_CONTAINERS = 50_000  # that set off a garbage collection; a page leaves no cycles
-_OUTSIDE = -1.0
+_CONTAINERS = 50_000  # new containers that set off a garbage collection; a page leaves no cycles
+_NO_PAGE = -1.0
 
 
 class Chunk(msgspec.Struct):
@@ -54,16 +54,16 @@ class Chunk(msgspec.Struct):
     items: list[Item] = []
     names: frozenset[str] = frozenset()  # the annotators to run
     keeps_html: bool = False  # whether rows keep the raw page
-    rows: list[bytes | Dropped | None] = []  # of the items in the shard that is updated, if any
+    rows: list[bytes | Dropped | None] = []  # the items' rows in the shard that is updated, if any
     position: int = 0  # bytes of all files that had been read after the last record
-    problem: str = ""  # at the end of a file that is damaged: the message
+    problem: str = ""  # at the end of a damaged file: the message
 
 
 Failures = dict[tuple[int, int], str]
 """Steps of items that are not run because they are known to fail: reasons by item and step."""
 Work = Callable[[Chunk, Failures, "Status"], Any]
 Advance = Callable[[int, Counts], None]
-"""Called after each chunk with the bytes of input that are done, and what was found in it."""
+"""Called after each chunk with the bytes of input that are done, and the counts of the chunk."""
 
 
 def chunks_of_file(
@@ -73,32 +73,37 @@ def chunks_of_file(
     skip: int = 0,
     rows: Iterable[bytes | Dropped | None] = repeat(None),
 ) -> Iterator[Chunk]:
-    """The records of a file after the first `skip` in chunks, and an empty chunk at its end.
+    """Yields the records of a file after the first `skip` in chunks, then an empty chunk.
 
-    All are copies of `first`, whose position is the beginning of the file; `rows` are the existing
-    rows of the records.
+    Args:
+        first: The empty chunk of which all are copies; its position is the beginning of the file.
+        rows: The existing rows of the records.
     """
     items = read_items(file.path, int(config.page_mb * 1e6), skip)
-    chunk, end, size = deepcopy(first), deepcopy(first), 0
+    chunk = deepcopy(first)
+    chunk_bytes = 0
+    end = deepcopy(first)
     end.position += file.bytes
     try:
         for (item, position), row in zip(items, rows, strict=False):
-            if len(chunk.items) >= config.chunk_pages or size >= config.chunk_mb * 1e6:
+            if len(chunk.items) >= config.chunk_pages or chunk_bytes >= config.chunk_mb * 1e6:
                 yield chunk
-                chunk, size = deepcopy(first), 0
+                chunk = deepcopy(first)
+                chunk_bytes = 0
             chunk.items.append(item)
             chunk.rows.append(row)
             chunk.position = first.position + position
-            size += item_bytes(item)
+            chunk_bytes += item_bytes(item)
     except DataError as error:
         end.problem = str(error)
+
     if chunk.items:
         yield chunk
     yield end
 
 
 class Stopped(BaseException):
-    """A signal asks the program to end; not an `Exception`, so that nothing catches it."""
+    """A signal asks the program to end; not an `Exception`, so that no handler catches it."""
 
 
 @contextlib.contextmanager
@@ -106,73 +111,76 @@ def stopped_by_signals() -> Iterator[None]:
     """Makes signals that ask a process to end raise `Stopped`, once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for other in handlers:
+        for other in replaced:
             signal.signal(other, signal.SIG_IGN)
         raise Stopped(signal.Signals(number).name)
 
+    # Other handlers stay: ignored signals, as under nohup, and datatrove's, which requeues a task.
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    # Others stay: what is ignored, as under nohup, and datatrove's, which requeues a task.
-    own = (signal.SIG_DFL, signal.default_int_handler)
-    handlers = {number: handler for number, handler in handlers.items() if handler in own}
-    for number in handlers:
+    replaced = {number: handler for number, handler in handlers.items() if handler in defaults}
+
+    for number in replaced:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
 
 
 class Status:
-    """Where a worker is, in memory that the parent reads."""
+    """The page and the step that a worker is at, in memory that the parent reads."""
 
     def __init__(self) -> None:
-        self._values = multiprocessing.RawArray("d", [_OUTSIDE, PAGE_STEP, 0.0])
+        self._values = multiprocessing.RawArray("d", [_NO_PAGE, PAGE_STEP, 0.0])
 
     def begin(self, item: int) -> None:
-        """A page begins, with the step that makes its text."""
+        """Notes that a page begins, with the step that makes its text."""
         self._values[:] = [item, PAGE_STEP, time.monotonic()]
 
     def step(self, step: int) -> None:
-        """Another step of the page begins."""
+        """Notes that another step of the page begins."""
         self._values[1] = step
 
     def end(self) -> None:
-        """No page is being worked on."""
-        self._values[0] = _OUTSIDE
+        """Notes that no page is being worked on."""
+        self._values[0] = _NO_PAGE
 
-    def place(self) -> tuple[int, int] | None:
-        """Item and step; None outside pages."""
+    def item_and_step(self) -> tuple[int, int] | None:
+        """Returns the page's number in the chunk, and the step; None outside pages."""
         item, step, _ = self._values
-        return None if item == _OUTSIDE else (int(item), int(step))
+        return None if item == _NO_PAGE else (int(item), int(step))
 
     def seconds(self) -> float:
-        """How long the page has taken so far; 0 outside pages."""
+        """Returns the seconds since the page began; 0 outside pages."""
         item, _, start = self._values
-        return 0.0 if item == _OUTSIDE else time.monotonic() - start
+        return 0.0 if item == _NO_PAGE else time.monotonic() - start
 
 
 @dataclass
 class _Job:
+    """A chunk to work on, and what happened to it so far."""
+
     number: int
     chunk: Chunk
     failures: Failures = field(default_factory=dict)
-    deaths: list[int | None] = field(default_factory=list)
+    deaths: list[int | None] = field(default_factory=list)  # pages on which workers died
 
 
 class _Worker:
-    """A process, and the job that it has."""
+    """A process and its current job."""
 
     def __init__(self, work: Work, memory_bytes: int) -> None:
-        context = multiprocessing.get_context("fork")  # what the annotators loaded is shared
+        context = multiprocessing.get_context("fork")  # shares the data that annotators loaded
         self.status = Status()
         self.job: _Job | None = None
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, work, self.status, memory_bytes, os.getpid())
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        self.connection, worker_end = context.Pipe()
+        arguments = (worker_end, work, self.status, memory_bytes, os.getpid())
+        self.process = context.Process(target=_run_worker, args=arguments, daemon=True)
         self.process.start()
-        theirs.close()
+        worker_end.close()
 
     def give(self, job: _Job) -> None:
         """Gives it a job. If it has died, that is noticed when its answer is awaited."""
@@ -181,21 +189,24 @@ class _Worker:
             self.connection.send((job.chunk, job.failures))
 
     def end(self) -> None:
-        """Ends the process at once."""
+        """Kills the process."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 class Pool:
-    """The workers that a configuration asks for, for a `with` statement; `work` is done by them."""
+    """Worker processes that do `work`, as many as the configuration asks for.
+
+    It is used in a `with` statement, which ends them.
+    """
 
     def __init__(self, config: AnnotateConfig, work: Work) -> None:
         workers = config.workers or len(os.sched_getaffinity(0))
-        self._make = lambda: _Worker(work, int(config.worker_gb * 1e9))
+        self._start_worker = lambda: _Worker(work, int(config.worker_gb * 1e9))
         self._page_seconds = config.page_seconds
-        self._ahead = 2 * workers
-        self._workers = [self._make() for _ in range(workers)]
+        self._max_pending = 2 * workers
+        self._workers = [self._start_worker() for _ in range(workers)]
 
     def __enter__(self) -> Pool:
         return self
@@ -205,88 +216,103 @@ class Pool:
             worker.end()
 
     def map(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Any]]:
-        """The results of the chunks, in their order; None for those without items.
+        """Yields each chunk with its result, in order; the result is None for an empty chunk.
 
         Raises:
-            RuntimeError: If a worker fails for a reason that is no page's.
+            RuntimeError: If a worker fails for another reason than a page.
         """
         jobs = (_Job(number, chunk) for number, chunk in enumerate(chunks))
+        has_more_jobs = True
         retries: deque[_Job] = deque()
-        done: dict[int, tuple[Chunk, Any]] = {}
-        first, count = 0, 0  # the next result, and the jobs that were taken
-        more = True
-        while more or count > first:
+        results: dict[int, tuple[Chunk, Any]] = {}
+        taken = 0  # number of jobs
+        yielded = 0  # number of results
+        while has_more_jobs or taken > yielded:
             for worker in self._workers:
-                while worker.job is None and (retries or (more and count - first < self._ahead)):
+                while worker.job is None and (
+                    retries or (has_more_jobs and taken - yielded < self._max_pending)
+                ):
                     job = retries.popleft() if retries else next(jobs, None)
                     if job is None:
-                        more = False
+                        has_more_jobs = False
                         break
-                    count = max(count, job.number + 1)
+                    taken = max(taken, job.number + 1)
                     if job.chunk.items:
                         worker.give(job)
                     else:
-                        done[job.number] = job.chunk, None
-            for job, result in self._finished(retries):
-                done[job.number] = job.chunk, result
-            while first in done:
-                yield done.pop(first)
-                first += 1
+                        results[job.number] = job.chunk, None
 
-    def _finished(self, retries: deque[_Job]) -> Iterator[tuple[_Job, Any]]:
-        """Waits for results; jobs whose worker was replaced are added to `retries`."""
+            for job, result in self._wait_for_results(retries):
+                results[job.number] = job.chunk, result
+            while yielded in results:
+                yield results.pop(yielded)
+                yielded += 1
+
+    def _wait_for_results(self, retries: deque[_Job]) -> Iterator[tuple[_Job, Any]]:
+        """Waits for results; adds jobs whose worker was replaced to `retries`."""
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
         ready = wait(list(busy), min(_POLL_S, self._page_seconds / 4)) if busy else []
         for connection, worker in busy.items():
-            assert worker.job is not None
+            job = worker.job
+            assert job is not None
             if connection in ready:
                 try:
                     error, result = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    retries.append(self._replace(worker, DIED))
+                    retries.append(self._replace_worker(worker, DIED))
                     continue
                 if error:
                     raise RuntimeError(f"a worker failed:\n{error}")
-                job, worker.job = worker.job, None
+                worker.job = None
                 yield job, result
             elif worker.status.seconds() > self._page_seconds:
-                retries.append(self._replace(worker, TIME_LIMIT))
+                retries.append(self._replace_worker(worker, TIME_LIMIT))
 
-    def _replace(self, worker: _Worker, reason: str) -> _Job:
-        """Replaces a worker; returns its job, without the step that is to blame."""
+    def _replace_worker(self, worker: _Worker, reason: str) -> _Job:
+        """Replaces a worker; returns its job, without the step that is to blame.
+
+        Raises:
+            RuntimeError: If the worker did not work on a page.
+        """
         job = worker.job
         assert job is not None
         worker.end()
-        place, seconds = worker.status.place(), worker.status.seconds()  # where it ended
-        self._workers[self._workers.index(worker)] = self._make()
+        step = worker.status.item_and_step()
+        seconds = worker.status.seconds()
+        self._workers[self._workers.index(worker)] = self._start_worker()
+
         code = worker.process.exitcode
         if reason == DIED:
-            job.deaths.append(place[0] if place else None)
-            if job.deaths.count(job.deaths[-1]) < _DEATHS:
+            page = None if step is None else step[0]
+            job.deaths.append(page)
+            if job.deaths.count(page) < _DEATHS:
                 log.warning("a worker ended (exit code %s); its chunk is redone", code)
                 return job
         elif seconds <= self._page_seconds:
             return job  # the page was done after all
-        if place is None:
+        if step is None:
             raise RuntimeError(
                 f"workers end (exit code {code}) outside of pages; is worker_gb too small?"
             )
-        job.failures[place] = reason
+
+        job.failures[step] = reason
         log.warning("a page: %s; it is counted, and its chunk is redone", reason)
         return job
 
 
-def _serve(
+def _run_worker(
     connection: Connection, work: Work, status: Status, memory_bytes: int, parent: int
 ) -> None:
+    """Runs the main loop of a worker process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        return
+        return  # the parent exited before the call
     # Terminals and schedulers signal every process of a job; only the parent decides.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     _limit_memory(memory_bytes)
     collect_rarely()
+
     while True:
         chunk, failures = connection.recv()
         try:
@@ -298,16 +324,16 @@ def _serve(
 
 
 def collect_rarely() -> None:
-    """Keeps the garbage collector from visiting what was loaded before, and pages at work."""
+    """Keeps the garbage collector from visiting loaded libraries and models, and pages at work."""
     gc.freeze()
     gc.set_threshold(_CONTAINERS)
 
 
-def _limit_memory(more: int) -> None:
-    """Limits what this process may allocate beyond what it has; more raises MemoryError."""
+def _limit_memory(more_bytes: int) -> None:
+    """Limits the memory that this process may allocate from here on; more raises MemoryError."""
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[0])
-    limit = pages * resource.getpagesize() + more
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    limit = pages * resource.getpagesize() + more_bytes
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    if hard_limit == resource.RLIM_INFINITY or limit < hard_limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))

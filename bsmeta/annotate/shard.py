@@ -1,9 +1,9 @@
-"""A shard that is being written, in a way that survives the end of its process at any moment.
+"""A shard being written, in a way that survives the end of its process at any moment.
 
 Every chunk is a gzip member of its own in `NAME.jsonl.gz.part`. When it is on the disk, a line of
 the journal `_annotation/NAME.journal.part` records it. After a kill, the file is truncated after
 the last chunk of the journal, and continued. When all chunks are written, both files are renamed.
-The journal is kept: it records from which content, and by which annotators, the shard was made.
+The journal is kept: it records the content and the annotators that the shard was made from.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FORMAT = 2
 
 
 class Dropped(NamedTuple):
-    """A page that has no row in the shard that is updated: the reason, and its address."""
+    """A page without a row in the shard that is updated: the reason, and its address."""
 
     reason: str
     url: str
 
 
 class Counts(msgspec.Struct):
-    """What was found in pages; adds up over chunks and shards."""
+    """Counts of pages, records and failures; they add up over chunks and shards."""
 
     pages: int = 0  # records read
     dropped: dict[str, int] = {}  # pages without a row, by reason
@@ -61,9 +61,10 @@ class Counts(msgspec.Struct):
         self.cpu_s += other.cpu_s
         for name in ("dropped", "present", "records", "lengths"):
             setattr(self, name, dict(Counter(getattr(self, name)) + Counter(getattr(other, name))))
+
         for annotator, reasons in other.errors.items():
-            found = Counter(self.errors.get(annotator, {}))
-            self.errors[annotator] = dict(found + Counter(reasons))
+            total = Counter(self.errors.get(annotator, {})) + Counter(reasons)
+            self.errors[annotator] = dict(total)
 
 
 class Written(msgspec.Struct):
@@ -83,26 +84,30 @@ class PageSettings(msgspec.Struct):
 
 
 class Header(msgspec.Struct):
-    """From what a shard is made: the first line of its journal."""
+    """The first line of a journal: the input and the settings that the shard is made from."""
 
     input_bytes: int
     input_xxh3: str
     pages: PageSettings
     keeps_html: bool  # whether rows have the raw page
     annotators: dict[str, str] = {}  # their fingerprints, by name
-    names: list[str] = []  # those that run; other columns come from the existing shard
+    names: list[str] = []  # annotators to run; other columns come from the existing shard
     replaces: int | None = None  # size of the existing shard that is updated, if there is one
     format: int = FORMAT
 
-    def changes(self, now: Header) -> list[str]:
-        """What has changed since of the pages, or of their text."""
-        is_same_input = (self.input_bytes, self.input_xxh3) == (now.input_bytes, now.input_xxh3)
-        changed = [] if is_same_input else ["the input file has other content"]
+    def changes(self, current: Header) -> list[str]:
+        """Lists the changes of the pages, or of their text, since this header was written."""
+        is_same_input = (self.input_bytes, self.input_xxh3) == (
+            current.input_bytes,
+            current.input_xxh3,
+        )
+        changes = [] if is_same_input else ["the input file has other content"]
         for name in self.pages.__struct_fields__:
-            then, value = getattr(self.pages, name), getattr(now.pages, name)
-            if then != value:
-                changed.append(f"made with {name}={then}, now {value}")
-        return changed
+            old_value = getattr(self.pages, name)
+            new_value = getattr(current.pages, name)
+            if old_value != new_value:
+                changes.append(f"made with {name}={old_value}, now {new_value}")
+        return changes
 
 
 class Entry(msgspec.Struct):
@@ -119,12 +124,12 @@ class Journal(msgspec.Struct):
 
     header: Header
     entries: list[Entry] = []
-    bytes: int = 0  # of the valid lines
+    bytes: int = 0  # size of the valid lines
     end: int = 0  # size of the shard after the last of them
     is_complete: bool = False
 
     def counts(self) -> Counts:
-        """What was found in all chunks."""
+        """Adds up the counts of all chunks."""
         total = Counts()
         for entry in self.entries:
             total.add(entry.counts)
@@ -137,17 +142,20 @@ _NO_ROWS: bytes = igzip.compress(b"", mtime=0)  # a reader refuses a file of no 
 
 
 def read_journal(path: Path) -> Journal | None:
-    """Reads a journal up to its first damaged line; None if it is missing, of another format, or
-    begins with one.
+    """Reads a journal up to its first damaged line.
+
+    Returns:
+        None if the file is missing, has another format, or begins with a damaged line.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
+
     journal = None
     for line in content.splitlines(keepends=True):
-        check, _, data = line.rstrip(b"\n").partition(b" ")
-        if not line.endswith(b"\n") or check.decode("ascii", "replace") != _checksum(data):
+        checksum, _, data = line.rstrip(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or checksum.decode("ascii", "replace") != _checksum(data):
             break
         try:
             if journal is None:
@@ -156,7 +164,8 @@ def read_journal(path: Path) -> Journal | None:
                     return None
             else:
                 entry = _ENTRY.decode(data)
-                journal.end, journal.is_complete = entry.end, entry.is_end
+                journal.end = entry.end
+                journal.is_complete = entry.is_end
                 if not entry.is_end:
                     journal.entries.append(entry)
         except msgspec.DecodeError:
@@ -173,7 +182,7 @@ class ShardFiles:
     """The files of a shard.
 
     Args:
-        name: Of the shard, without suffix: that of its input file.
+        name: The name of the shard and of its input file, without suffix.
 
     Raises:
         UnsafeNameError: If no file can have the name.
@@ -192,11 +201,12 @@ class ShardFiles:
         self.pages = path_of(f"{FOLDER}/{name}.pages")  # the titles of its pages, for links
 
     def complete(self) -> Journal | None:
-        """The journal of the shard, if there is a whole one; a rename is finished first."""
-        size = _size(self.shard)
+        """Returns the journal of the shard if both are complete; finishes a rename first."""
+        size = _file_size(self.shard)
         part = read_journal(self.journal_part)
         if part is not None and part.is_complete and not self.part.exists() and size == part.end:
             self.journal_part.replace(self.journal)
+
         journal = read_journal(self.journal)
         is_whole = journal is not None and journal.is_complete and size == journal.end
         return journal if is_whole else None
@@ -205,8 +215,11 @@ class ShardFiles:
 class ShardWriter:
     """Writes a shard, from where an earlier process stopped.
 
-    The parts of a shard of another header are discarded. `pages` of the input are written;
-    `is_complete` says whether all are.
+    The parts of a shard with another header are discarded.
+
+    Attributes:
+        pages: Number of records of the input that are written.
+        is_complete: Whether all are.
 
     Raises:
         ConfigurationError: If another process writes it, or it cannot be written.
@@ -222,55 +235,59 @@ class ShardWriter:
                 f"output: {files.shard} is being written by another process; wait for it, or name "
                 "another folder"
             ) from None
+
         journal = read_journal(files.journal_part)
-        if journal is None or journal.header != header or journal.end > (_size(files.part) or 0):
+        part_size = _file_size(files.part) or 0
+        if journal is None or journal.header != header or journal.end > part_size:
             journal = Journal(header)
         try:
-            self._data = _opened(files.part, journal.end)
-            self._lines = _opened(files.journal_part, journal.bytes)
+            self._data = _open_truncated(files.part, journal.end)
+            self._lines = _open_truncated(files.journal_part, journal.bytes)
         except OSError as error:
             self._lock.release()
             raise ConfigurationError(f"output: {files.part} cannot be written: {error}") from error
+
         self.pages = journal.counts().pages
         self.is_complete = journal.is_complete
         if not journal.bytes:
-            with self._explained():
-                self._note(header)
+            with self._explain_full_disk():
+                self._write_line(header)
 
     def add(self, written: Written) -> None:
         """Writes a chunk; raises ConfigurationError if the disk is full."""
-        with self._explained():
+        with self._explain_full_disk():
             self._data.write(written.data)
             _sync(self._data)
-            self._note(Entry(self._data.tell(), written.dropped, written.counts))
+            self._write_line(Entry(self._data.tell(), written.dropped, written.counts))
         self.pages += written.counts.pages
 
     def finish(self) -> None:
-        """Makes the shard complete, under its own name."""
-        with self._explained():
+        """Completes the shard, and gives it its final name."""
+        with self._explain_full_disk():
             if not self.is_complete:
                 if self._data.tell() == 0:
                     self._data.write(_NO_ROWS)
                     _sync(self._data)
-                self._note(Entry(self._data.tell(), is_end=True))
+                self._write_line(Entry(self._data.tell(), is_end=True))
             self.close()
             self._files.part.replace(self._files.shard)
             self._files.journal_part.replace(self._files.journal)
 
     def close(self) -> None:
-        """Leaves the shard as it is, to be continued."""
+        """Leaves the shard as it is; a later process continues it."""
         for file in (self._data, self._lines):
-            with contextlib.suppress(OSError):  # of what is not in the journal: the disk is full
+            # Bytes that a full disk does not take are not in the journal.
+            with contextlib.suppress(OSError):
                 file.close()
         self._lock.release()
 
-    def _note(self, line: Header | Entry) -> None:
+    def _write_line(self, line: Header | Entry) -> None:
         data = msgspec.json.encode(line)
         self._lines.write(f"{_checksum(data)} ".encode() + data + b"\n")
         _sync(self._lines)
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_full_disk(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -283,12 +300,12 @@ class ShardWriter:
             ) from error
 
 
-def _size(path: Path) -> int | None:
+def _file_size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _opened(path: Path, size: int) -> BinaryIO:
-    """Opens a file for writing after its first `size` bytes; the rest is cut off."""
+def _open_truncated(path: Path, size: int) -> BinaryIO:
+    """Opens a file for writing after its first `size` bytes; bytes after them are cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 (see `close`)
     file.truncate(size)
@@ -302,25 +319,26 @@ def _sync(file: BinaryIO) -> None:
 
 
 def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
-    """For every record of the input its row in the shard, or why it has none.
+    """Yields for every record of the input its row in the shard, or the reason that it has none.
 
-    Raises DataError if the shard is damaged.
+    Raises:
+        DataError: If the shard is damaged.
     """
-    number = 0
+    row_number = 0
     with contextlib.closing(LineReader(str(files.shard))) as reader:
         for entry in journal.entries:
-            dropped = {place: Dropped(reason, url) for place, reason, url in entry.dropped}
-            for place in range(entry.counts.pages):
-                if place in dropped:
-                    yield dropped[place]
+            dropped = {number: Dropped(reason, url) for number, reason, url in entry.dropped}
+            for number in range(entry.counts.pages):
+                if number in dropped:
+                    yield dropped[number]
                     continue
-                lines = reader.read(number, 1)
+                lines = reader.read(row_number, 1)
                 if not lines:
                     raise damaged_shard(files.shard, reader.damage or "rows are missing")
-                number += 1
+                row_number += 1
                 yield bytes(lines[0])
 
 
 def damaged_shard(path: Path, reason: str) -> DataError:
-    """The error for a shard that cannot be read to its end."""
+    """Returns the error for a shard that cannot be read to its end."""
     return DataError(f"{path}: damaged ({reason}); delete it, and repeat the command")

@@ -1,6 +1,4 @@
-"""Annotators that make local records (about sentences, paragraphs and mentions), or use trained
-models.
-"""
+"""Annotators of local records (sentences, paragraphs, mentions), and those with trained models."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from bsmeta.annotate.annotator import (
     AnnotationError,
@@ -27,22 +25,30 @@ from bsmeta.core.files import file_hash
 from bsmeta.data.text.sentences import sentences
 
 LONGEST_SAMPLE = 10_000
-"""Characters of the text that the model reads; a detector of words reads them in about a second."""
+"""Characters of the text that the model reads: about a second of a word detector's time."""
 
 REMAINDER = "remainder"
 
-BLANK_LINE, BY_BLANK_LINE = "\n\n", "+lf"
+BLANK_LINE = "\n\n"
+BY_BLANK_LINE = "+lf"
 
 
-def _open(
+class _OpenModel(NamedTuple):
+    task: Any
+    folder: Path
+    file_hashes: dict[str, str]
+
+
+def _open_model(
     config: AnnotateConfig, key: str, user: str, *tasks: str, **overrides: Any
-) -> tuple[Any, Path, dict[str, str]]:
-    """Opens the model, of one of some tasks, that a key of the configuration names.
+) -> _OpenModel:
+    """Opens the model that a key of the configuration names.
 
-    `user` needs the model, in messages; `overrides` are keys of its run to change.
-
-    Returns:
-        The task, the folder of the model, and the hashes of the model's files.
+    Args:
+        key: The key.
+        user: The clause "… is used" of the error if the key is not set.
+        tasks: The tasks that the model may be trained for.
+        overrides: Keys of its run to change.
 
     Raises:
         ConfigurationError, DataError: If it cannot be used.
@@ -52,7 +58,8 @@ def _open(
     if checkpoint is None:
         message = f"{key} is not set, but {user}; {expected}: {key}=runs/{tasks[0]}"
         raise ConfigurationError(message, [key])
-    # Imported here because torch takes seconds, and the other annotators need none.
+
+    # Imported here because torch takes seconds, and the other annotators do not need it.
     import torch
 
     from bsmeta.tasks.checkpoints import locate, open_task, task_of
@@ -62,15 +69,22 @@ def _open(
         message = f"{key}={checkpoint} is a model of task={task_of(location)}; {expected}"
         raise ConfigurationError(message, [key])
     task, folder = open_task(checkpoint, overrides)
-    # There is a worker for each core, and the threads of this process do not exist there.
+
+    # There is a worker for each core, and forked workers do not have the threads of this process.
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
     files = (file for file in sorted(folder.iterdir()) if file.is_file())
-    return task, folder, {file.name: file_hash(file) for file in files}
+    return _OpenModel(task, folder, {file.name: file_hash(file) for file in files})
 
 
 class _Trained(Annotator):
-    """Uses the model of one of `tasks` that a `key` names; it is open before workers are forked."""
+    """An annotator with a trained model, which is loaded before workers are forked.
+
+    Attributes:
+        key: The configuration key that names the model.
+        tasks: The tasks that it may be trained for.
+    """
 
     key: ClassVar[str]
     tasks: ClassVar[tuple[str, ...]]
@@ -78,11 +92,13 @@ class _Trained(Annotator):
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
         user = f"the annotator {self.name} is used"
-        self._task, folder, self._files = _open(config, self.key, user, *self.tasks)
-        self._model = self._task.load(folder).eval()
+        opened = _open_model(config, self.key, user, *self.tasks)
+        self._task = opened.task
+        self._file_hashes = opened.file_hashes
+        self._model = opened.task.load(opened.folder).eval()
 
     def fingerprint(self) -> str:
-        return self.digest({"model": self._files})
+        return self.digest({"model": self._file_hashes})
 
 
 class Spelling(_Trained):
@@ -100,8 +116,9 @@ class Spelling(_Trained):
         words = len(sample.split())
         if not words:
             raise AnnotationError("no_words")
-        (found,) = self._task.changes(self._model, [sample])
-        flagged = sum(len(change.text.split()) for change in found)
+
+        (changes,) = self._task.changes(self._model, [sample])
+        flagged = sum(len(change.text.split()) for change in changes)
         return {"metadata_spelling": [global_record("spelling", f"{flagged / words:.4f}")]}
 
 
@@ -115,10 +132,10 @@ class Label(_Trained):
 
     def annotate(self, row: Row) -> Columns:
         (column,) = self._task.inputs
-        (found,) = self._task.predict(self._model, [{column: row.text}])
-        if found["prediction"] is None:
+        (result,) = self._task.predict(self._model, [{column: row.text}])
+        if result["prediction"] is None:
             raise AnnotationError("no_words")
-        return {"metadata_label": [global_record("label", found["prediction"])]}
+        return {"metadata_label": [global_record("label", result["prediction"])]}
 
 
 class Length(Annotator):
@@ -135,10 +152,11 @@ class Length(Annotator):
             records = [global_record("length", str(len(row.text)))]
             columns["metadata_generation_length_text"] = records
         if "sentence" in self.config.length_of:
-            columns["metadata_generation_length_sentence"] = list(self._of_sentences(row.text))
+            records = list(self._sentence_records(row.text))
+            columns["metadata_generation_length_sentence"] = records
         return columns
 
-    def _of_sentences(self, text: str) -> Iterator[Columns]:
+    def _sentence_records(self, text: str) -> Iterator[Columns]:
         splitter = self.config.sentence_splitter
         for start, end in sentences(text, splitter):
             # As published, a span begins with the full stop before it, which does not count.
@@ -162,32 +180,40 @@ class Paragraph(Annotator):
 
 
 def paragraphs(row: Row) -> Iterator[tuple[int, int, str]]:
-    """Start, end and marker of each paragraph; together they are the whole text.
+    """Yields start, end and marker of each paragraph; together they are the whole text.
 
     The text is cut where block elements end, and further after blank lines (`+lf` is then added to
-    the marker). What follows the last block is the `remainder`.
+    the marker). The text after the last block is the `remainder`.
     """
-    text, start = row.text, 0
-    for end, marker in sorted({len(text): REMAINDER, **_block_ends(row)}.items()):
-        if end <= start:
+    text = row.text
+    block_start = 0
+    for block_end, marker in sorted({len(text): REMAINDER, **_block_ends(row)}.items()):
+        if block_end <= block_start:
             continue
+
         cuts = []
-        if BLANK_LINE in text[start:end]:
-            ends = (match.end() for match in re.finditer(BLANK_LINE, text[start:end]))
-            cuts = [start + cut for cut in ends if start + cut < end]
-        parts = pairwise([start, *cuts, end])
-        yield from ((*part, marker + BY_BLANK_LINE if cuts else marker) for part in parts)
-        start = end
+        if BLANK_LINE in text[block_start:block_end]:
+            for match in re.finditer(BLANK_LINE, text[block_start:block_end]):
+                cut = block_start + match.end()
+                if cut < block_end:
+                    cuts.append(cut)
+        if cuts:
+            marker += BY_BLANK_LINE
+
+        for start, end in pairwise([block_start, *cuts, block_end]):
+            yield start, end, marker
+        block_start = block_end
 
 
 def _block_ends(row: Row) -> dict[int, str]:
-    """The innermost block element that ends at each position where any does."""
-    ends: dict[int, tuple[int, str]] = {}
+    """Maps each position where block elements end to the innermost of them."""
+    innermost: dict[int, tuple[int, str]] = {}  # order of its end, and name
     for tag in row.tags:
         if tag.value in PARAGRAPHS:
-            end, found = tag.char_end_idx or 0, (tag.relative_end_pos or 0, str(tag.value))
-            ends[end] = min(found, ends.get(end, found))
-    return {end: marker for end, (_, marker) in ends.items()}
+            position = tag.char_end_idx or 0
+            block = tag.relative_end_pos or 0, str(tag.value)
+            innermost[position] = min(block, innermost.get(position, block))
+    return {position: name for position, (_, name) in innermost.items()}
 
 
 class Entity(Annotator):
@@ -208,41 +234,52 @@ class Entity(Annotator):
         if self.reads_links:
             self._path = index_path(Path(config.output or ""))
             self._index = LinkIndex(self._path)
-            return
-        least = config.entity_min_score
-        changes = {} if least is None else {"min_score": least}
+        else:
+            self._open_disambiguator(config)
+
+    def _open_disambiguator(self, config: AnnotateConfig) -> None:
+        min_score = config.entity_min_score
+        overrides = {} if min_score is None else {"min_score": min_score}
         user = "entity_source=checkpoint"
-        task, folder, files = _open(config, "entity_model", user, "disambiguation", **changes)
-        table = task.data.table.fingerprint
-        self._about = {"files": files, "entities": table, "overrides": changes}
-        self._predictor = task.predictor(task.load(folder).eval())
-        self._detected("")  # opens its detector of mentions, too
+        opened = _open_model(config, "entity_model", user, "disambiguation", **overrides)
+        task = opened.task
+        self._dependencies = {
+            "files": opened.file_hashes,
+            "entities": task.data.table.fingerprint,
+            "overrides": overrides,
+        }
+        self._predictor = task.predictor(task.load(opened.folder).eval())
+        self._detect_entities("")  # opens its detector of mentions, too
 
     def annotate(self, row: Row) -> Columns:
         if not self.reads_links:
-            return {"metadata_entity": self._detected(row.text)}
-        found = mentions(row.page, row.needed_url(), self._index)
+            return {"metadata_entity": self._detect_entities(row.text)}
+
+        links = mentions(row.page, row.needed_url(), self._index)
         return {
             "metadata_entity": [
                 local_record("entity", page.title.replace(" ", "_"), start, end, url=page.key)
-                for start, end, page in found
+                for start, end, page in links
             ]
         }
 
-    def _detected(self, text: str) -> list[Columns]:
-        (found,) = self._predictor([{"text": text}])
+    def _detect_entities(self, text: str) -> list[Columns]:
+        (result,) = self._predictor([{"text": text}])
         return [
             local_record(
-                "entity", one["title"].replace(" ", "_"), one["start"], one["end"],
-                entity=one["entity"],
+                "entity",
+                entity["title"].replace(" ", "_"),
+                entity["start"],
+                entity["end"],
+                entity=entity["entity"],
             )
-            for one in found["entities"]
-        ]  # fmt: skip
+            for entity in result["entities"]
+        ]
 
     def fingerprint(self) -> str:
         if self.reads_links:
             return self.digest({"pages": index_digest(self._path)})
-        return self.digest({"model": self._about})
+        return self.digest({"model": self._dependencies})
 
 
 class EntityParagraph(Annotator):
@@ -254,17 +291,22 @@ class EntityParagraph(Annotator):
     settings = ("profile",)
 
     def annotate(self, row: Row) -> Columns:
-        entities = sorted(row.column("metadata_entity"), key=lambda one: one["char_start_idx"])
+        entities = sorted(
+            row.column("metadata_entity"), key=lambda entity: entity["char_start_idx"]
+        )
         spans = iter(paragraphs(row))
-        start, end = 0, 0
-        found: dict[tuple[int, int], dict[str, None]] = {}
+        start = 0
+        end = 0
+        # Entities of each paragraph in the order of their first mention, without repetitions
+        mentioned: dict[tuple[int, int], dict[str, None]] = {}
         for entity in entities:
             while entity["char_start_idx"] >= end and (span := next(spans, None)) is not None:
                 start, end, _ = span
-            found.setdefault((start, end), {})[entity["value"]] = None
+            mentioned.setdefault((start, end), {})[entity["value"]] = None
+
         records = []
-        for (start, end), values in found.items():
-            for place, value in enumerate(values):
-                places = {"relative_start_pos": place, "relative_end_pos": place}
-                records.append(local_record("entity_paragraph", value, start, end, **places))
+        for (start, end), values in mentioned.items():
+            for order, value in enumerate(values):
+                positions = {"relative_start_pos": order, "relative_end_pos": order}
+                records.append(local_record("entity_paragraph", value, start, end, **positions))
         return {"metadata_entity_paragraph": records}

@@ -1,8 +1,8 @@
-"""The rules for the elements of a page, and the text and tags that are written by them.
+"""The rules for the elements of a page, and the writer of its text and tags.
 
-`Rules` has what becomes of an element, by its name. A `TagWriter` appends text and tags while the
-tree is walked in document order. It takes linear time, and takes back the end of what it wrote when
-an element turns out to be too short to keep.
+`Rules` decides by its name how an element is handled. A `TagWriter` appends text and tags while the
+tree is walked in document order. It takes linear time, and removes the end of its text and tags
+again when an element turns out to be too short to keep.
 
 White space outside `pre` is collapsed, and a separator (a space or line breaks) is held back until
 the next text. So the text neither begins nor ends with white space, and a tag starts at its first
@@ -12,7 +12,7 @@ character.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from selectolax.lexbor import LexborNode
@@ -27,75 +27,96 @@ NOTHING, SPACE, LINE = range(3)  # separators; each number above LINE adds an em
 
 KEEP, HOLLOW, BREAK, SKIP = range(4)
 
-Rule = tuple[int, str, int, int, bool, bool]
-"""How nodes of one name (not text) are handled.
 
-The action (`KEEP`, `HOLLOW` to keep the tag without its content, `BREAK`, `SKIP` with everything in
-it); the name; the separator that sets the element off, or what is removed; the number of characters
-below which it is removed, counted before anything in it is; whether white space in it is kept;
-whether it is folded with an element of its name that is the only one in it.
-"""
+class Rule(NamedTuple):
+    """How nodes of one name (not text) are handled."""
+
+    action: int  # `KEEP`, `HOLLOW` (the tag without its content), `BREAK`, `SKIP` (with content)
+    name: str
+    separator: int  # around the element, or in its place if it is removed
+    min_length: int  # shorter elements are removed; counts all text in it, removed or not
+    keeps_space: bool  # whether white space in it is kept
+    is_folded: bool  # whether it merges with an element of its name that is the only one in it
+
 
 _KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
 _NO_ATTRIBUTES = HtmlAttributes([], [])
 
-Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int, int, int]
-"""An element that has begun, its rule, and the state of its `TagWriter` then.
 
-Where it starts, as in `_start`; the numbers of tags and of chunks of text; the count of starts and
-ends, in all and before the end of the text; the length of the text; the separator held back; the
-raw length; and how many elements around it it is folded into.
-"""
+class OpenElement(msgspec.Struct, gc=False):
+    """An element that has begun, its rule, and the state of the `TagWriter` at its start."""
+
+    node: LexborNode
+    rule: Rule
+    start: list[int]  # where it starts, as in `TagWriter._start`
+    tag_count: int
+    chunk_count: int  # chunks of text
+    edge_count: int  # starts and ends of elements
+    edges_before_end: int  # the starts and ends that lie before the end of the text
+    length: int  # of the text
+    pending: int  # the separator held back
+    raw_length: int  # of the text before any is removed
+    folds: int  # number of elements around it that it is folded into
+
 
 _SPACES = re.compile(r"[ \t\n\f\r]+")
 
 
-def names(words: str) -> frozenset[str]:
-    """A set of element names, from a string of them."""
+def split_names(words: str) -> frozenset[str]:
+    """Splits a string of element names into a set."""
     return frozenset(words.split())
 
 
-_NOT_TEXT = names("script style template iframe noembed noframes")
-_REMOVED = names("header footer form")
-_REMOVED_IF_SHORT = names("body div p section table ul ol dl")
-_FOLDED = names("div")
-_BLOCKS = names(
+_NOT_TEXT = split_names("script style template iframe noembed noframes")
+_REMOVED = split_names("header footer form")
+_REMOVED_IF_SHORT = split_names("body div p section table ul ol dl")
+_FOLDED = split_names("div")
+_BLOCKS = split_names(
     """address article aside blockquote body button canvas caption col colgroup dd div dl dt embed
     fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li map noscript object
     ol output p pre progress section table tbody textarea tfoot th thead tr ul video"""
 )
-_SPACED = names(
+_SPACED = split_names(
     """address cite details datalist iframe img input label legend optgroup q select summary tbody
     td time"""
 )
 
 
 class Rules(dict[int, Rule]):
-    """The rules of a profile for the names that lexbor numbers; see `parse_page`."""
+    """The rules of a profile by lexbor's numbers of element names; see `parse_page`."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
         self._removes = profile == "published"
 
-    def rule(self, node: LexborNode) -> Rule:
-        """The rule for a node that has none yet."""
+    def add_rule(self, node: LexborNode) -> Rule:
+        """Returns the rule for a node whose name has none yet."""
         name = (node.tag or "-").lower()
-        separator = LINE if name in _BLOCKS else SPACE if name in _SPACED else NOTHING
-        action, least = KEEP, 0
+        is_element = not name.startswith("-")  # others are comments, for example
+        if name in _BLOCKS:
+            separator = LINE
+        elif name in _SPACED:
+            separator = SPACE
+        else:
+            separator = NOTHING
+
+        action = KEEP
+        min_length = 0
         if name == "br":
             action = BREAK
-        elif name.startswith("-"):  # a comment, or another node that is not an element
+        elif not is_element:
             action = SKIP
         elif name in _NOT_TEXT:
             action = SKIP if self._removes else HOLLOW
         elif self._removes and name in _REMOVED:
             action = SKIP
         elif self._removes and name in _REMOVED_IF_SHORT:
-            least = LONGEST_REMOVED + 1
-        if action == SKIP and not name.startswith("-"):
+            min_length = LONGEST_REMOVED + 1
+        if action == SKIP and is_element:
             separator = SPACE
-        folds = self._removes and name in _FOLDED
-        rule = action, name, separator, least, name == "pre", folds
+
+        is_folded = self._removes and name in _FOLDED
+        rule = Rule(action, name, separator, min_length, name == "pre", is_folded)
         if node.tag_id < _KNOWN_IDS:
             self[node.tag_id] = rule
         return rule
@@ -104,8 +125,8 @@ class Rules(dict[int, Rule]):
 class TagRecord(msgspec.Struct, gc=False):
     """An html tag in the form of a record of the `metadata_html` column.
 
-    The relative positions are the places of its start and of its end among all starts and ends at
-    that offset. The attributes are not to be changed, because tags share them.
+    The relative positions are the positions of its start and of its end among all starts and ends
+    at that offset. Tags share their attributes, which must not be changed.
     """
 
     value: str
@@ -122,146 +143,185 @@ _OPEN_TAG = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
 
 
 def raw_length(text: str) -> int:
-    """The length of a text with the white space of HTML collapsed; a no-break space is none."""
+    """Returns the length of a text with the white space of HTML collapsed.
+
+    A no-break space is not white space of HTML.
+    """
     return len(_SPACES.sub(" ", text))
 
 
 class TagWriter:
     """Appends to a text and its tags; plain lists and few calls, for speed.
 
-    Starts and ends are counted in document order, and only text moves the offset: a relative
-    position is this count, less what it was before the first start or end at the same offset.
+    The edges (starts and ends) of elements are counted in document order, and only text moves the
+    offset. The relative position of an edge is this count, minus the count before the first edge at
+    the same offset.
     """
 
     __slots__ = (
-        "_base", "_chunks", "_count", "_folded", "_length", "_single", "_start", "_tags",
-        "_wrote_pre", "pending", "raw",
-    )  # fmt: skip
+        "_chunks",
+        "_edge_count",
+        "_edges_before_end",
+        "_folded",
+        "_length",
+        "_single_attributes",
+        "_start",
+        "_tags",
+        "_wrote_pre",
+        "pending",
+        "raw",
+    )
 
     def __init__(self) -> None:
-        self.pending = NOTHING
-        self.raw = 0
+        self.pending = NOTHING  # the separator held back
+        self.raw = 0  # length of all text so far, removed or not
         self._chunks: list[str] = []
         self._length = 0
         self._wrote_pre = False
         self._tags: list[TagRecord] = []  # `_OPEN_TAG` while open
-        self._count = 0  # of starts and ends
-        self._base = 0  # how many of them are before the end of the text
-        # Shared by the elements begun since the last text, which start at one offset: the count
-        # before the first of them and, once known, the offset and the count before it.
+        self._edge_count = 0
+        self._edges_before_end = 0  # edges before the end of the text
+        # Shared by the elements begun since the last text, which start at one offset: the edges
+        # before the first of them and, once known, the offset and the edges before it.
         self._start: list[int] | None = None
-        self._single: dict[tuple[str, str | None], HtmlAttributes] = {}
+        self._single_attributes: dict[tuple[str, str | None], HtmlAttributes] = {}
         self._folded: list[HtmlAttributes] = []  # of ended elements, for the one around them
 
-    def write(self, text: str, is_pre: int) -> tuple[int, int]:
-        """Appends text that is not empty, and outside `pre` not blank.
+    def write_text(self, text: str, is_pre: int) -> tuple[int, int]:
+        """Appends text, which is not empty and, outside `pre`, not blank.
 
         Returns:
-            Where it starts, and the count of starts and ends before that offset.
+            Where it starts, and the number of edges before that offset.
         """
-        pending = self.pending
+        separator = self.pending
         if is_pre:
-            words, self.pending, self._wrote_pre = text, NOTHING, True
+            words = text
+            self.pending = NOTHING
+            self._wrote_pre = True
             self.raw += len(text)
         else:
             words = " ".join(text.split())
             self.pending = NOTHING
             self.raw += len(words)
             if len(words) < len(text):
-                is_set_off, is_followed = text[0] != words[0], text[-1] != words[-1]
-                self.raw += is_set_off + is_followed
+                has_space_before = text[0] != words[0]
+                has_space_after = text[-1] != words[-1]
+                self.raw += has_space_before + has_space_after
                 if "\xa0" in text:
-                    self.raw += raw_length(text) - len(words) - is_set_off - is_followed
-                if is_set_off and not pending:
-                    pending = SPACE
-                if is_followed:
+                    self.raw += raw_length(text) - len(words) - has_space_before - has_space_after
+                if has_space_before and not separator:
+                    separator = SPACE
+                if has_space_after:
                     self.pending = SPACE
+
         start = length = self._length
-        if pending and length:
-            separator = " " if pending == SPACE else "\n" * (pending - 1)
-            if self._wrote_pre:
+        if separator and length:
+            space = " " if separator == SPACE else "\n" * (separator - 1)
+            if self._wrote_pre:  # its white space stands for a separator
                 last = self._chunks[-1][-1]
-                if last == "\n" or (pending == SPACE and last.isspace()):
-                    separator = separator[1:]
-            self._chunks.append(separator)
-            start += len(separator)
+                if last == "\n" or (separator == SPACE and last.isspace()):
+                    space = space[1:]
+            self._chunks.append(space)
+            start += len(space)
+
         if self._start is None:
-            base = self._base if start == length else self._count
+            edges_before = self._edges_before_end if start == length else self._edge_count
         else:
-            base = self._base if start == length else self._start[0]
-            self._start += start, base
+            edges_before = self._edges_before_end if start == length else self._start[0]
+            self._start += start, edges_before
             self._start = None
+
         self._chunks.append(words)
         self._length = start + len(words)
-        self._base = self._count
-        return start, base
+        self._edges_before_end = self._edge_count
+        return start, edges_before
 
-    def add(self, rule: Rule, node: LexborNode, text: str, is_pre: int) -> None:
+    def add_text_element(self, rule: Rule, node: LexborNode, text: str, is_pre: int) -> None:
         """Adds an element that has only text and is kept; faster than to begin and end it."""
-        _, name, separator, _, _, _ = rule
+        separator = rule.separator
         if separator > self.pending:
             self.pending = separator
-        start, base = self.write(text, is_pre)
-        count = self._count
-        self._base = count + 1
-        self._count = count + 2
+        start, edges_before = self.write_text(text, is_pre)
+        edge_count = self._edge_count
+        self._edges_before_end = edge_count + 1
+        self._edge_count = edge_count + 2
         attributes = self._attributes(node)
-        self._tags.append(TagRecord(name, start, count - base, self._length, 0, attributes))
+        self._tags.append(
+            TagRecord(rule.name, start, edge_count - edges_before, self._length, 0, attributes)
+        )
         if separator > self.pending:
             self.pending = separator
 
-    def blank(self, text: str) -> None:
+    def note_space(self, text: str) -> None:
         """Notes white space."""
         self.raw += raw_length(text) if "\xa0" in text else 1
         if not self.pending:
             self.pending = SPACE
 
-    def open(self, node: LexborNode, rule: Rule, folded: int = 0) -> Open:
+    def open_element(self, node: LexborNode, rule: Rule, folds: int = 0) -> OpenElement:
         """Begins an element; one that is folded becomes no tag."""
-        separator = rule[2]
-        count = self._count
+        edge_count = self._edge_count
         start = self._start
         if start is None:
-            start = self._start = [count]
+            start = self._start = [edge_count]
         pending = self.pending
         tags = self._tags
-        element = (
-            node, rule, start, len(tags), len(self._chunks), count, self._base, self._length,
-            pending, self.raw, folded,
-        )  # fmt: skip
+        element = OpenElement(
+            node,
+            rule,
+            start,
+            len(tags),
+            len(self._chunks),
+            edge_count,
+            self._edges_before_end,
+            self._length,
+            pending,
+            self.raw,
+            folds,
+        )
+
+        separator = rule.separator
         if separator > pending:
             self.pending = separator
-        if not folded:
+        if not folds:
             tags.append(_OPEN_TAG)
-            self._count = count + 1
+            self._edge_count = edge_count + 1
         return element
 
-    def close(self, element: Open) -> None:
+    def close_element(self, element: OpenElement) -> None:
         """Ends an element, and removes it if it is too short."""
-        node, rule, start, row, _, place, _, _, _, raw, folded = element
-        _, name, separator, least, _, _ = rule
-        if folded:
-            self._folded.append(self._attributes(node))
-        elif self.raw - raw < least:
-            self._take_back(element)
+        rule = element.rule
+        if element.folds:
+            self._folded.append(self._attributes(element.node))
+        elif self.raw - element.raw_length < rule.min_length:
+            self._remove_element(element)
             return
         else:
             length = self._length
+            start = element.start
             if len(start) == 1:
-                start += length, self._base
+                start += length, self._edges_before_end
             self._start = None
-            _, first, base = start
-            count = self._count
-            attributes = self._attributes(node)
+            _, offset, edges_before = start
+
+            attributes = self._attributes(element.node)
             if self._folded:
-                attributes = _joined([*self._folded, attributes])
+                attributes = _join_attributes([*self._folded, attributes])
                 self._folded = []
-            self._tags[row] = TagRecord(
-                name, first, place - base, length, count - self._base, attributes
+
+            edge_count = self._edge_count
+            self._tags[element.tag_count] = TagRecord(
+                rule.name,
+                offset,
+                element.edge_count - edges_before,
+                length,
+                edge_count - self._edges_before_end,
+                attributes,
             )
-            self._count = count + 1
-        if separator > self.pending:
-            self.pending = separator
+            self._edge_count = edge_count + 1
+
+        if rule.separator > self.pending:
+            self.pending = rule.separator
 
     def _attributes(self, node: LexborNode) -> HtmlAttributes:
         attributes = node.attributes
@@ -269,31 +329,35 @@ class TagWriter:
             return _NO_ATTRIBUTES
         if len(attributes) == 1:  # often the same, such as a class
             attribute = attributes.popitem()
-            shared = self._single.get(attribute)
+            shared = self._single_attributes.get(attribute)
             if shared is None:
                 name, value = attribute
-                shared = self._single[attribute] = HtmlAttributes([name], [value or ""])
+                shared = self._single_attributes[attribute] = HtmlAttributes([name], [value or ""])
             return shared
         values: list[str | int | float | None] = [*attributes.values()]
         if None in values:
             values = [value or "" for value in values]
         return HtmlAttributes([*attributes], values)
 
-    def _take_back(self, element: Open) -> None:
-        _, _, start, tags, chunks, self._count, self._base, self._length, pending, _, _ = element
-        self.pending = pending or SPACE
+    def _remove_element(self, element: OpenElement) -> None:
+        """Restores the state at the start of an element."""
+        self._edge_count = element.edge_count
+        self._edges_before_end = element.edges_before_end
+        self._length = element.length
+        self.pending = element.pending or SPACE
         self._folded = []
-        del self._tags[tags:], self._chunks[chunks:]
-        del start[1:]  # also of the elements around it that begin with it
-        self._start = start
+        del self._tags[element.tag_count :]
+        del self._chunks[element.chunk_count :]
+        del element.start[1:]  # also of the elements around it that begin with it
+        self._start = element.start
 
     def result(self) -> tuple[str, list[TagRecord]]:
-        """The text, and the tags in document order, after the last element ended."""
+        """Returns the text, and the tags in document order, after the last element ended."""
         return "".join(self._chunks), self._tags
 
 
-def _joined(chain: list[HtmlAttributes]) -> HtmlAttributes:
-    """The attributes of nested elements, innermost first, as those of one element."""
+def _join_attributes(chain: list[HtmlAttributes]) -> HtmlAttributes:
+    """Joins the attributes of nested elements, innermost first, into one set."""
     joined: dict[str, list[str]] = {}
     for attributes in reversed(chain):
         for name, value in zip(attributes.attrs, attributes.values, strict=True):

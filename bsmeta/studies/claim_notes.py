@@ -1,4 +1,4 @@
-"""Notes on declared claims: other hosts than those of the documents, and questions left out."""
+"""Notes on declared claims: verdicts over hosts, and questions that are left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bsmeta.studies.statistics import Measured
 
 
 def host_notes(measured: Measured, claims: Sequence[Claim], by_host: Sequence[Claim]) -> list[str]:
-    """Sentences about hosts as the units of the error over documents.
+    """Writes sentences about hosts as the units of the error over documents.
 
     Args:
         by_host: The claims with hosts as these units, or none (see `Results.by_host`).
@@ -24,7 +24,8 @@ def host_notes(measured: Measured, claims: Sequence[Claim], by_host: Sequence[Cl
                 f"{measured.documents_without_host:,} of {len(measured.digests):,} documents have "
                 "no host that is known: each of them counts as a host by itself."
             )
-        return [*notes, *_notes_on_questions(claims)]
+        return [*notes, *_question_notes(claims)]
+
     changed = [
         f"{claim.config.label} ({claim.verdict}; {other.verdict} over hosts)"
         for claim, other in zip(claims, by_host, strict=False)
@@ -41,7 +42,7 @@ def host_notes(measured: Measured, claims: Sequence[Claim], by_host: Sequence[Cl
 
 
 def task_notes(claims: Sequence[Claim]) -> list[str]:
-    """A sentence for each task of a claim some of whose questions are left out."""
+    """Writes a sentence for each task of a claim some of whose questions are left out."""
     left_out = {
         claim.config.task: claim.task
         for claim in claims
@@ -54,14 +55,15 @@ def task_notes(claims: Sequence[Claim]) -> list[str]:
     ]
 
 
-def _notes_on_questions(claims: Sequence[Claim]) -> list[str]:
-    """Sentences about the hosts of the questions of each task, with `cluster: host`."""
-    notes = []
+def _question_notes(claims: Sequence[Claim]) -> list[str]:
+    """Writes sentences about the hosts of the questions of each task, with `cluster: host`."""
     tasks = {
         claim.config.task: claim.task
         for claim in claims
         if claim.task is not None and claim.effect is not None
     }
+
+    notes = []
     for name, task in tasks.items():
         if task.unit != HOST:
             notes.append(

@@ -1,9 +1,9 @@
-"""The declared claims of a study, and what the data say to each.
+"""The declared claims of a study, and their verdicts.
 
 A claim says that one reading of the held-out text (an arm, used with or without metadata) needs
 fewer bits per byte than another, or that one arm answers the questions of a task better than
-another. The difference is paired by seed and by document, or question; its p-value is corrected by
-Holm's procedure for all declared claims of both kinds, those included that cannot be decided yet.
+another. The difference is paired by seed and by document, or question. Its p-value is corrected by
+Holm's procedure for all declared claims of both kinds, including claims that cannot be decided yet.
 So at most 5% of studies without any effect give a verdict. A claim is decided when every declared
 seed has been measured, and not before: looking again after each seed would give more false
 verdicts.
@@ -25,12 +25,15 @@ from bsmeta.studies.statistics import NEAR, Estimate, Measured
 from bsmeta.studies.task_scores import ScoredRuns, TaskEffect, task_effect
 from bsmeta.studies.units import Unit, unit_of
 
-SUPPORTED, REFUTED, UNDECIDED, OPEN = "supported", "refuted", "undecided", "open"
+SUPPORTED = "supported"
+REFUTED = "refuted"
+UNDECIDED = "undecided"
+OPEN = "open"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A declared claim and what the data say to it.
+    """A declared claim and its result.
 
     Attributes:
         name: Its name in the file of the study.
@@ -39,11 +42,11 @@ class Claim:
             the declared seeds, by the pilot; None without a pilot.
         effect: The difference, below 0 as claimed; None if it has not been measured.
         reason: Why it cannot be decided; empty if it can.
-        p_value: Of the hypothesis of no difference, for this claim alone.
+        p_value: P-value of the hypothesis of no difference, for this claim alone.
         corrected: The p-value after Holm's correction for all declared claims.
         low, high: The interval that holds for all declared claims at once.
         seeds: The seeds of the difference, in its order.
-        task: What the scores say, for a claim about a task; else None.
+        task: The result from the scores, for a claim about a task; else None.
     """
 
     name: str
@@ -77,7 +80,7 @@ class Claim:
     def excludes_interest(self) -> bool:
         """Whether a difference as large as the smallest of interest is excluded.
 
-        False for a refuted claim, whose verdict says more than that.
+        False for a refuted claim, whose verdict is stronger.
         """
         assert self.config.smallest_difference is not None
         is_small = self.low > -self.config.smallest_difference
@@ -87,7 +90,7 @@ class Claim:
 def decide(
     study: StudyConfig, measured: Measured, scored: ScoredRuns = MappingProxyType({})
 ) -> list[Claim]:
-    """The verdict on every declared claim.
+    """Decides every declared claim.
 
     Args:
         scored: The scores of the runs on the downstream tasks.
@@ -95,33 +98,49 @@ def decide(
     Raises:
         DataError: If two runs answered different questions of a task.
     """
-    count, seeds = len(study.claims), len(study.seeds)
-    read = {name: _read(study, claim, measured, scored) for name, claim in study.claims.items()}
-    decided = {
+    readings = {
+        name: _read_claim(study, claim, measured, scored) for name, claim in study.claims.items()
+    }
+    effects = {
         name: reading.effect
-        for name, reading in read.items()
+        for name, reading in readings.items()
         if reading.effect is not None and not reading.reason
     }
-    sources = [effect.sources for effect in decided.values()]
-    halves = dict(zip(decided, simultaneous_half_widths(sources, count), strict=True))
-    p_values = [decided[name].p_value if name in decided else 1.0 for name in read]
-    found = []
-    for name, p_value, corrected in zip(read, p_values, holm(p_values), strict=True):
-        config, reading = study.claims[name], read[name]
-        effect, half = reading.effect, halves.get(name, math.inf)
-        value = effect.value if effect else 0.0
-        found.append(
+
+    # Claims that cannot be decided count in the corrections, too.
+    count = len(study.claims)
+    sources = [effect.sources for effect in effects.values()]
+    half_widths = dict(zip(effects, simultaneous_half_widths(sources, count), strict=True))
+    p_values = [effects[name].p_value if name in effects else 1.0 for name in readings]
+    corrected_p_values = holm(p_values)
+
+    claims = []
+    for number, (name, reading) in enumerate(readings.items()):
+        config = study.claims[name]
+        value = reading.effect.value if reading.effect else 0.0
+        half_width = half_widths.get(name, math.inf)
+        claims.append(
             Claim(
-                name, config, count, predicted_power(config, seeds, count), effect, reading.reason,
-                p_value, corrected, value - half, value + half, reading.seeds, reading.task,
+                name=name,
+                config=config,
+                count=count,
+                power=predicted_power(config, len(study.seeds), count),
+                effect=reading.effect,
+                reason=reading.reason,
+                p_value=p_values[number],
+                corrected=corrected_p_values[number],
+                low=value - half_width,
+                high=value + half_width,
+                seeds=reading.seeds,
+                task=reading.task,
             )
-        )  # fmt: skip
-    return found
+        )
+    return claims
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The difference that a claim is about, why it cannot be decided, and its seeds."""
+    """The difference that a claim is about, the reason why it cannot be decided, and its seeds."""
 
     effect: Estimate | None
     reason: str
@@ -129,20 +148,21 @@ class _Reading:
     task: TaskEffect | None = None
 
 
-def _read(
+def _read_claim(
     study: StudyConfig, claim: ClaimConfig, measured: Measured, scored: ScoredRuns
 ) -> _Reading:
-    """What the measurements, or the scores, say to a claim."""
+    """Reads the difference of a claim from the measurements or the scores."""
     if claim.task:
         task = task_effect(study, claim, scored, measured.cluster)
         return _Reading(task.effect, task.reason, task.seeds, task)
-    return _Reading(*_effect(study, claim, measured), measured.seeds)
+    effect, reason = _effect_of_claim(study, claim, measured)
+    return _Reading(effect, reason, measured.seeds)
 
 
-def _effect(
+def _effect_of_claim(
     study: StudyConfig, claim: ClaimConfig, measured: Measured
 ) -> tuple[Estimate | None, str]:
-    """The difference that a claim is about, by itself, and why it cannot be decided."""
+    """Returns the difference of a claim about text, and the reason why it cannot be decided."""
     compared = replace(claim, against=claim.against or study.baseline)
     effect, reason = _effect_of_pair(compared, measured)
     if effect is None:
@@ -153,6 +173,7 @@ def _effect(
         if subtracted is None:
             return None, reason
         effect = effect - subtracted
+
     if len(measured.seeds) < len(study.seeds):
         return effect, f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
     if len(study.seeds) < 2:
@@ -165,7 +186,7 @@ def _effect(
 
 
 def _effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | None, str]:
-    """The difference between the claim's arm and the one that it is compared with.
+    """Returns the difference between the claim's arm and the arm that it is compared with.
 
     Returns:
         None and the reason, where it cannot be computed.
@@ -174,57 +195,80 @@ def _effect_of_pair(claim: ClaimConfig, measured: Measured) -> tuple[Estimate | 
     missing = [arm for arm in (claim.arm, against) if arm not in measured.arms]
     if missing:
         return None, f"{missing[0]} has not been measured"
-    amount = float(measured.amounts(claim.arm)[claim.equal][measured.point(claim.arm, claim.at)])
-    needed = amount / (1 - claim.saves)
+
     documents = measured.having(claim.arm, claim.metadata)
     documents = documents & measured.having(against, claim.against_metadata)
     if not documents.any():
         return None, "no held-out document has these types"
-    effect = _difference(claim, against, measured, needed, claim.bytes, documents)
+
+    point = measured.point(claim.arm, claim.at)
+    amount = float(measured.amounts(claim.arm)[claim.equal][point])
+    other_amount = amount / (1 - claim.saves)
+    effect = _difference(claim, measured, other_amount, claim.bytes, documents)
     if effect is None:
-        reached = measured.amounts(against)[claim.equal][-1]
-        return None, f"{against} was trained on {reached:,.0f} {claim.equal}, not on {needed:,.0f}"
+        trained_on = measured.amounts(against)[claim.equal][-1]
+        return None, (
+            f"{against} was trained on {trained_on:,.0f} {claim.equal}, not on {other_amount:,.0f}"
+        )
     if claim.minus_bytes:
-        other = _difference(claim, against, measured, needed, claim.minus_bytes, documents)
-        assert other is not None
-        effect = effect - other
+        subtracted = _difference(claim, measured, other_amount, claim.minus_bytes, documents)
+        assert subtracted is not None
+        effect = effect - subtracted
     return effect, ""
 
 
 def _difference(
-    claim: ClaimConfig, against: str, measured: Measured, needed: float, part: Sequence[int],
+    claim: ClaimConfig,
+    measured: Measured,
+    other_amount: float,
+    byte_range: Sequence[int],
     documents: np.ndarray,
-) -> Estimate | None:  # fmt: skip
-    """The difference over a part of the documents; None where the other curve does not reach it."""
-    bins, point = measured.part(part), measured.point(claim.arm, claim.at)
-    own = measured.estimate(claim.arm, claim.metadata, point, bins=bins, documents=documents)
+) -> Estimate | None:
+    """Returns the difference of a pair of arms over a part of the documents.
+
+    Args:
+        other_amount: The amount (in units of `claim.equal`) at which the other arm is read.
+        byte_range: The bytes of each document, as in `ClaimConfig.bytes`.
+        documents: bool [documents].
+
+    Returns:
+        None where the curve of the other arm does not reach the amount.
+    """
+    bins = measured.part(byte_range)
+    point = measured.point(claim.arm, claim.at)
+    estimate = measured.estimate(claim.arm, claim.metadata, point, bins=bins, documents=documents)
+
+    against = claim.against
+    metadata = claim.against_metadata
     other: Estimate | None = None
-    if claim.against_metadata in (WITHOUT, WITH):
-        curves = measured.curves(against, claim.against_metadata, bins=bins, documents=documents)
-        other = curves[claim.equal].at(needed)
+    if metadata in (WITHOUT, WITH):
+        curves = measured.curves(against, metadata, bins=bins, documents=documents)
+        other = curves[claim.equal].at(other_amount)
     else:  # types are measured at the end of the run only
-        last = float(measured.amounts(against)[claim.equal][-1])
-        if math.isclose(last, needed, rel_tol=NEAR):
-            metadata = claim.against_metadata
+        last_amount = float(measured.amounts(against)[claim.equal][-1])
+        if math.isclose(last_amount, other_amount, rel_tol=NEAR):
             other = measured.estimate(against, metadata, bins=bins, documents=documents)
-    return None if other is None else own - other
+    return None if other is None else estimate - other
 
 
 def shown_at_once(claim: Claim) -> Interval:
-    """The interval that holds for all claims at once, with the difference's own sign."""
+    """Returns the interval that holds for all claims at once, with the difference's own sign."""
     return claim.unit.shown(Interval(claim.low, claim.high)).interval
 
 
 def is_over_hosts(claim: Claim) -> bool:
-    """Whether hosts are the units of a claim decided with `cluster: host`.
+    """Returns whether hosts are the units of a claim decided with `cluster: host`.
 
-    They are not for a task whose questions have no host that is known.
+    They are not for a task whose questions have no known host.
     """
     return claim.task is None or claim.task.unit == HOST
 
 
 def error_ratio(effect: Estimate, by_host: Estimate) -> float | None:
-    """Squared standard error over hosts / over documents; None without an error over documents."""
+    """Returns the squared ratio of the standard errors over hosts and over documents.
+
+    None without an error over documents.
+    """
     if not effect.document_error:
         return None
     return (by_host.document_error / effect.document_error) ** 2

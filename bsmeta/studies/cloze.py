@@ -8,15 +8,15 @@
 | `bsmeta_site` | the beginning of a page | which host it is from |
 
 The answers of the last two are metadata. A model that was trained with titles or URLs was given
-what they ask, so they measure knowledge of metadata, not of language.
+these answers, so the two tasks measure knowledge of metadata, not of language.
 
 The word is the last thing that a question of `bsmeta_word` needs: the context ends before it, and
-the choices are words alone, as in LAMBADA (Paperno et al. 2016). A causal model cannot read what
-follows a blank. Scoring each word with the rest of its sentence would let it, but most bytes of the
-answer would then be the same in all choices, and bits per byte would measure the sentence.
+the choices are words alone, as in LAMBADA (Paperno et al. 2016). A causal model cannot read the
+text after a blank. Scoring each word with the rest of its sentence would let it, but most bytes of
+the answer would then be the same in all choices, and bits per byte would measure the sentence.
 
-A question of these three shows about 150 to 180 characters on one line, so that five examples and
-the question fit in 512 tokens of three characters.
+A question of the last three shows about 150 to 180 characters on one line, so that five examples
+and the question fit in 512 tokens of three characters.
 
 Questions follow from the pages and their order alone. The examples of a question are drawn by the
 harness among the other questions, from a fixed seed; no two questions show the same text.
@@ -40,20 +40,29 @@ from bsmeta.core.files import write_json, write_text
 from bsmeta.data import derive
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
 
-CLOZE, WORD, TITLE, SITE = "bsmeta_cloze", "bsmeta_word", "bsmeta_title", "bsmeta_site"
+CLOZE = "bsmeta_cloze"
+WORD = "bsmeta_word"
+TITLE = "bsmeta_title"
+SITE = "bsmeta_site"
 CHOICES = 4
-SHOWN, FOLLOWING = 300, 120
-"""Characters that `bsmeta_cloze` shows, and of each of its choices (up to the next blank)."""
-SHOWN_BEFORE_WORD, SHOWN_BEGINNING, LONGEST_TITLE = 180, 150, 60
-"""Most characters that the other tasks show, and of a title."""
+SHOWN = 300
+"""Characters that `bsmeta_cloze` shows (up to the next blank)."""
+FOLLOWING = 120
+"""Characters of each of its choices (up to the next blank)."""
+SHOWN_BEFORE_WORD = 180
+"""Most characters that `bsmeta_word` shows."""
+SHOWN_BEGINNING = 150
+"""Most characters of a page that a question about its title or host shows."""
 LEAST_SHOWN = 60
-"""Least characters of a page that a question about its title or host shows."""
+"""Least characters of a page that such a question shows."""
+LONGEST_TITLE = 60
+"""Most characters of a title."""
 
 _CANDIDATE = re.compile(r"(?<= )[a-z]{5,14}(?=[ .,;:!?])")
 _SEPARATOR = re.compile(r" [—–|·:-] |: ")
 """Between the title of a page and the name of its site."""
 _LARGEST_SHARE = 0.1
-"""Share of the pages beyond which a word is not a content word, but one like `which`."""
+"""Share of the pages beyond which a word is not a content word, but a word like `which`."""
 
 Question = dict[str, Any]
 
@@ -63,7 +72,7 @@ class Page:
     """A held-out page.
 
     Attributes:
-        host: As the sites of a study's report; empty if unknown.
+        host: The host, as in the sites of a study's report; empty if unknown.
         title: Empty if unknown.
         line: The text with each run of white space as one blank.
     """
@@ -88,22 +97,23 @@ def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: i
     pages, source = read_pages(config)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        questions = list(_without_repeats(QUESTIONS[name](pages)))
-        needed = max(CHOICES, shots + 1)
-        if len(questions) < needed:
+        questions = list(_drop_repeats(QUESTIONS[name](pages)))
+        min_questions = max(CHOICES, shots + 1)
+        if len(questions) < min_questions:
             raise DataError(
                 f"{source}: {len(questions)} questions of {name} from {len(pages)} pages; expected "
-                f"{needed} or more ({_NEEDS[name]}; with {CHOICES} different answers, and one more "
-                "question than downstream.shots)"
+                f"{min_questions} or more ({_NEEDS[name]}; with {CHOICES} different answers, and "
+                "one more question than downstream.shots)"
             )
+
         lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
         file = folder / f"{name}.jsonl"
         write_text(file, "".join(lines))
-        write_json(folder / f"{name}.yaml", _settings(name, file))  # JSON is YAML
+        write_json(folder / f"{name}.yaml", _harness_settings(name, file))  # JSON is YAML
 
 
-def _settings(name: str, questions: Path) -> dict[str, Any]:
-    """The file of a task, in the form of lm-evaluation-harness."""
+def _harness_settings(name: str, questions: Path) -> dict[str, Any]:
+    """Returns the file of a task, in the form of lm-evaluation-harness."""
     return {
         "task": name,
         "dataset_path": "json",
@@ -120,7 +130,7 @@ def _settings(name: str, questions: Path) -> dict[str, Any]:
 
 
 def read_pages(config: DataConfig) -> tuple[list[Page], str]:
-    """The pages of `validation_file` without duplicates, and the name of the file.
+    """Reads the pages of `validation_file` without duplicates; also returns the name of the file.
 
     They do not depend on the metadata of the run, so that all arms answer the same questions.
     """
@@ -140,129 +150,140 @@ def read_pages(config: DataConfig) -> tuple[list[Page], str]:
 
 
 def continuation_questions(pages: Sequence[Page]) -> Iterator[Question]:
-    """Which text follows the beginning of a page."""
-    halves = [(page, parts) for page in pages if (parts := _halves(page.text)) is not None]
-    following = sorted({right for _, (_, right) in halves})
-    if len(following) < CHOICES:
+    """Asks which text follows the beginning of a page."""
+    halves: list[tuple[Page, str, str]] = []
+    for page in pages:
+        beginning, following = _split_text(page.text)
+        if following:
+            halves.append((page, beginning, following))
+    all_following = sorted({following for _, _, following in halves})
+    if len(all_following) < CHOICES:
         return
-    for page, (beginning, right) in halves:
+
+    for page, beginning, following in halves:
         draw = random.Random(derive("cloze", page.url, beginning))
-        others = [text for text in following if text != right]
-        yield _question(page, beginning, right, draw.sample(others, CHOICES - 1), draw)
+        others = [text for text in all_following if text != following]
+        yield _make_question(page, beginning, following, draw.sample(others, CHOICES - 1), draw)
 
 
-def _halves(text: str) -> tuple[str, str] | None:
-    """The beginning of a text and what follows, cut before blanks; None if it is too short."""
+def _split_text(text: str) -> tuple[str, str]:
+    """Returns the beginning of a text and the text after it, cut before blanks.
+
+    Both are empty if the text is too short.
+    """
     first = text.find(" ", SHOWN)
     second = text.find(" ", first + FOLLOWING)
     if first < 0 or second < 0 or second > SHOWN + 3 * FOLLOWING:
-        return None
+        return "", ""
     return text[:first], text[first:second]
 
 
 def word_questions(pages: Sequence[Page]) -> Iterator[Question]:
-    """Which content word comes next: that word, or three like it that the page does not have.
+    """Asks which content word comes next: that word, or three like it that the page does not have.
 
     Words are alike if their lengths, and the numbers of pages that have them, are almost the same
     (by powers of two), so that neither length nor frequency gives the answer away. In such a class,
     a word that is on more pages is more often the answer, so it is drawn more often as well.
     """
-    counts = Counter(word for page in pages for word in set(_CANDIDATE.findall(page.line)))
+    page_counts: Counter[str] = Counter()
+    for page in pages:
+        page_counts.update(set(_CANDIDATE.findall(page.line)))
     alike: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
-    for word in sorted(counts):
-        if counts[word] <= max(_LARGEST_SHARE * len(pages), 1):
-            alike[_class_of(word, counts[word])].append(word)
+    for word in sorted(page_counts):
+        if page_counts[word] <= max(_LARGEST_SHARE * len(pages), 1):
+            alike[_class_of_word(word, page_counts[word])].append(word)
 
     for page in pages:
         draw = random.Random(derive("word", page.url, page.line))
-        places: dict[str, int] = {}
+        positions: dict[str, int] = {}
         for match in _CANDIDATE.finditer(page.line):
             if match.start() > SHOWN_BEFORE_WORD:
-                places.setdefault(match[0], match.start())
-        for word in draw.sample(sorted(places), len(places)):
-            shown = _shown_before(page.line, places[word])
-            others = alike[_class_of(word, counts[word])]
+                positions.setdefault(match[0], match.start())
+
+        for word in draw.sample(sorted(positions), len(positions)):
+            shown = _text_before(page.line, positions[word])
+            others = alike[_class_of_word(word, page_counts[word])]
             if word in shown or word not in others:
                 continue  # it could be copied, or is no content word
             others = [other for other in others if other not in page.line]
             if len(others) >= CHOICES - 1:
-                wrong = [f" {other}" for other in _weighted_sample(others, counts, draw)]
-                yield _question(page, shown, f" {word}", wrong, draw)
+                wrong = [f" {other}" for other in _draw_weighted(others, page_counts, draw)]
+                yield _make_question(page, shown, f" {word}", wrong, draw)
                 break
 
 
-def _weighted_sample(
-    words: Sequence[str], counts: Mapping[str, int], draw: random.Random
+def _draw_weighted(
+    words: Sequence[str], weights: Mapping[str, int], draw: random.Random
 ) -> list[str]:
     """Draws words without replacement, with weights (Efraimidis and Spirakis 2006)."""
-    keys = {word: draw.random() ** (1 / counts[word]) for word in words}
+    keys = {word: draw.random() ** (1 / weights[word]) for word in words}
     return sorted(words, key=lambda word: keys[word])[-(CHOICES - 1) :]
 
 
-def _class_of(word: str, pages: int) -> tuple[int, int]:
+def _class_of_word(word: str, pages: int) -> tuple[int, int]:
     return (len(word) + 1) // 2, pages.bit_length()
 
 
-def _shown_before(line: str, end: int) -> str:
-    """The text before a word, from the beginning of a word, without the blank at its end."""
+def _text_before(line: str, end: int) -> str:
+    """Returns whole words of the text before a word, without the blank at the end."""
     return line[line.find(" ", end - 1 - SHOWN_BEFORE_WORD) + 1 : end - 1]
 
 
 def title_questions(pages: Sequence[Page]) -> Iterator[Question]:
-    """Which title belongs to a page, among those of its host if there are enough.
+    """Asks which title belongs to a page, among the titles of its host if there are enough.
 
     Among titles of several hosts, the name of the site would be the answer.
     """
     titles = {page: _cut(page.title, LONGEST_TITLE) for page in pages if page.title}
-    by_host: defaultdict[str, set[str]] = defaultdict(set)
+    titles_by_host: defaultdict[str, set[str]] = defaultdict(set)
     for page, title in titles.items():
-        by_host[page.host].add(title)
-    everything = set(titles.values())
+        titles_by_host[page.host].add(title)
+    all_titles = set(titles.values())
 
     for page, title in titles.items():
-        shown = _beginning_without(page.line, _SEPARATOR.split(title)[0])
-        others = by_host[page.host] - {title}
+        shown = _find_beginning(page.line, _SEPARATOR.split(title)[0])
+        others = titles_by_host[page.host] - {title}
         if len(others) < CHOICES - 1:
-            others = everything - {title}
+            others = all_titles - {title}
         if shown and len(others) >= CHOICES - 1:
             draw = random.Random(derive("title", page.url, page.line))
             wrong = [f" {other}" for other in draw.sample(sorted(others), CHOICES - 1)]
-            yield _question(page, f"{shown}\nTitle:", f" {title}", wrong, draw)
+            yield _make_question(page, f"{shown}\nTitle:", f" {title}", wrong, draw)
 
 
-def _beginning_without(line: str, words: str) -> str:
-    """The first text of a page in which these words are not, which could be copied; "" if none."""
+def _find_beginning(line: str, left_out: str) -> str:
+    """Returns the first text of a page without these words, which could be copied; "" if none."""
     start = 0
     while len(shown := _cut(line[start:], SHOWN_BEGINNING)) >= LEAST_SHOWN:
-        place = shown.lower().find(words.lower())
-        if place < 0:
+        position = shown.lower().find(left_out.lower())
+        if position < 0:
             return shown
-        start = line.find(" ", start + place + len(words)) + 1 or len(line)
+        start = line.find(" ", start + position + len(left_out)) + 1 or len(line)
     return ""
 
 
 def site_questions(pages: Sequence[Page]) -> Iterator[Question]:
-    """Which host a page is from."""
+    """Asks which host a page is from."""
     hosts = sorted({page.host for page in pages if page.host})
     if len(hosts) < CHOICES:
         return
     for page in pages:
-        shown = _beginning_without(page.line, page.host) if page.host else ""
+        shown = _find_beginning(page.line, page.host) if page.host else ""
         if shown:
             draw = random.Random(derive("site", page.url, page.line))
             others = [host for host in hosts if host != page.host]
             wrong = [f" {other}" for other in draw.sample(others, CHOICES - 1)]
-            yield _question(page, f"{shown}\nSite:", f" {page.host}", wrong, draw)
+            yield _make_question(page, f"{shown}\nSite:", f" {page.host}", wrong, draw)
 
 
-def _cut(text: str, most: int) -> str:
-    """The beginning of a text, up to a blank if there is one."""
-    if len(text) <= most:
+def _cut(text: str, limit: int) -> str:
+    """Cuts a text to a number of characters, at a blank if there is one."""
+    if len(text) <= limit:
         return text
-    return text[:most].rsplit(" ", 1)[0]
+    return text[:limit].rsplit(" ", 1)[0]
 
 
-def _question(
+def _make_question(
     page: Page, beginning: str, right: str, wrong: Sequence[str], draw: random.Random
 ) -> Question:
     answer = draw.randrange(CHOICES)
@@ -277,8 +298,11 @@ def _question(
     }
 
 
-def _without_repeats(questions: Iterator[Question]) -> Iterator[Question]:
-    """The first of the questions that show the same text: no example shows that of a question."""
+def _drop_repeats(questions: Iterator[Question]) -> Iterator[Question]:
+    """Yields the first of the questions that show the same text.
+
+    So no example shows the text of the question that it stands before.
+    """
     seen = set()
     for question in questions:
         if question["beginning"] not in seen:

@@ -1,4 +1,4 @@
-"""Schema of a study: arms × seeds, what is measured, and which claims are tested."""
+"""Schema of a study: arms × seeds, measurements, and the claims that are tested."""
 
 from __future__ import annotations
 
@@ -19,24 +19,41 @@ from bsmeta.core.keys import address_problems, bound_lines, key
 from bsmeta.core.parsing import parse_yaml
 
 SCRIPTS = ("train.sh", "several_machines.sh")
-TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"
+TEXT = "text tokens"
+TOKENS = "all tokens"
+FLOPS = "FLOPs"
 AXES = (TEXT, TOKENS, FLOPS)
-WITHOUT, WITH = "without", "with"
-DOCUMENT, HOST = "document", "host"
+WITHOUT = "without"
+WITH = "with"
+DOCUMENT = "document"
+HOST = "host"
 CLUSTERS = (DOCUMENT, HOST)
-BITS_SCORE, ACCURACY = "bits", "accuracy"
+BITS_SCORE = "bits"
+ACCURACY = "accuracy"
 SCORES = (BITS_SCORE, ACCURACY)
 OWN_KEYS = (
-    "seed", "out_dir", "resume_from_checkpoint_dir", "overwrite_out_dir", "log_documents",
-    "extra_steps_to_eval_save_at", "keep_last_checkpoints", "export_steps", "decay_from",
-)  # fmt: skip
+    "seed",
+    "out_dir",
+    "resume_from_checkpoint_dir",
+    "overwrite_out_dir",
+    "log_documents",
+    "extra_steps_to_eval_save_at",
+    "keep_last_checkpoints",
+    "export_steps",
+    "decay_from",
+)
 """Keys of a training run that the study sets itself."""
 
 TASK_KEYS = ("task", "shots", "prompt", "against_prompt", "score")
 """Keys of a claim about a task."""
 _SHARED_KEYS = (
-    "label", "arm", "against", "smallest_difference", "pilot_deviation", "pilot_document_error",
-)  # fmt: skip
+    "label",
+    "arm",
+    "against",
+    "smallest_difference",
+    "pilot_deviation",
+    "pilot_document_error",
+)
 """Keys of claims of both kinds; all others are about held-out text."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -231,10 +248,11 @@ def load_study(path: Path) -> StudyConfig:
     """Reads the file of a study.
 
     Raises:
-        ConfigurationError: If it cannot be read or does not fit; lists all that is wrong.
+        ConfigurationError: If it cannot be read or does not fit; lists all problems.
     """
     try:
-        values = OmegaConf.create(_shielded(parse_yaml(path.read_text(encoding="utf-8")) or {}))
+        content = parse_yaml(path.read_text(encoding="utf-8")) or {}
+        values = OmegaConf.create(_escape_overrides(content))
         study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StudyConfig), values))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; expected a study's file") from error
@@ -242,53 +260,62 @@ def load_study(path: Path) -> StudyConfig:
         raise ConfigurationError(f"{path}: not YAML: {error}") from error
     except (OmegaConfBaseException, ValueError) as error:
         section = getattr(error, "object_type", None)
-        known = ", ".join(
-            one.name for one in fields(section if is_dataclass(section) else StudyConfig)
-        )
+        schema = section if is_dataclass(section) else StudyConfig
+        names = ", ".join(field_.name for field_ in fields(schema))
         reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"{path}: {reason}; expected the keys {known}") from error
+        raise ConfigurationError(f"{path}: {reason}; expected the keys {names}") from error
+
     assert isinstance(study, StudyConfig)
-    problems = list(_misshapen(study)) or list(_problems(study))
+    problems = list(_shape_problems(study)) or list(_problems(study))
     if problems:
-        raise ConfigurationError("\n".join(f"{path}: {one}" for one in problems))
+        raise ConfigurationError("\n".join(f"{path}: {problem}" for problem in problems))
     study.title = study.title or path.stem
     return study
 
 
-def _shielded(values: Any) -> Any:
-    """The values with the interpolations of overrides escaped: the runs are to resolve them."""
-    if isinstance(values, dict):
-        return {
-            name: [str(one).replace("${", "\\${") for one in value]
-            if name == "overrides" and isinstance(value, list)
-            else _shielded(value)
-            for name, value in values.items()
-        }
-    return values
+def _escape_overrides(values: Any) -> Any:
+    """Escapes the interpolations in overrides, so that the runs resolve them."""
+    if not isinstance(values, dict):
+        return values
+    escaped = {}
+    for name, value in values.items():
+        if name == "overrides" and isinstance(value, list):
+            escaped[name] = [str(override).replace("${", "\\${") for override in value]
+        else:
+            escaped[name] = _escape_overrides(value)
+    return escaped
 
 
-def _misshapen(section: Any, prefix: str = "") -> Iterator[str]:
+def _shape_problems(section: Any, prefix: str = "") -> Iterator[str]:
     """Yields values of another shape than their key: OmegaConf does not check interpolated ones."""
     types = get_type_hints(type(section))
     for field_ in fields(section):
-        name, value = f"{prefix}{field_.name}", getattr(section, field_.name)
-        shape = get_origin(types[field_.name])
+        name = f"{prefix}{field_.name}"
+        value = getattr(section, field_.name)
+        field_type = types[field_.name]
+        shape = get_origin(field_type)
         if is_dataclass(value):
-            yield from _misshapen(value, f"{name}.")
+            yield from _shape_problems(value, f"{name}.")
         elif shape is dict and isinstance(value, dict):
-            _, entry_type = get_args(types[field_.name])
-            for entry_name, entry in value.items():
-                if not isinstance(entry, entry_type):
-                    expected = "its keys" if is_dataclass(entry_type) else "a text"
-                    yield f"{name}.{entry_name}={entry}: expected {expected}"
-                elif is_dataclass(entry):
-                    yield from _misshapen(entry, f"{name}.{entry_name}.")
+            _, entry_type = get_args(field_type)
+            yield from _shape_problems_of_entries(value, entry_type, name)
         elif shape is list and isinstance(value, list):
             if not all(isinstance(entry, int | float | str) for entry in value):
                 yield f"{name}={value}: expected a list of numbers or texts"
         elif shape in (dict, list) or isinstance(value, dict | list):
             expected = {dict: "a mapping", list: "a list"}.get(shape, "a single value")
             yield f"{name}={value}: expected {expected}"
+
+
+def _shape_problems_of_entries(
+    entries: dict[str, Any], entry_type: type, name: str
+) -> Iterator[str]:
+    for entry_name, entry in entries.items():
+        if not isinstance(entry, entry_type):
+            expected = "its keys" if is_dataclass(entry_type) else "a text"
+            yield f"{name}.{entry_name}={entry}: expected {expected}"
+        elif is_dataclass(entry):
+            yield from _shape_problems(entry, f"{name}.{entry_name}.")
 
 
 def _problems(study: StudyConfig) -> Iterator[str]:
@@ -300,13 +327,16 @@ def _problems(study: StudyConfig) -> Iterator[str]:
             yield f"{name} is missing"
     if len(set(study.seeds)) < len(study.seeds):
         yield f"seeds={study.seeds}: expected different ones"
+
     if study.measure.combinations and not study.measure.each_type:
         yield "measure.combinations: expected none, or measure.each_type=true"
-    positions, lengths = list(study.measure.position_edges), list(study.measure.length_edges)
+    positions = list(study.measure.position_edges)
     if positions[:1] != [0] or positions != sorted(set(positions)):
         yield f"measure.position_edges={positions}: expected rising numbers that begin with 0"
+    lengths = list(study.measure.length_edges)
     if lengths != sorted(set(lengths)):
         yield f"measure.length_edges={lengths}: expected rising numbers"
+
     tasks = study.downstream.tasks
     unknown = sorted(set(study.downstream.prompts) - set(tasks))
     if unknown:
@@ -323,7 +353,10 @@ def _problems_of_arms(study: StudyConfig) -> Iterator[str]:
     arms = study.arms
     if study.baseline and study.baseline not in arms:
         yield f"baseline={study.baseline}: expected one of the arms {', '.join(arms)}"
+
+    overrides = list(study.overrides)
     for name, arm in arms.items():
+        overrides += arm.overrides
         if not _NAME.fullmatch(name):
             yield f"arms: {name}: expected a name that a folder can have"
         for relation in ("control_of", "text_tokens_of"):
@@ -335,13 +368,14 @@ def _problems_of_arms(study: StudyConfig) -> Iterator[str]:
         ):
             yield f"arms.{name}.text_tokens_of: expected an arm that is trained before it"
         yield from _problems_of_branch(study, name)
-    for override in [*study.overrides, *(own for arm in arms.values() for own in arm.overrides)]:
+
+    for override in overrides:
         if override.lstrip("+").partition("=")[0] in OWN_KEYS:
             yield f"{override}: the study sets it itself; leave it out"
 
 
 def _problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
-    """Yields why an arm cannot branch from another."""
+    """Yields the reasons why an arm cannot branch from another."""
     arm = study.arms[name]
     if arm.branch_of is None:
         for key_name in ("branch_at", "decay_steps"):
@@ -383,6 +417,7 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
     for name in _changed_keys(claim, TASK_KEYS):
         value = getattr(claim, name)
         yield f"{name}={value}: expected a claim with task; add it, or leave it out"
+
     for name in ("minus_arm", "minus_against"):
         arm = getattr(claim, name)
         if arm and arm not in study.arms:
@@ -391,31 +426,37 @@ def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
         yield "minus_arm and minus_against: expected both, or neither"
     if claim.at not in (*study.curve, 1.0):
         yield f"at={claim.at}: expected 1.0 or a share of curve={study.curve}"
-    measured = {WITHOUT, WITH, *study.measure.combinations}
+
     for name in ("metadata", "against_metadata"):
         types = getattr(claim, name)
         if types in (WITHOUT, WITH):
             continue
-        if "+" in types and types not in measured:
+        if "+" in types and types not in study.measure.combinations:
             yield f"{name}={types}: expected without, with, a type or one of measure.combinations"
         elif "+" not in types and not study.measure.each_type:
             yield f"{name}={types}: expected without or with; types need measure.each_type=true"
         if claim.at != 1 or claim.saves:
             yield f"{name}={types}: types are measured at the end of a run: expected at=1, saves=0"
+
+    edges = study.measure.position_edges
     for name in ("bytes", "minus_bytes"):
-        part, edges = getattr(claim, name), study.measure.position_edges
+        part = getattr(claim, name)
         if len(part) > 2 or part != sorted(set(part)) or not set(part) <= set(edges):
             yield f"{name}={part}: expected one or two rising numbers of {list(edges)}"
 
 
 def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
-    settings, task, of_tasks = study.downstream, claim.task, {*TASK_KEYS, *_SHARED_KEYS}
-    about_text = [entry.name for entry in fields(claim) if entry.name not in of_tasks]
-    for name in _changed_keys(claim, about_text):
+    task = claim.task
+    text_keys = [
+        field_.name for field_ in fields(claim) if field_.name not in (*TASK_KEYS, *_SHARED_KEYS)
+    ]
+    for name in _changed_keys(claim, text_keys):
         yield (
             f"{name}={getattr(claim, name)}: makes no sense with task={task}, whose questions are "
             "answered by finished models; leave it out"
         )
+
+    settings = study.downstream
     if task not in settings.tasks:
         yield f"task={task}: expected one of downstream.tasks={list(settings.tasks)}"
     if claim.shots is None:
@@ -425,6 +466,7 @@ def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[
     for name in ("prompt", "against_prompt"):
         if getattr(claim, name) and task not in settings.prompts:
             yield f"{name}=true: expected a text for {task} in downstream.prompts"
+
     against = claim.against or study.baseline
     for name, arm in (("arm", claim.arm), ("against", against)):
         if settings.arms and arm not in settings.arms:
@@ -442,6 +484,6 @@ def _problems_of_task_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[
 
 
 def _changed_keys(claim: ClaimConfig, names: Sequence[str]) -> list[str]:
-    """The keys of a claim among these that differ from their defaults."""
+    """Returns the keys of a claim, among these, that differ from their defaults."""
     default = ClaimConfig()
     return [name for name in names if getattr(claim, name) != getattr(default, name)]

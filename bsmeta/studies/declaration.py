@@ -1,8 +1,8 @@
-"""The declaration of a study: what it was before its first run, and what its verdicts hold for.
+"""The declaration of a study: its claims, seeds and arms before its first run.
 
 `study.json` is written before the first run and lies beside the measurements. From then on it is
 the only source of the seeds, arms and claims that a verdict needs: a seed that is removed from the
-study's file afterward, because of what it showed, still counts, and as long as it is not measured,
+study's file afterward, because of its result, still counts, and as long as it is not measured,
 every claim is open. Arms and seeds may be added, which the report says.
 """
 
@@ -31,48 +31,51 @@ from bsmeta.studies.task_scores import task_settings
 DECLARATION = "study.json"
 
 _WORDS = ("label", "pilot_deviation", "pilot_document_error")
-"""Keys of a claim that change nothing of its verdict."""
-
+"""Keys of a claim that do not affect its verdict."""
 
 _BEFORE = {"cluster": DOCUMENT, "random_order": False, "downstream": None}
-"""Keys of a declaration that is older than them, with what was done before."""
+"""Values of the keys that an older declaration does not have: the behavior before they existed."""
 
 
 def declaration_file(study: StudyConfig) -> Path:
-    """The file of the declaration: beside the measurements, if they have their own folder."""
+    """Returns the path of the declaration, which lies beside the measurements."""
     return Path(study.results_dir or study.out_dir) / DECLARATION
 
 
 def declare(study: StudyConfig) -> None:
-    """Write the declaration, or compare the study with it if a run has been started.
+    """Writes the declaration, or compares the study with it if a run has been started.
 
     Raises:
         ConfigurationError: If the folder holds runs that were made with other settings, or if the
             claims have changed since the first run was started.
         DataError: If the file of the declaration is damaged.
     """
-    earlier = _read(study)
-    now = _declaration_of(study)
+    file = declaration_file(study)
+    earlier = _read_declaration(study)
+    declaration = _make_declaration(study)
     if earlier is not None:
-        _refuse_other_settings(earlier, now, declaration_file(study))
-        now["arms"] = {**earlier["arms"], **now["arms"]}
+        _refuse_other_settings(earlier, declaration, file)
+        declaration["arms"] = {**earlier["arms"], **declaration["arms"]}
         if _is_started(study, earlier):
-            _refuse_other_claims(earlier["claims"], now["claims"], declaration_file(study))
-            _refuse_other_cluster(earlier["cluster"], now["cluster"], declaration_file(study))
-            _refuse_other_tasks(earlier["downstream"], now["downstream"], declaration_file(study))
-            now["seeds"] = earlier["seeds"]
-    if now != earlier:  # many processes may start at once
-        declaration_file(study).parent.mkdir(parents=True, exist_ok=True)
-        write_text(declaration_file(study), json.dumps(now, indent=1) + "\n")
+            _refuse_other_claims(earlier["claims"], declaration["claims"], file)
+            _refuse_other_cluster(earlier["cluster"], declaration["cluster"], file)
+            _refuse_other_tasks(earlier["downstream"], declaration["downstream"], file)
+            declaration["seeds"] = earlier["seeds"]
+
+    if declaration != earlier:  # many processes may start at once
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(declaration, indent=1) + "\n")
 
 
 def in_declared_order(study: StudyConfig) -> StudyConfig:
-    """The study with the declared order of runs, or that of its file if it was started without one.
+    """Returns the study with the declared order of runs.
+
+    If it was started without a declared order, it keeps the order of its file.
 
     Raises:
         DataError: If the file of the declaration is damaged.
     """
-    declared = _read(study)
+    declared = _read_declaration(study)
     if declared is not None:
         return replace(study, random_order=declared["random_order"])
     if any(progress_of(study, run).state != NOT_STARTED for run in runs_of(study)):
@@ -81,31 +84,32 @@ def in_declared_order(study: StudyConfig) -> StudyConfig:
 
 
 def as_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
-    """Return the study with all that was declared, and notes of what its file says otherwise.
+    """Returns the study as it was declared, and notes of the differences of its file.
 
     Seeds and arms of the file that were added after the first run stay in it; claims do not.
     """
-    declared = _read(study)
+    declared = _read_declaration(study)
     if declared is None:
         return study, []
 
     arms = dict(study.arms)
     for name, arm in declared["arms"].items():
         arms.setdefault(name, ArmConfig(**arm))
-    claims = {
-        name: study.claims[name]
-        if name in study.claims and _test_of(study.claims[name]) == claim
-        else ClaimConfig(label=name, **claim)
-        for name, claim in declared["claims"].items()
-    }
+    claims: dict[str, ClaimConfig] = {}
+    for name, test in declared["claims"].items():
+        claims[name] = ClaimConfig(label=name, **test)
+        claim = study.claims.get(name)
+        if claim is not None and _test_of_claim(claim) == test:
+            claims[name] = claim  # with its own label
     seeds = list(dict.fromkeys([*declared["seeds"], *study.seeds]))
+
     notes = [
-        *_removed("seed", declared["seeds"], study.seeds),
-        *_removed("arm", declared["arms"], study.arms),
-        *_changed_claims(declared["claims"], study),
-        *_changed_cluster(declared["cluster"], study.cluster),
-        *_changed_tasks(declared["downstream"], study),
-        *_added_seeds(declared["seeds"], study.seeds),
+        *_note_removed("seed", declared["seeds"], study.seeds),
+        *_note_removed("arm", declared["arms"], study.arms),
+        *_note_changed_claims(declared["claims"], study),
+        *_note_changed_cluster(declared["cluster"], study.cluster),
+        *_note_changed_tasks(declared["downstream"], study),
+        *_note_added_seeds(declared["seeds"], study.seeds),
     ]
     if declared["downstream"] is not None:
         downstream = DownstreamConfig(**declared["downstream"], arms=study.downstream.arms)
@@ -114,7 +118,7 @@ def as_declared(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     return study, notes
 
 
-def _declaration_of(study: StudyConfig) -> dict[str, Any]:
+def _make_declaration(study: StudyConfig) -> dict[str, Any]:
     declaration: dict[str, Any] = redact_values(
         {
             "config": study.config,
@@ -125,26 +129,27 @@ def _declaration_of(study: StudyConfig) -> dict[str, Any]:
             "arms": {name: asdict(arm) for name, arm in study.arms.items()},
         }
     )
-    claims = {name: _test_of(claim) for name, claim in study.claims.items()}
     return {
         **declaration,
         "seeds": study.seeds,
-        "claims": claims,
+        "claims": _tests_of_claims(study),
         "downstream": _declared_tasks(study),
         "cluster": study.cluster,
         "random_order": study.random_order,
     }
 
 
-def _read(study: StudyConfig) -> dict[str, Any] | None:
-    """The declaration, in which keys that are newer than it have their defaults; None if none."""
+def _read_declaration(study: StudyConfig) -> dict[str, Any] | None:
+    """Reads the declaration; keys that are newer than it have their defaults. None without one."""
     file = declaration_file(study)
     if not file.exists():
         return None
     try:
         declared = parse_json(file.read_text(encoding="utf-8"))
-        _ = [declared[name] for name in ("arms", "seeds")]
-        claims = {name: _test_of(ClaimConfig(**own)) for name, own in declared["claims"].items()}
+        _ = [declared[name] for name in ("arms", "seeds")]  # raises KeyError if one is missing
+        claims = {
+            name: _test_of_claim(ClaimConfig(**claim)) for name, claim in declared["claims"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{file}: not the declaration of a study that can be read ({error}); restore it, "
@@ -154,22 +159,29 @@ def _read(study: StudyConfig) -> dict[str, Any] | None:
 
 
 def _is_started(study: StudyConfig, declared: Mapping[str, Any]) -> bool:
-    """Whether there is a run of the study: one of its file now, or one that was declared."""
-    arms = {name: ArmConfig(**arm) for name, arm in declared["arms"].items()}
+    """Returns whether there is a run of the study, of its file or of its declaration."""
+    declared_arms = {name: ArmConfig(**arm) for name, arm in declared["arms"].items()}
     seeds = list(dict.fromkeys([*study.seeds, *declared["seeds"]]))
-    whole = replace(study, arms={**arms, **study.arms}, seeds=seeds)
-    return any(progress_of(whole, run).state != NOT_STARTED for run in runs_of(whole))
+    joined = replace(study, arms={**declared_arms, **study.arms}, seeds=seeds)
+    return any(progress_of(joined, run).state != NOT_STARTED for run in runs_of(joined))
 
 
-def _refuse_other_settings(earlier: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
-    shared = ("config", "overrides", "curve", "measure", "baseline")
-    pairs = [(name, earlier[name], now[name]) for name in shared if name in earlier]
-    for name in now["arms"].keys() & earlier["arms"].keys():
-        before, after = earlier["arms"][name], now["arms"][name]
+def _refuse_other_settings(
+    earlier: Mapping[str, Any], current: Mapping[str, Any], file: Path
+) -> None:
+    settings = [
+        (name, earlier[name], current[name])
+        for name in ("config", "overrides", "curve", "measure", "baseline")
+        if name in earlier
+    ]
+    for name in current["arms"].keys() & earlier["arms"].keys():
+        before = earlier["arms"][name]
+        after = current["arms"][name]
         for key in ("overrides", "text_tokens_of", "branch_of", "branch_at", "decay_steps"):
-            pairs.append((f"arms.{name}.{key}", before.get(key), after[key]))
+            settings.append((f"arms.{name}.{key}", before.get(key), after[key]))
+
     differing = [
-        f"{name} {before}, found {after}" for name, before, after in pairs if before != after
+        f"{name} {before}, found {after}" for name, before, after in settings if before != after
     ]
     if differing:
         raise ConfigurationError(
@@ -179,10 +191,12 @@ def _refuse_other_settings(earlier: Mapping[str, Any], now: Mapping[str, Any], f
 
 
 def _refuse_other_claims(
-    declared: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], file: Path
+    declared: Mapping[str, Mapping[str, Any]],
+    current: Mapping[str, Mapping[str, Any]],
+    file: Path,
 ) -> None:
-    names = sorted(declared.keys() | now.keys())
-    if changed := [name for name in names if declared.get(name) != now.get(name)]:
+    changed = _changed_names(declared, current)
+    if changed:
         raise ConfigurationError(
             f"claims: {', '.join(changed)} added, removed or changed since the first run of the "
             f"study was started; expected those of {file}: claims are declared before there is "
@@ -191,30 +205,40 @@ def _refuse_other_claims(
         )
 
 
-def _refuse_other_cluster(declared: str, now: str, file: Path) -> None:
-    if declared != now:
+def _changed_names(
+    declared: Mapping[str, Mapping[str, Any]], current: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    names = sorted(declared.keys() | current.keys())
+    return [name for name in names if declared.get(name) != current.get(name)]
+
+
+def _refuse_other_cluster(declared: str, current: str, file: Path) -> None:
+    if declared != current:
         raise ConfigurationError(
-            f"cluster={now}: changed since the first run of the study was started; expected "
+            f"cluster={current}: changed since the first run of the study was started; expected "
             f"cluster={declared}, as in {file}: the unit of the error belongs to the claims. "
             "The report has the intervals over hosts in any case, if hosts are known"
         )
 
 
 def _declared_tasks(study: StudyConfig) -> dict[str, Any] | None:
-    """The settings of downstream tasks, which belong to the claims about them; None without any."""
+    """Returns the settings of downstream tasks, which belong to the claims about them.
+
+    None if no claim is about a task.
+    """
     is_needed = any(claim.task for claim in study.claims.values())
     return task_settings(study) if is_needed else None
 
 
 def _refuse_other_tasks(
-    declared: Mapping[str, Any] | None, now: Mapping[str, Any] | None, file: Path
+    declared: Mapping[str, Any] | None, current: Mapping[str, Any] | None, file: Path
 ) -> None:
-    if declared is None or now is None:  # the claims, which are the same, need none
+    if declared is None or current is None:  # the claims, which are the same, need none
         return
     differing = [
-        f"downstream.{name}={now.get(name)}, expected {before}"
-        for name, before in declared.items()
-        if now.get(name) != before
+        f"downstream.{name}={current.get(name)}, expected {value}"
+        for name, value in declared.items()
+        if current.get(name) != value
     ]
     if differing:
         raise ConfigurationError(
@@ -224,27 +248,29 @@ def _refuse_other_tasks(
         )
 
 
-def _test_of(claim: ClaimConfig) -> dict[str, Any]:
-    """What decides a claim's verdict: all but its words and its prediction."""
+def _test_of_claim(claim: ClaimConfig) -> dict[str, Any]:
+    """Returns the keys that decide a claim's verdict: all except its words and its prediction."""
     return {name: value for name, value in asdict(claim).items() if name not in _WORDS}
 
 
-def _removed(kind: str, declared: Iterable[Any], present: Iterable[Any]) -> list[str]:
-    names = [str(name) for name in declared if name not in set(present)]
+def _tests_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]:
+    return {name: _test_of_claim(claim) for name, claim in study.claims.items()}
+
+
+def _note_removed(noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:
+    names = [str(name) for name in declared if name not in set(current)]
     if not names:
         return []
     plural = "s" if len(names) > 1 else ""
     return [
-        f"The {kind}{plural} {', '.join(names)} {'were' if plural else 'was'} declared before the "
+        f"The {noun}{plural} {', '.join(names)} {'were' if plural else 'was'} declared before the "
         f"first run and {'are' if plural else 'is'} no longer in the study's file: the verdicts "
         "need what was declared, so the measurements count, and claims are open without them."
     ]
 
 
-def _changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str]:
-    now = {name: _test_of(claim) for name, claim in study.claims.items()}
-    names = sorted(declared.keys() | now.keys())
-    changed = [name for name in names if declared.get(name) != now.get(name)]
+def _note_changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str]:
+    changed = _changed_names(declared, _tests_of_claims(study))
     if not changed:
         return []
     return [
@@ -253,16 +279,16 @@ def _changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str
     ]
 
 
-def _changed_cluster(declared: str, present: str) -> list[str]:
-    if declared == present:
+def _note_changed_cluster(declared: str, current: str) -> list[str]:
+    if declared == current:
         return []
     return [
-        f"The study's file has cluster: {present}, the declaration has {declared}, which the "
+        f"The study's file has cluster: {current}, the declaration has {declared}, which the "
         "verdicts follow."
     ]
 
 
-def _changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) -> list[str]:
+def _note_changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) -> list[str]:
     if declared is None or declared == task_settings(study):
         return []
     return [
@@ -271,8 +297,8 @@ def _changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) -> li
     ]
 
 
-def _added_seeds(declared: Iterable[int], present: Iterable[int]) -> list[str]:
-    added = [str(seed) for seed in present if seed not in set(declared)]
+def _note_added_seeds(declared: Iterable[int], current: Iterable[int]) -> list[str]:
+    added = [str(seed) for seed in current if seed not in set(declared)]
     if not added:
         return []
     return [

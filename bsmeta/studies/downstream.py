@@ -1,9 +1,9 @@
 """Tasks of lm-evaluation-harness on exported models, with and without a conditional prompt.
 
 A conditional prompt is metadata as the model read it in training, put before the whole context
-(MeCo: Gao et al. 2025, section 5). The harness runs in this process; it is an extra, and where it
-is missing, `missing_harness` says why nothing is run. The tasks of `bsmeta.studies.cloze` are made
-of held-out pages for each call.
+(MeCo: Gao et al. 2025, section 5). The harness runs in this process. It is an extra; where it is
+missing, `missing_harness` returns the reason why nothing is run. The tasks of
+`bsmeta.studies.cloze` are made of held-out pages for each call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ METRIC = "acc"
 
 
 def missing_harness() -> str | None:
-    """Why no task can be run; None if the harness is installed."""
+    """Returns why no task can be run; None if the harness is installed."""
     if importlib.util.find_spec("lm_eval") is None:
         return "lm_eval is not installed: pip install -e .[downstream]"
     return None
@@ -76,7 +76,7 @@ def score_model(
     """
     folders = [str(folder) for folder in (made, settings.include_path) if folder is not None]
     is_local = settings.include_path is not None or {*settings.tasks} <= {*QUESTIONS}
-    if is_local:  # nothing is looked up
+    if is_local:  # so that the harness sends no requests
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -88,19 +88,26 @@ def score_model(
             f"downstream.tasks: {', '.join(unknown)} unknown; expected tasks of the harness "
             f"(lm_eval ls tasks), of include_path, or of {', '.join(QUESTIONS)}"
         )
+
     language_model = conditioned_model(model, device)
     scores = []
-    for task in settings.tasks:
-        prompts = [""] + ([settings.prompts[task]] if task in settings.prompts else [])
-        for shots in settings.shots:
-            for prompt in prompts:
-                language_model.prompt = prompt
-                results = simple_evaluate(
-                    language_model, tasks=[task], num_fewshot=shots, limit=settings.limit,
-                    task_manager=manager, bootstrap_iters=0, log_samples=True,
-                )  # fmt: skip
-                samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
-                scores.append(score_of(samples, task, shots, prompt, language_model.tokenizer))
+    for task, shots in itertools.product(settings.tasks, settings.shots):
+        prompts = [""]
+        if task in settings.prompts:
+            prompts.append(settings.prompts[task])
+        for prompt in prompts:
+            language_model.prompt = prompt
+            results = simple_evaluate(
+                language_model,
+                tasks=[task],
+                num_fewshot=shots,
+                limit=settings.limit,
+                task_manager=manager,
+                bootstrap_iters=0,
+                log_samples=True,
+            )
+            samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+            scores.append(score_of(samples, task, shots, prompt, language_model.tokenizer))
     return scores
 
 
@@ -111,7 +118,7 @@ def score_of(
     prompt: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Score:
-    """The score of a task from the harness's log of each question.
+    """Makes the score of a task from the harness's log of each question.
 
     Raises:
         ConfigurationError: If the task has no accuracy of each question.
@@ -121,15 +128,17 @@ def score_of(
             f"downstream.tasks: {task} has no accuracy ({METRIC}) of each question; expected a "
             "multiple-choice task"
         )
+
     bits: list[float] = []
     sizes: list[int] = []
     if all(isinstance(sample["target"], int) for sample in samples):
         answers = [sample["arguments"][sample["target"]][1] for sample in samples]
-        lossy = lossy_texts(tokenizer, answers)
-        for sample, answer, loses in zip(samples, answers, lossy, strict=True):
+        is_lossy = lossy_texts(tokenizer, answers)
+        for sample, answer, loses_text in zip(samples, answers, is_lossy, strict=True):
             log_likelihood, _ = sample["filtered_resps"][sample["target"]]
-            bits.append(0.0 if loses else float(-log_likelihood / math.log(2)))
-            sizes.append(0 if loses else len(answer.encode()))
+            bits.append(0.0 if loses_text else float(-log_likelihood / math.log(2)))
+            sizes.append(0 if loses_text else len(answer.encode()))
+
     hosts = [str(sample["doc"].get("host") or "") for sample in samples]
     return Score(
         task,
@@ -139,15 +148,15 @@ def score_of(
         bits=bits,
         sizes=sizes,
         hosts=hosts if any(hosts) else [],
-        asked=digest_of([[list(pair) for pair in sample["arguments"]] for sample in samples]),
+        asked=digest_of([list(map(list, sample["arguments"])) for sample in samples]),
     )
 
 
 def conditioned_model(model: Path, device: str) -> Any:
-    """The harness's model, with an attribute `prompt` that goes before every context.
+    """Returns the harness's model, with an attribute `prompt` that goes before every context.
 
     A context is read once for all of its choices, which the harness does only for choices of one
-    token; with five examples, the choices are a small part of what would be read.
+    token. With five examples, the choices are only a small part of the tokens of a question.
     """
     from lm_eval.models.huggingface import HFLM
 
@@ -155,15 +164,16 @@ def conditioned_model(model: Path, device: str) -> Any:
         prompt = ""
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> Any:
-            return super().loglikelihood([self._shown(one) for one in requests], disable_tqdm)
+            prompted = [self._add_prompt(request) for request in requests]
+            return super().loglikelihood(prompted, disable_tqdm)
 
-        def _shown(self, request: Any) -> Any:
+        def _add_prompt(self, request: Any) -> Any:
             if not self.prompt:
                 return request
             context, *rest = request.args
-            shown = copy.copy(request)
-            shown.arguments = (filled(self.prompt, request.doc) + context, *rest)
-            return shown
+            prompted = copy.copy(request)
+            prompted.arguments = (filled(self.prompt, request.doc) + context, *rest)
+            return prompted
 
         def _loglikelihood_tokens(
             self, requests: list[Any], disable_tqdm: bool = True, override_bs: int | None = None
@@ -171,13 +181,14 @@ def conditioned_model(model: Path, device: str) -> Any:
             answers: list[tuple[float, bool]] = []
             for _, group in itertools.groupby(requests, key=lambda request: request[1]):
                 question = list(group)
-                context, choices = question[0][1], [request[2] for request in question]
-                scored = None
+                _, context, _ = question[0]
+                choices = [choice for _, _, choice in question]
+                scores = None
                 if len(context) + max(map(len, choices)) <= self.max_length:
-                    scored = score_choices(self.model, context, choices)
-                if scored is None:
-                    scored = super()._loglikelihood_tokens(question, True, override_bs)
-                answers += scored
+                    scores = score_choices(self.model, context, choices)
+                if scores is None:
+                    scores = super()._loglikelihood_tokens(question, True, override_bs)
+                answers += scores
                 report_progress()
             return answers
 
@@ -189,45 +200,46 @@ def conditioned_model(model: Path, device: str) -> Any:
 def score_choices(
     model: Any, context: Sequence[int], choices: Sequence[Sequence[int]]
 ) -> list[tuple[float, bool]] | None:
-    """Log-likelihood of each choice after a context, and whether it is the likeliest text.
+    """Returns the log-likelihood of each choice after a context, and whether it is the likeliest.
 
     Args:
         context: Its tokens, at least one.
         choices: The tokens of each choice, at least one.
 
     Returns:
-        None if the state of the model cannot be repeated for several choices.
+        None if the state of the model cannot be repeated for several choices. A choice is the
+        likeliest if each of its tokens is the likeliest one.
     """
-    takes_last = "logits_to_keep" in inspect.signature(model.forward).parameters
-    only_last = {"logits_to_keep": 1} if takes_last else {}
-    read = model(torch.tensor([context], device=model.device), use_cache=True, **only_last)
-    cache = read.past_key_values
+    takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": 1} if takes_logits_to_keep else {}
+    output = model(torch.tensor([context], device=model.device), use_cache=True, **options)
+    cache = output.past_key_values
     if not isinstance(cache, DynamicCache):
         return None
 
     longest = max(map(len, choices))
-    logits = read.logits[:, -1:].expand(len(choices), -1, -1)
+    logits = output.logits[:, -1:].expand(len(choices), -1, -1)
     if longest > 1:
         cache.batch_repeat_interleave(len(choices))
-        # a causal model does not see the padding, which follows each choice
+        # A causal model does not see the padding, which follows each choice.
         padded = [[*choice[:-1], *[0] * (longest - len(choice))] for choice in choices]
         tokens = torch.tensor(padded, device=model.device)
-        further = model(tokens, past_key_values=cache, use_cache=True).logits
-        logits = torch.cat((logits, further), dim=1)
+        later_logits = model(tokens, past_key_values=cache, use_cache=True).logits
+        logits = torch.cat((logits, later_logits), dim=1)
     log_probabilities = torch.log_softmax(logits.float(), dim=-1)
 
     answers = []
     for number, choice in enumerate(choices):
         predicted = log_probabilities[number, : len(choice)]
-        chosen = torch.tensor(choice, device=model.device)
-        likelihood = predicted.gather(1, chosen[:, None]).sum()
-        is_likeliest = bool((predicted.argmax(dim=-1) == chosen).all())
-        answers.append((float(likelihood), is_likeliest))
+        tokens_of_choice = torch.tensor(choice, device=model.device)
+        log_likelihood = predicted.gather(1, tokens_of_choice[:, None]).sum()
+        is_likeliest = bool((predicted.argmax(dim=-1) == tokens_of_choice).all())
+        answers.append((float(log_likelihood), is_likeliest))
     return answers
 
 
 def filled(prompt: str, question: Mapping[str, Any]) -> str:
-    """A prompt with the fields of a question in it: `url: {url} ||| `.
+    """Fills the fields of a question into a prompt: `url: {url} ||| `.
 
     Raises:
         ConfigurationError: If the question has no such field.
@@ -262,8 +274,10 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
     if reason is not None and unscored:
         yield f"downstream tasks are left out: {reason}"
         return
+
     for run in unscored:
-        started, clock = utc_now(), time.monotonic()
+        started = utc_now()
+        clock = time.monotonic()
         with made_tasks(settings, run.folder, study.measure.validation_file) as made:
             scores = score_model(run.folder / "model", settings, device, made)
         facts = {
@@ -272,8 +286,9 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
             "started": started,
             "ended": utc_now(),
         }
-        of_run = TaskScores(scores_settings(study, run.arm, run.seed), {"scored": facts}, scores)
-        save_scores(of_run, scores_path(study, run.arm, run.seed))
+        hashed_settings = scores_settings(study, run.arm, run.seed)
+        task_scores = TaskScores(hashed_settings, {"scored": facts}, scores)
+        save_scores(task_scores, scores_path(study, run.arm, run.seed))
         yield f"downstream tasks of {run.name}: done ({time.monotonic() - clock:,.0f} s)"
 
 
@@ -281,11 +296,11 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
 def made_tasks(
     settings: DownstreamConfig, checkpoint: Path, validation_file: str | None = None
 ) -> Iterator[Path | None]:
-    """A temporary folder with the tasks of held-out pages that are named; None without any.
+    """Writes the configured tasks of held-out pages to a temporary folder; None without any.
 
     Args:
         checkpoint: A run, or an exported model.
-        validation_file: The pages; None: those of the run.
+        validation_file: The pages; None: the run's own.
     """
     names = [name for name in settings.tasks if name in QUESTIONS]
     if not names:
@@ -299,19 +314,23 @@ def made_tasks(
 
 
 def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[int]) -> list[Table]:
-    """The table of the downstream tasks; none if a model of these arms and seeds has no scores."""
+    """Makes the table of the downstream tasks; none unless all models of these runs have scores."""
     settings = study.downstream
     arms = [arm for arm in arms if not settings.arms or arm in settings.arms]
-    scored = find_all_scores(study)
-    if not settings.tasks or not all((arm, seed) in scored for arm in arms for seed in seeds):
+    all_scores = find_all_scores(study)
+    has_all = all(run in all_scores for run in itertools.product(arms, seeds))
+    if not settings.tasks or not has_all:
         return []
-    scores = {arm: [scored[arm, seed].scores for seed in seeds] for arm in arms}
+
+    scores: dict[str, list[list[Score]]] = {}
+    for arm in arms:
+        scores[arm] = [all_scores[arm, seed].scores for seed in seeds]
     labels = {arm: study.arms[arm].label or arm for arm in arms}
     return [study_table(scores, labels, study.baseline)]
 
 
 def model_table(name: str, scores: Sequence[Score]) -> Table:
-    """The accuracies of one model, and what each conditional prompt changes."""
+    """Makes the table of the accuracies of one model, and of the effect of conditional prompts."""
     note = (
         "Value ± standard error over questions: the accuracy, and the bits per byte of all right "
         "answers together, which also show what changes no answer. The difference is with the "
@@ -325,31 +344,46 @@ def model_table(name: str, scores: Sequence[Score]) -> Table:
             f"part: {counts}."
         )
     columns = [
-        Column("task"), Column("shots", str), Column("questions", COUNT), Column(""),
-        *(Column(head, str) for head in ("without prompt", "with prompt", "difference")),
-    ]  # fmt: skip
+        Column("task"),
+        Column("shots", str),
+        Column("questions", COUNT),
+        Column(""),
+        Column("without prompt", str),
+        Column("with prompt", str),
+        Column("difference", str),
+    ]
+
     table = Table(f"Downstream tasks: {name}", note, columns)
-    prompted = {(one.task, one.shots): one for one in scores if one.prompt}
+    prompted_scores = {(score.task, score.shots): score for score in scores if score.prompt}
     for score in scores:
         if score.prompt:
             continue
-        other = prompted.get((score.task, score.shots))
-        for measure, values, weights in _measures(score):
-            plain = ratio(np.array([values]), weights)
-            cells = [_with_error(plain), NONE, NONE]
-            if other is not None:
-                of_other = {name: own for name, own, _ in _measures(other)}[measure]
-                shown = ratio(np.array([of_other]), weights)
-                cells[1:] = [_with_error(shown), _with_error(shown - plain, "+")]
+        prompted = prompted_scores.get((score.task, score.shots))
+        prompted_measures = {} if prompted is None else _measures(prompted)
+        for measure, weighted in _measures(score).items():
+            without = ratio(np.array([weighted.values]), weighted.weights)
+            cells = [_with_error(without), NONE, NONE]
+            if prompted is not None:
+                values = np.array([prompted_measures[measure].values])
+                with_prompt = ratio(values, weighted.weights)
+                cells[1:] = [_with_error(with_prompt), _with_error(with_prompt - without, "+")]
             table.rows.append([score.task, score.shots, len(score.correct), measure, *cells])
     return table
 
 
-def _measures(score: Score) -> Iterator[tuple[str, list[float], np.ndarray]]:
-    """By name: the values of a score, and their weights."""
-    yield "accuracy", score.correct, np.ones(len(score.correct))
+class _Weighted(NamedTuple):
+    """A measure of each question, and the weights of the questions."""
+
+    values: list[float]
+    weights: np.ndarray
+
+
+def _measures(score: Score) -> dict[str, _Weighted]:
+    """Returns the measures of a score by their names in tables."""
+    measures = {"accuracy": _Weighted(score.correct, np.ones(len(score.correct)))}
     if any(score.sizes):
-        yield "bits per byte", score.bits, np.array(score.sizes, np.float64)
+        measures["bits per byte"] = _Weighted(score.bits, np.array(score.sizes, np.float64))
+    return measures
 
 
 def _with_error(estimate: Estimate, sign: str = "") -> str:
@@ -359,7 +393,7 @@ def _with_error(estimate: Estimate, sign: str = "") -> str:
 def study_table(
     arms: Mapping[str, Sequence[Sequence[Score]]], labels: Mapping[str, str], baseline: str
 ) -> Table:
-    """The accuracies of the arms, paired by seed and by question.
+    """Makes the table of the accuracies of the arms, paired by seed and by question.
 
     Args:
         arms: By arm: the scores of each seed; the same tasks in the same order in all of them.
@@ -372,25 +406,38 @@ def study_table(
         "intervals over seeds and questions."
     )
     columns = [
-        Column("task"), Column("shots", str), Column("arm"), Column("prompt"),
-        Column("accuracy", "{:.3f}".format), Column(f"to {labels[baseline]}", "{:+.3f}".format),
+        Column("task"),
+        Column("shots", str),
+        Column("arm"),
+        Column("prompt"),
+        Column("accuracy", "{:.3f}".format),
+        Column(f"to {labels[baseline]}", "{:+.3f}".format),
         Column("of the prompt", "{:+.3f}".format),
-    ]  # fmt: skip
+    ]
+
     table = Table("Downstream tasks", note, columns)
     for task, shots in dict.fromkeys((score.task, score.shots) for score in arms[baseline][0]):
-        found: dict[tuple[str, str], Estimate] = {}
-        for arm, seeds in arms.items():
-            for place, score in enumerate(seeds[0]):
-                if (score.task, score.shots) == (task, shots):
-                    correct = np.array([one[place].correct for one in seeds])
-                    found[arm, score.prompt] = ratio(correct, np.ones(correct.shape[1]))
-        base = found[baseline, ""]
-        for (arm, prompt), estimate in found.items():
+        accuracies = _accuracies_of_arms(arms, task, shots)
+        base = accuracies[baseline, ""]
+        for (arm, prompt), accuracy in accuracies.items():
             cells: list[Cell] = [
-                estimate,
-                None if (arm, prompt) == (baseline, "") else estimate - base,
-                estimate - found[arm, ""] if prompt else None,
+                accuracy,
+                None if (arm, prompt) == (baseline, "") else accuracy - base,
+                accuracy - accuracies[arm, ""] if prompt else None,
             ]
             names = [labels[arm], "yes" if prompt else "no"]
             table.rows.append([task, shots, *names, *cells])
     return table
+
+
+def _accuracies_of_arms(
+    arms: Mapping[str, Sequence[Sequence[Score]]], task: str, shots: int
+) -> dict[tuple[str, str], Estimate]:
+    """Estimates the accuracy of each arm with each of its prompts, by arm and prompt."""
+    accuracies: dict[tuple[str, str], Estimate] = {}
+    for arm, scores_by_seed in arms.items():
+        for index, score in enumerate(scores_by_seed[0]):
+            if (score.task, score.shots) == (task, shots):
+                correct = np.array([scores[index].correct for scores in scores_by_seed])
+                accuracies[arm, score.prompt] = ratio(correct, np.ones(correct.shape[1]))
+    return accuracies

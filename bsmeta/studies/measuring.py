@@ -54,9 +54,11 @@ from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.run_folder import read_environments
 from bsmeta.training.task import flops_per_token
 
-ALL, EACH, CHOSEN = "all", "each", "chosen"
-_CHANGING = ("_name_or_path", "transformers_version")
-"""Keys of a model's configuration that change nothing of its initial weights."""
+ALL = "all"
+EACH = "each"
+CHOSEN = "chosen"
+_IRRELEVANT_KEYS = ("_name_or_path", "transformers_version")
+"""Keys of a model's configuration that do not affect its initial weights."""
 
 
 class Beginnings(HeldOutDocuments):
@@ -71,15 +73,17 @@ class Beginnings(HeldOutDocuments):
         document = super().__getitem__(index)
         if self._characters is None or len(document.text) <= self._characters:
             return document
-        kept = KeptText(document.text, [(0, self._characters)])
+
+        beginning = KeptText(document.text, [(0, self._characters)])
         records = {}
         for key in self._keys:
-            own = document.records(key)  # what is about the whole document stays as it is
-            found = [record for record in own if not record.is_local()]
-            found += kept.clip(key, [record for record in own if record.is_local()])
-            if found:
-                records[key] = found
-        return Document(kept.text, document.url, records)
+            all_records = document.records(key)
+            # Records about the whole document stay as they are.
+            clipped = [record for record in all_records if not record.is_local()]
+            clipped += beginning.clip(key, [record for record in all_records if record.is_local()])
+            if clipped:
+                records[key] = clipped
+        return Document(beginning.text, document.url, records)
 
 
 def measure_all(study: StudyConfig, runs: Sequence[Run], device: torch.device) -> None:
@@ -105,19 +109,21 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     steps = curve_steps(study, run.arm, config.max_train_steps)
     locations = [locate(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)
+
     documents = Beginnings(config.data_config, study.measure)
-    scores, flops, lost = _score(study.measure, config, documents, locations, device)
+    scores = _score_checkpoints(study.measure, config, documents, locations, device)
     facts = document_facts(documents, config.data_config.metadata_config)
-    counts = {name: _counts(locations, name) for name in ("step", "targets", "tokens")}
-    parts = _parts_of(study, run)
-    logged = _logged(parts)
+
+    tokens = _read_counts(locations, "tokens")
+    segments = _segments_of_run(study, run)
+    logged_steps = _logged_steps(segments)
     return Measurement(
         settings=settings_of(study, run.arm, run.seed),
         facts={
-            **_facts(config, Path(locations[-1].name)),
-            "loss": logged[-1]["loss"],
-            "losses": [round(event["loss"], 6) for event in logged],
-            "lost_bytes": lost,
+            **_describe_run(config, Path(locations[-1].name)),
+            "loss": logged_steps[-1]["loss"],
+            "losses": [round(event["loss"], 6) for event in logged_steps],
+            "lost_bytes": scores.lost_bytes,
             "order": [every.name for every in runs_of(study)].index(run.name),
             "trained": read_environments(run.folder),
             "measured": {
@@ -126,29 +132,49 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
                 "ended": utc_now(),
             },
         },
-        steps=counts["step"],
-        targets=counts["targets"],
-        tokens=counts["tokens"],
-        flops=counts["tokens"] * flops,
+        steps=_read_counts(locations, "step"),
+        targets=_read_counts(locations, "targets"),
+        tokens=tokens,
+        flops=tokens * scores.flops_per_token,
         digests=np.array(documents.digests, np.uint64),
         lengths=np.array(facts["length"], np.int64),
         sites=np.array([host or "" for host in facts["site"]]),
-        **scores,
+        sizes=scores.sizes,
+        without=scores.without,
+        shown=scores.shown,
+        types=scores.types,
         averaged=_score_average(study.measure, config, documents, run.folder, device),
-        step_documents=_step_documents(parts),
-        logged_targets=np.array([event["targets"] for event in logged], np.int64),
+        step_documents=_step_documents(segments),
+        logged_targets=np.array([event["targets"] for event in logged_steps], np.int64),
     )
 
 
-def _score(
-    settings: MeasureConfig, config: CausalLMConfig, documents: Beginnings,
-    locations: Sequence[Location], device: torch.device,
-) -> tuple[dict[str, Any], float, int]:  # fmt: skip
-    """Scores the documents as an arm reads them, with each of its checkpoints.
+@dataclass(frozen=True)
+class _CheckpointScores:
+    """The scores of a run's checkpoints.
 
-    Returns:
-        `sizes`, `without`, `shown` and `types` of the measurement; the model's FLOPs per token;
-        the bytes that are left out because the tokenizer loses them.
+    Attributes:
+        sizes, without, shown, types: As in `Measurement`.
+        flops_per_token: FLOPs of the model, forward and backward.
+        lost_bytes: Bytes that are left out because the tokenizer loses them.
+    """
+
+    sizes: np.ndarray
+    without: np.ndarray
+    shown: np.ndarray
+    types: dict[str, np.ndarray]
+    flops_per_token: float
+    lost_bytes: int
+
+
+def _score_checkpoints(
+    settings: MeasureConfig,
+    config: CausalLMConfig,
+    documents: Beginnings,
+    locations: Sequence[Location],
+    device: torch.device,
+) -> _CheckpointScores:
+    """Scores the documents as an arm reads them, with each of its checkpoints.
 
     Raises:
         DataError: There are no bytes left to score.
@@ -156,21 +182,22 @@ def _score(
     types = config.data_config.metadata_config.metadata_list
     tokenizer = read_tokenizer(locations[-1].model)
 
-    def paired(groups: list[str], chosen: Sequence[str] = ()) -> PairedEvaluation:
-        wanted = EvaluateConfig(comparisons=groups, chosen=[*chosen], controls=[], prompt=False)
+    def compare(groups: list[str], chosen: Sequence[str] = ()) -> PairedEvaluation:
+        compared = EvaluateConfig(comparisons=groups, chosen=[*chosen], controls=[], prompt=False)
         return PairedEvaluation(
             config.data_config,
             tokenizer,
             documents,
-            configured_comparisons(wanted, types),
+            configured_comparisons(compared, types),
             windows=settings.windows,
             position_edges=settings.position_edges,
             seed=settings.seed,
         )
 
-    curve = paired([ALL] if types else [])
+    curve = compare([ALL] if types else [])
     blocks = list(curve.blocks())  # encoded once for all checkpoints
-    without, shown = [], []
+    without = []
+    with_metadata = []
     for location in locations:
         model, _ = load_model(location, config, "auto", device)
         sums = curve.run(model, device, blocks=blocks)
@@ -178,18 +205,24 @@ def _score(
         text = sums[TEXT].values[:, DOCUMENT]
         without.append(text[:, :, NATS_WITHOUT])
         if types:
-            shown.append(without[-1] + _gain(sums[ALL]))
+            with_metadata.append(without[-1] + _gain(sums[ALL]))
+
     gains = {}
     if types and settings.each_type:  # of the last checkpoint
-        combinations = [own for own in settings.combinations if {*own.split("+")} <= {*types}]
-        gains = _gains_of_types(paired([EACH], combinations).run(model, device))
-    scores = {
-        "sizes": text[:, :, BYTES],
-        "without": np.stack(without),
-        "shown": np.array(shown).reshape(-1, *text.shape[:2]),
-        "types": {name: without[-1] + gain for name, gain in gains.items()},
-    }
-    return scores, flops_per_token(model), int(sums[TEXT].lost_bytes.sum())
+        combinations = [
+            combination
+            for combination in settings.combinations
+            if {*combination.split("+")} <= {*types}
+        ]
+        gains = _gains_of_types(compare([EACH], combinations).run(model, device))
+    return _CheckpointScores(
+        sizes=text[:, :, BYTES],
+        without=np.stack(without),
+        shown=np.array(with_metadata).reshape(-1, *text.shape[:2]),
+        types={name: without[-1] + gain for name, gain in gains.items()},
+        flops_per_token=flops_per_token(model),
+        lost_bytes=int(sums[TEXT].lost_bytes.sum()),
+    )
 
 
 def _score_average(
@@ -202,7 +235,7 @@ def _score_average(
     """Scores the mean of the weights of a run's last checkpoints, without metadata.
 
     Returns:
-        float64 [1, documents, bins], nats; [0, documents, bins] if it is not asked for.
+        float64 [1, documents, bins], nats; [0, documents, bins] if `average_last` is 1.
 
     Raises:
         DataError: The run has fewer checkpoints.
@@ -216,14 +249,16 @@ def _score_average(
             f"{folder}: {len(checkpoints)} checkpoints; expected {settings.average_last} "
             "(measure.average_last); lower save_steps, or average_last"
         )
+
+    # Summed in double precision, into the weights of the last checkpoint.
     locations = [locate(str(checkpoint.folder)) for checkpoint in checkpoints]
     model, tokenizer = load_model(locations[-1], config, "auto", device)
-    means = {name: weight.double() for name, weight in model.state_dict().items()}
+    sums_of_weights = {name: weight.double() for name, weight in model.state_dict().items()}
     for location in locations[:-1]:
-        other, _ = load_model(location, config, "auto", device)
-        for name, weight in other.state_dict().items():
-            means[name] += weight.double()
-    model.load_state_dict({name: total / len(locations) for name, total in means.items()})
+        other_model, _ = load_model(location, config, "auto", device)
+        for name, weight in other_model.state_dict().items():
+            sums_of_weights[name] += weight.double()
+    model.load_state_dict({name: total / len(locations) for name, total in sums_of_weights.items()})
 
     text_alone = PairedEvaluation(
         config.data_config,
@@ -238,18 +273,18 @@ def _score_average(
     return sums[TEXT].values[None, :, DOCUMENT, :, NATS_WITHOUT]
 
 
-def _counts(locations: Sequence[Location], name: str) -> np.ndarray:
-    """A count of the training progress at each checkpoint: int64 [checkpoints]."""
+def _read_counts(locations: Sequence[Location], name: str) -> np.ndarray:
+    """Reads a count of the training progress at each checkpoint: int64 [checkpoints]."""
     states = [Path(location.name) / "trainer_state.json" for location in locations]
-    found = [parse_json(path.read_text(encoding="utf-8"))["progress"][name] for path in states]
-    return np.array(found, np.int64)
+    counts = [parse_json(path.read_text(encoding="utf-8"))["progress"][name] for path in states]
+    return np.array(counts, np.int64)
 
 
-def _facts(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
-    """What the report needs to know about a run, from its configuration and last checkpoint."""
+def _describe_run(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
+    """Reads the facts about a run from its configuration and last checkpoint."""
     shape = parse_json((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
     vocabulary = language_part(shape).pop("vocab_size")
-    shape = {name: value for name, value in shape.items() if name not in _CHANGING}
+    shape = {name: value for name, value in shape.items() if name not in _IRRELEVANT_KEYS}
     data = parse_json((checkpoint / "data_state.json").read_text(encoding="utf-8"))
     return {
         "schedule": config.lr_scheduler_type,
@@ -261,44 +296,51 @@ def _facts(config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The steps of a run that were trained in one folder, up to `last`."""
+class _Segment:
+    """The steps of a run that were trained in one folder, up to `last_step`."""
 
     folder: Path
-    last: float
+    last_step: float
 
 
-def _parts_of(study: StudyConfig, run: Run) -> list[_Part]:
-    """The folders of a run: a branch begins in that of its stable run."""
+def _segments_of_run(study: StudyConfig, run: Run) -> list[_Segment]:
+    """Returns the segments of a run: a branch begins in the folder of its stable run."""
     branch_at = study.arms[run.arm].branch_at
-    own = _Part(run.folder, math.inf)
-    return [own] if branch_at is None else [_Part(stable_run(study, run).folder, branch_at), own]
+    segment = _Segment(run.folder, math.inf)
+    if branch_at is None:
+        return [segment]
+    return [_Segment(stable_run(study, run).folder, branch_at), segment]
 
 
-def _logged(parts: Sequence[_Part]) -> list[dict[str, Any]]:
-    """The logged steps of a run; of a step that a resume has repeated, the last."""
+def _logged_steps(segments: Sequence[_Segment]) -> list[dict[str, Any]]:
+    """Returns the logged steps of a run; if a resume has repeated a step, the last record of it."""
     events = {}
-    for part in parts:
-        for event in _lines(part.folder / "metrics.jsonl"):
-            if event["event"] == "step" and event["step"] <= part.last:
+    for segment in segments:
+        for event in _read_lines(segment.folder / "metrics.jsonl"):
+            if event["event"] == "step" and event["step"] <= segment.last_step:
                 events[event["step"]] = event
     return [events[step] for step in sorted(events)]
 
 
-def _step_documents(parts: Sequence[_Part]) -> np.ndarray:
-    """A hash of the documents of each step, of all ranks: uint16 [steps]."""
-    by_step: dict[int, dict[str, list[str]]] = {}
-    for part in parts:
-        for path in sorted(part.folder.glob("documents-rank*.jsonl")):
-            for entry in _lines(path):
-                if entry["step"] <= part.last:
-                    by_step.setdefault(entry["step"], {})[path.name] = entry["documents"]
-    steps = [sorted(chain.from_iterable(by_step[step].values())) for step in sorted(by_step)]
-    return np.array([int(digest_of(documents)[:4], 16) for documents in steps], np.uint16)
+def _step_documents(segments: Sequence[_Segment]) -> np.ndarray:
+    """Hashes the documents of each step, of all ranks: uint16 [steps]."""
+    documents_by_step: dict[int, dict[str, list[str]]] = {}
+    for segment in segments:
+        for path in sorted(segment.folder.glob("documents-rank*.jsonl")):
+            for entry in _read_lines(path):
+                if entry["step"] <= segment.last_step:
+                    by_rank = documents_by_step.setdefault(entry["step"], {})
+                    by_rank[path.name] = entry["documents"]
+
+    hashes = []
+    for step in sorted(documents_by_step):
+        documents = sorted(chain.from_iterable(documents_by_step[step].values()))
+        hashes.append(int(digest_of(documents)[:4], 16))
+    return np.array(hashes, np.uint16)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a log; a killed process may have left part of one."""
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the complete lines of a log; a killed process may have left part of one."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("}\n"):
@@ -306,20 +348,24 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _gains_of_types(sums: dict[str, ComparisonSums]) -> dict[str, np.ndarray]:
-    """By type or combination: the change in nats; NaN for documents that lack one of them."""
-    found = {}
-    for name, compared in sums.items():
+    """Returns, by type or combination, the change in nats: float64 [documents, bins].
+
+    NaN for documents that lack one of the types.
+    """
+    gains = {}
+    for name, comparison in sums.items():
         group, _, types = name.partition("/")
         if group in (EACH, CHOSEN):
-            each = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
-            found[types] = np.where(np.all(each, axis=0)[:, None], _gain(compared), np.nan)
-    return found
+            takes_part = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
+            has_types = np.all(takes_part, axis=0)
+            gains[types] = np.where(has_types[:, None], _gain(comparison), np.nan)
+    return gains
 
 
 def _gain(sums: ComparisonSums) -> np.ndarray:
-    """Nats with metadata minus those without: float64 [documents, bins].
+    """Returns nats with metadata minus nats without: float64 [documents, bins].
 
-    Where local metadata hides some bytes from one side, this is over the others.
+    Where local metadata hides some bytes from one side, only the other bytes count.
     """
     values = sums.values[:, DOCUMENT]
     gain: np.ndarray = values[:, :, NATS_WITH] - values[:, :, NATS_WITHOUT]

@@ -1,4 +1,4 @@
-"""The power to decide a claim, and the seeds that a power needs."""
+"""The power to decide a claim, and the number of seeds for a given power."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bsmeta.report.inference import ALPHA
 from bsmeta.studies.config import ClaimConfig
 
 POWER = 0.8
-"""The power that is asked for where a number of seeds, or a difference, is derived from it."""
+"""The power for which numbers of seeds, or differences, are derived."""
 
-_NODES = 1000
+_NODES = 1000  # quantiles of the variance over seeds in the numerical integration
 _MOST_SEEDS = 1000
 
 
 def predicted_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
-    """Probability that a claim is supported if its difference is the smallest of interest.
+    """Returns the probability to support a claim if its difference is the smallest of interest.
 
-    At the first step of Holm's procedure: where other claims hold as well, it is larger. None if
-    `pilot_deviation` is not set.
+    It holds for the first step of Holm's procedure: where other claims hold as well, the power is
+    larger. None if `pilot_deviation` is not set.
     """
     if claim.pilot_deviation is None or claim.smallest_difference is None:
         return None
@@ -36,9 +36,9 @@ def predicted_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
 def power(
     difference: float, deviation: float, document_error: float, seeds: int, count: int
 ) -> float:
-    """Probability that a difference is found, as one of `count` claims.
+    """Returns the probability that a difference is detected, as one of `count` claims.
 
-    The test is that of `bsmeta.report.inference`: the distribution of the variance over seeds
+    The test is the one of `bsmeta.report.inference`: the distribution of the variance over seeds
     is integrated numerically (without errors over documents, the result is the noncentral t).
 
     Args:
@@ -48,25 +48,28 @@ def power(
     """
     if seeds < 2:
         return 0.0
-    tail = ALPHA / count / 2
-    shares = (np.arange(_NODES) + 0.5) / _NODES
+
+    # The estimated variance over seeds at evenly spaced probabilities.
     variance = deviation**2 / seeds
-    estimated = variance * chdtri(seeds - 1, shares) / (seeds - 1)
-    halves = np.sqrt(
+    probabilities = (np.arange(_NODES) + 0.5) / _NODES
+    estimated = variance * chdtri(seeds - 1, probabilities) / (seeds - 1)
+
+    tail = ALPHA / count / 2
+    half_widths = np.sqrt(
         stdtrit(seeds - 1, tail) ** 2 * estimated + ndtri(tail) ** 2 * document_error**2
     )
     error = math.sqrt(variance + document_error**2)
-    return float(ndtr((difference - halves) / error).mean())
+    return float(ndtr((difference - half_widths) / error).mean())
 
 
 def seeds_needed(
     difference: float, deviation: float, document_error: float, count: int
 ) -> int | None:
-    """Seeds with which a difference is found with a power of 80%; None if 1,000 are too few."""
-    tried = range(2, _MOST_SEEDS + 1)
-    place = bisect_left(
-        tried,
-        True,
-        key=lambda seeds: power(difference, deviation, document_error, seeds, count) >= POWER,
-    )
-    return tried[place] if place < len(tried) else None
+    """Returns the seeds that detect a difference with a power of 80%; None if 1,000 are too few."""
+
+    def is_enough(seeds: int) -> bool:
+        return power(difference, deviation, document_error, seeds, count) >= POWER
+
+    numbers = range(2, _MOST_SEEDS + 1)
+    index = bisect_left(numbers, True, key=is_enough)
+    return numbers[index] if index < len(numbers) else None

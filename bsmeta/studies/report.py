@@ -18,33 +18,38 @@ from bsmeta.config.command_line import pasteable
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look, short_name
 from bsmeta.report.inference import Interval
-from bsmeta.report.page import COUNT, Cell, Column, Page, Section, Table
+from bsmeta.report.page import COUNT, Column, Page, Section, Table
 from bsmeta.studies.claim_report import answer, claim_tables, sentences
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED, Claim, shown_at_once
 from bsmeta.studies.conditions import condition_table
 from bsmeta.studies.config import AXES, FLOPS, HOST, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.results import ArmResult, Results, as_dict
 from bsmeta.studies.statistics import Curve
+from bsmeta.studies.units import Unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BITS, SIGNED = "{:.4f}".format, "{:+.4f}".format
+BITS = "{:.4f}".format
+SIGNED = "{:+.4f}".format
 AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
 
 
-CLAIMS, SHARED = "What the declared claims come to", "What the arms share with the baseline"
+CLAIMS = "What the declared claims come to"
+SHARED = "What the arms share with the baseline"
 EXPLORATORY = "Exploratory: no claim was declared about what follows"
 GAINS = "Exploratory: where the arms gain"
 _LONGEST_LINE = 44  # characters of a line of a label in a figure
 _LONGEST_LABEL = 160  # characters of a label in several lines
 _CLOSEST_TICKS = 1.4  # ratio of two named amounts
-_MANY = 5  # arms from which on only the last point of a curve has its interval
+_MANY = 5  # arms for whose curves bands are too many: only the last points have intervals
+_LOOK_WITHOUT = Look(MUTED, "o")
+_LOOK_WITH = Look(GOOD, "s")
 
 
 def about_intervals(study: StudyConfig) -> str:
-    """A sentence about the intervals in brackets."""
+    """Describes the intervals in brackets."""
     return (
         f"In brackets: 95% intervals over seeds (Student's t) and {study.cluster}s (jackknife), "
         "paired by seed and by document, each for itself."
@@ -52,32 +57,38 @@ def about_intervals(study: StudyConfig) -> str:
 
 
 def exploratory_tables(results: Results) -> list[Table]:
-    """What the arms reach, beside the baseline and their controls."""
+    """Makes the tables of all arms, beside the baseline and their controls."""
     return [arm_table(results), effect_table(results), control_table(results)]
 
 
 def arm_table(results: Results) -> Table:
-    """One row per arm: what it was trained on, and its bits per byte."""
+    """Makes the table of the tokens and FLOPs that each arm used, and of its bits per byte."""
     note = (
         f"Bits per byte of the same {results.bytes:,} bytes of {results.documents:,} held-out "
         f"documents after training, without and with metadata at inference, as mean of "
         f"{len(results.seeds)} seeds. {about_intervals(results.study)}"
     )
     columns = [
-        Column("arm"), Column("text tokens", COUNT), Column("all tokens", COUNT),
-        Column("FLOPs", "{:.2e}".format), Column("without metadata", BITS),
-        Column("with metadata", BITS), Column("with - without", SIGNED),
-    ]  # fmt: skip
+        Column("arm"),
+        Column("text tokens", COUNT),
+        Column("all tokens", COUNT),
+        Column("FLOPs", "{:.2e}".format),
+        Column("without metadata", BITS),
+        Column("with metadata", BITS),
+        Column("with - without", SIGNED),
+    ]
+
     table = Table("Bits per byte", note, columns)
     for arm in results.arms.values():
-        shown = None if arm.inference is None else arm.last(WITH)
+        with_metadata = None if arm.inference is None else arm.last(WITH)
         amounts = [arm.amounts[axis] for axis in (TEXT, TOKENS, FLOPS)]
-        table.rows.append([arm.label, *amounts, arm.last(WITHOUT), shown, arm.inference])
+        bits = [arm.last(WITHOUT), with_metadata, arm.inference]
+        table.rows.append([arm.label, *amounts, *bits])
     return table
 
 
 def effect_table(results: Results) -> Table:
-    """One row per arm and mode: the difference to the baseline, and what it saves."""
+    """Makes the table of the differences of arms and modes to the baseline, and their savings."""
     base = results.arms[results.study.baseline]
     note = (
         f"Differences in bits per byte to {base.label}, read from its curve (below 0: fewer bits). "
@@ -86,67 +97,78 @@ def effect_table(results: Results) -> Table:
         f"baseline's curve does not reach them. {about_intervals(results.study)}"
     )
     columns = [
-        Column("arm"), Column("metadata"), *(Column(head, SIGNED) for head in AT.values()),
-        Column("text saved", str), Column("tokens saved", str),
-    ]  # fmt: skip
+        Column("arm"),
+        Column("metadata"),
+        *(Column(head, SIGNED) for head in AT.values()),
+        Column("text saved", str),
+        Column("tokens saved", str),
+    ]
+
     table = Table(f"Against {base.label}", note, columns)
     for arm in results.arms.values():
-        for mode, by_axis in arm.savings.items():
+        for mode, savings in arm.savings.items():
             effects = [arm.effects[mode][axis] for axis in (TEXT, TOKENS)]
-            saved = [str(by_axis[axis]) for axis in (TEXT, TOKENS)]
+            saved = [str(savings[axis]) for axis in (TEXT, TOKENS)]
             table.rows.append([arm.label, mode, *effects, *saved])
     return table.sorted_by(AT[TEXT])
 
 
 def control_table(results: Results) -> Table:
-    """One row per control and mode: the arm minus its control, at the end of both runs."""
+    """Makes the table of each arm minus its controls, by mode, at the end of both runs."""
     note = f"Bits per byte of the arm minus those of its control. {about_intervals(results.study)}"
-    heads = (Column("arm"), Column("metadata"), Column("control"), Column("difference", SIGNED))
-    rows: list[list[Cell]] = [
-        [arm.label, mode, results.arms[control].label, effect]
-        for arm in results.arms.values()
-        for (control, mode), effect in arm.controls.items()
-    ]
-    return Table("Against controls", note, heads, rows).sorted_by("difference")
+    columns = (Column("arm"), Column("metadata"), Column("control"), Column("difference", SIGNED))
+    table = Table("Against controls", note, columns)
+    for arm in results.arms.values():
+        for (control, mode), effect in arm.controls.items():
+            table.rows.append([arm.label, mode, results.arms[control].label, effect])
+    return table.sorted_by("difference")
 
 
 def gain_tables(results: Results) -> list[Table]:
-    """For each arm, the gain by length, site and position; and by type."""
+    """Makes, for each arm, the tables of its gains by length, site and position; and by type."""
+    tables = []
+    for arm in results.arms.values():
+        for table in (_part_table(results, arm), _type_table(results, arm)):
+            if table.rows:
+                tables.append(table)
+    return tables
+
+
+def _part_table(results: Results, arm: ArmResult) -> Table:
     base = results.arms[results.study.baseline].label
-    part_columns = [
-        Column("by"), Column("part"), Column("documents", COUNT), Column("used without", SIGNED),
-        Column("used with", SIGNED),
-    ]  # fmt: skip
-    part_note = (
+    note = (
         f"Differences in bits per byte between the last checkpoint and that of {base}. "
         "Position: bytes of a document from this one up to the next. "
         f"{about_intervals(results.study)}"
     )
     if results.study.cluster == HOST:
-        part_note += " Those of a site are over its documents."
-    type_columns = [
-        Column("type"), Column("documents", COUNT), Column("with - without", SIGNED)
-    ]  # fmt: skip
-    type_note = (
+        note += " Those of a site are over its documents."
+    columns = [
+        Column("by"),
+        Column("part"),
+        Column("documents", COUNT),
+        Column("used without", SIGNED),
+        Column("used with", SIGNED),
+    ]
+
+    table = Table(f"Where {arm.label} gains", note, columns)
+    for gain in arm.gains:
+        if gain.without is not None:
+            table.rows.append([gain.by, gain.name, gain.documents, gain.without, gain.shown])
+    return table
+
+
+def _type_table(results: Results, arm: ArmResult) -> Table:
+    note = (
         "Bits per byte of the last checkpoint with this type alone, minus those without "
         f"metadata, over the documents that have it. {about_intervals(results.study)}"
     )
-    found = []
-    for arm in results.arms.values():
-        parts: list[list[Cell]] = [
-            [gain.by, gain.name, gain.documents, gain.without, gain.shown]
-            for gain in arm.gains
-            if gain.without is not None
-        ]
-        types: list[list[Cell]] = [
-            [gain.name, gain.documents, gain.shown] for gain in arm.gains if gain.by == "type"
-        ]
-        if parts:
-            found.append(Table(f"Where {arm.label} gains", part_note, part_columns, parts))
-        if types:
-            table = Table(f"{arm.label}: each type at inference", type_note, type_columns, types)
-            found.append(table.sorted_by("with - without"))
-    return found
+    columns = [Column("type"), Column("documents", COUNT), Column("with - without", SIGNED)]
+    table = Table(f"{arm.label}: each type at inference", note, columns)
+    for gain in arm.gains:
+        if gain.by == "type":
+            table.rows.append([gain.name, gain.documents, gain.shown])
+    return table.sorted_by("with - without")
 
 
 def write_report(
@@ -157,17 +179,17 @@ def write_report(
     Args:
         file: The file of the study.
         commands: The command of each run, as a line for a shell.
-        further: Tables to add, of downstream tasks.
+        further: Tables of downstream tasks to add.
     """
     command = pasteable(["python", "experiments/study.py", str(file), "--report"])
-    made_by = [f"{line}  # {name}" for name, line in commands.items()]
+    run_commands = [f"{line}  # {name}" for name, line in commands.items()]
     content = as_dict(results) | {
         "further": [table.as_dict() for table in further],
         "command": command,
-        "runs": made_by,
+        "runs": run_commands,
     }
     return page.write_report(
-        page_of(results, further, [command, *made_by]),
+        page_of(results, further, [command, *run_commands]),
         content,
         Path(results.study.out_dir),
         json_name="results.json",
@@ -177,108 +199,135 @@ def write_report(
 
 
 def page_of(results: Results, further: Sequence[Table], commands: Sequence[str]) -> Page:
-    """The report as a page."""
+    """Makes the page of the report."""
     study = results.study
-    curves = {
-        f"curves-{axis.lower().replace(' ', '-')}": partial(curve_plot, results, axis)
-        for axis in AXES
-    }
-    has_effects = any(claim.effect is not None for claim in results.claims)
-    has_gains = any(arm.gains for arm in results.arms.values())
-    plots = {"gains": partial(gain_plot, results)} if has_gains else {}
-    gains = Section(GAINS, [], gain_tables(results), plots)
     return Page(
         title=study.title,
         answers=[answer(results), *results.notes],
         facts={
             "arms": f"{len(results.arms)}, compared with {results.arms[study.baseline].label}",
             "seeds": f"{len(results.seeds)}: {', '.join(map(str, results.seeds))}",
-            "held-out text": _held_out(results),
+            "held-out text": _describe_text(results),
             "windows": study.measure.windows,
             "checkpoints": f"after {', '.join(f'{part:.0%}' for part in study.curve)} of each run",
             "configuration": study.config,
         },
-        sections=[
-            Section(
-                CLAIMS, sentences(results) if results.claims else [], claim_tables(results),
-                {"claims": partial(claim_plot, results)} if has_effects else {},
-            ),
-            Section(
-                SHARED, results.shared,
-                [condition_table(results.conditions)] if results.conditions else [],
-            ),
-            Section(EXPLORATORY, [], [*exploratory_tables(results), *further], curves),
-            *([gains] if gains.tables else []),
-        ],
+        sections=_sections(results, further),
         commands=commands,
-    )  # fmt: skip
+    )
 
 
-def _held_out(results: Results) -> str:
+def _sections(results: Results, further: Sequence[Table]) -> list[Section]:
+    """Makes the sections: claims, shared conditions, exploratory tables, and gains if any."""
+    claim_sentences = sentences(results) if results.claims else []
+    has_effects = any(claim.effect is not None for claim in results.claims)
+    claim_plots = {"claims": partial(claim_plot, results)} if has_effects else {}
+    shared_tables = [condition_table(results.conditions)] if results.conditions else []
+    curve_plots = {
+        f"curves-{axis.lower().replace(' ', '-')}": partial(curve_plot, results, axis)
+        for axis in AXES
+    }
+    sections = [
+        Section(CLAIMS, claim_sentences, claim_tables(results), claim_plots),
+        Section(SHARED, results.shared, shared_tables),
+        Section(EXPLORATORY, [], [*exploratory_tables(results), *further], curve_plots),
+    ]
+
+    has_gains = any(arm.gains for arm in results.arms.values())
+    gain_plots = {"gains": partial(gain_plot, results)} if has_gains else {}
+    gains = Section(GAINS, [], gain_tables(results), gain_plots)
+    if gains.tables:
+        sections.append(gains)
+    return sections
+
+
+def _describe_text(results: Results) -> str:
     hosts = f" of {results.hosts:,} hosts" if results.hosts else ""
     return f"{results.documents:,} documents{hosts}, {results.bytes:,} bytes"
 
 
 @figures.styled
 def curve_plot(results: Results, axis: str) -> Figure:
-    """Bits per byte over what was used, and below them their difference to the baseline.
+    """Draws bits per byte over the amount used, and below them the difference to the baseline.
 
     A panel has the arms without metadata at inference, the other one with it; the baseline is in
     both. An arm is named in the last panel that has it.
     """
     arms = list(results.arms.values())
-    modes = [mode for mode in (WITHOUT, WITH) if any(mode in arm.curves for arm in arms)]
+    has_metadata = any(WITH in arm.curves for arm in arms)
+    modes = [WITHOUT, WITH] if has_metadata else [WITHOUT]
     figure, panels = figures.canvas(
-        2 * max(2.9, 0.19 * len(arms) + 1), panels=2 * len(modes), columns=len(modes),
-        width=figures.NARROW if len(modes) == 1 else figures.WIDE + 1.2, shares_y=False,
-    )  # fmt: skip
+        2 * max(2.9, 0.19 * len(arms) + 1),
+        panels=2 * len(modes),
+        columns=len(modes),
+        width=figures.NARROW if len(modes) == 1 else figures.WIDE + 1.2,
+        shares_y=False,
+    )
     has_bands = len(arms) < _MANY
-    base = results.arms[results.study.baseline]
+
     for axes, mode in zip(panels, modes, strict=False):
         for number, arm in enumerate(arms):
-            curve = _curve(results, arm, mode, axis)
+            curve = _curve_in_panel(results, arm, mode, axis)
             if curve is not None:
                 _draw_curve(axes, curve, figures.look(number), has_band=has_bands)
-        _scale(axes, results, axis)
+        _scale_axes(axes, results, axis)
         axes.set_title(f"used {mode} metadata", loc="left")
+
     for axes, mode in zip(panels[len(modes) :], modes, strict=True):
-        ends = []
-        for number, arm in enumerate(arms):
-            curve, style = _curve(results, arm, mode, axis), figures.look(number)
-            gain = None if curve is None else _minus(curve, base.curves[WITHOUT][axis])
-            if gain is not None:
-                _draw_curve(axes, gain, style, has_band=has_bands)
-                if mode == modes[-1] or (modes[-1] not in arm.curves and arm is not base):
-                    ends.append((gain.amounts[-1], gain.points[-1].value, arm.label, style))
-        _scale_amounts(axes, results, axis)
-        axes.set_xlabel(f"{axis} used in training")
-        figures.label_ends(axes, ends)
+        _draw_differences(axes, results, axis, mode, is_last=mode == modes[-1])
+
+    base = results.arms[results.study.baseline]
     panels[0].set_ylabel("bits per byte")
     panels[len(modes)].set_ylabel(f"minus {short_name(base.label)}")
     unit = "compute" if axis == FLOPS else "data"
     seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "1 seed"
-    what = "95% bands" if has_bands else "95% intervals of the last points"
-    figure.suptitle(f"Held-out text by {unit}: {seeds}, {what}", x=0.01, ha="left")
+    intervals = "95% bands" if has_bands else "95% intervals of the last points"
+    figure.suptitle(f"Held-out text by {unit}: {seeds}, {intervals}", x=0.01, ha="left")
     return figure
 
 
-def _curve(results: Results, arm: ArmResult, mode: str, axis: str) -> Curve | None:
-    """An arm's curve in a panel; None if it has none there."""
-    mode = WITHOUT if arm.name == results.study.baseline else mode
+def _draw_differences(axes: Axes, results: Results, axis: str, mode: str, *, is_last: bool) -> None:
+    """Draws the difference of each arm to the baseline in a panel.
+
+    Args:
+        is_last: Whether this is the last panel; otherwise only the arms that the last panel does
+            not have are named.
+    """
+    arms = list(results.arms.values())
+    base = results.arms[results.study.baseline]
+    ends = []
+    for number, arm in enumerate(arms):
+        curve = _curve_in_panel(results, arm, mode, axis)
+        difference = None if curve is None else _subtract_curve(curve, base.curves[WITHOUT][axis])
+        if difference is None:
+            continue
+        style = figures.look(number)
+        _draw_curve(axes, difference, style, has_band=len(arms) < _MANY)
+        if is_last or (WITH not in arm.curves and arm is not base):
+            end = difference.points[-1].value
+            ends.append((difference.amounts[-1], end, arm.label, style))
+    _scale_amounts(axes, results, axis)
+    axes.set_xlabel(f"{axis} used in training")
+    figures.label_ends(axes, ends)
+
+
+def _curve_in_panel(results: Results, arm: ArmResult, mode: str, axis: str) -> Curve | None:
+    """Returns an arm's curve in the panel of a mode; None if it has none there."""
+    if arm.name == results.study.baseline:
+        mode = WITHOUT
     return arm.curves[mode][axis] if mode in arm.curves else None
 
 
-def _minus(curve: Curve, base: Curve) -> Curve | None:
-    """A curve minus another one at the same amounts; None if that one reaches none of them."""
-    pairs = [
-        (amount, point - there)
-        for amount, point in zip(curve.amounts, curve.points, strict=True)
-        if (there := base.at(float(amount))) is not None
-    ]
-    if not pairs:
-        return None
-    amounts, points = zip(*pairs, strict=True)
-    return Curve(np.array(amounts), points)
+def _subtract_curve(curve: Curve, base: Curve) -> Curve | None:
+    """Returns a curve minus another one at the same amounts; None if that reaches none of them."""
+    amounts = []
+    differences = []
+    for amount, point in zip(curve.amounts, curve.points, strict=True):
+        base_point = base.at(float(amount))
+        if base_point is not None:
+            amounts.append(amount)
+            differences.append(point - base_point)
+    return Curve(np.array(amounts), differences) if amounts else None
 
 
 def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> None:
@@ -286,29 +335,33 @@ def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> Non
         figures.draw_band(axes, list(curve.amounts), curve.points, style)
         return
     axes.plot(
-        curve.amounts, [point.value for point in curve.points], linestyle=style.line,
-        marker=style.marker, color=style.color, linewidth=1.6, markersize=4.5,
-    )  # fmt: skip
+        curve.amounts,
+        [point.value for point in curve.points],
+        linestyle=style.line,
+        marker=style.marker,
+        color=style.color,
+        linewidth=1.6,
+        markersize=4.5,
+    )
     last = curve.points[-1]
     axes.plot([curve.amounts[-1]] * 2, [last.low, last.high], color=style.color, linewidth=1)
 
 
-def _scale(axes: Axes, results: Results, axis: str) -> None:
+def _scale_axes(axes: Axes, results: Results, axis: str) -> None:
     """Scales both axes; the vertical one fits the values without metadata, and all lower ones."""
     _scale_amounts(axes, results, axis)
-    points = {
-        mode: [point for curves in by_mode for point in curves[axis].points]
-        for mode in (WITHOUT, WITH)
-        if (by_mode := [arm.curves[mode] for arm in results.arms.values() if mode in arm.curves])
-    }
-    low = min(point.value for own in points.values() for point in own)
-    high = max(point.value for point in points[WITHOUT])
+    values: dict[str, list[float]] = {WITHOUT: [], WITH: []}
+    for arm in results.arms.values():
+        for mode, curves in arm.curves.items():
+            values[mode] += [point.value for point in curves[axis].points]
+    low = min(values[WITHOUT] + values[WITH])
+    high = max(values[WITHOUT])
     margin = 0.06 * (high - low)
     axes.set_ylim(low - margin, high + margin)
 
 
 def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
-    """A logarithmic axis whose ticks are the points of the baseline."""
+    """Makes the axis logarithmic, with ticks at the points of the baseline."""
     from matplotlib.ticker import NullLocator
 
     ticks: list[float] = []
@@ -323,27 +376,39 @@ def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
 
 @figures.styled
 def claim_plot(results: Results) -> Figure:
-    """The effect of each claim with its own interval, and the one for all claims at once.
+    """Draws the effect of each claim with its own interval, and the one for all claims at once.
 
     Claims whose differences have another unit are in a panel of their own.
     """
-    known = [claim for claim in results.claims if claim.effect is not None]
-    panels = [
-        [claim for claim in known if claim.unit == unit]
-        for unit in dict.fromkeys(claim.unit for claim in known)
-    ]
-    labels = [[_claim_label(claim) for claim in claims] for claims in panels]
-    lines = [sum(max(label.count("\n") + 1, 2) for label in own) for own in labels]
-    figure, all_axes = figures.canvas(
-        0.5 + sum(0.8 + 0.21 * count for count in lines), panels=len(panels), columns=1,
-        width=figures.WIDE, shares_y=False, row_heights=lines,
-    )  # fmt: skip
-    for axes, claims, names in zip(all_axes, panels, labels, strict=True):
-        for place, claim in enumerate(claims):
-            _draw_claim(axes, place, claim)
+    claims_by_unit: dict[Unit, list[Claim]] = {}
+    for claim in results.claims:
+        if claim.effect is not None:
+            claims_by_unit.setdefault(claim.unit, []).append(claim)
+
+    # The height of a panel follows from the lines of its labels.
+    panel_labels = []
+    panel_lines = []
+    for claims in claims_by_unit.values():
+        labels = [_claim_label(claim) for claim in claims]
+        panel_labels.append(labels)
+        panel_lines.append(sum(max(label.count("\n") + 1, 2) for label in labels))
+    figure, panels = figures.canvas(
+        0.5 + sum(0.8 + 0.21 * lines for lines in panel_lines),
+        panels=len(panel_lines),
+        columns=1,
+        width=figures.WIDE,
+        shares_y=False,
+        row_heights=panel_lines,
+    )
+
+    for axes, (unit, claims), labels in zip(
+        panels, claims_by_unit.items(), panel_labels, strict=True
+    ):
+        for row, claim in enumerate(claims):
+            _draw_claim(axes, row, claim)
         figures.draw_zero(axes)
-        figures.name_rows(axes, names)
-        axes.set_xlabel(_difference_words(claims[0]))
+        figures.name_rows(axes, labels)
+        axes.set_xlabel(_describe_unit(unit))
     title = "95% intervals (thick), for all claims at once (thin), smallest of interest: |"
     figure.suptitle(title, x=0.01, ha="left")
     return figure
@@ -354,59 +419,81 @@ def _claim_label(claim: Claim) -> str:
     return textwrap.fill(f"{name} ({claim.verdict})", _LONGEST_LINE)
 
 
-def _draw_claim(axes: Axes, place: int, claim: Claim) -> None:
+def _draw_claim(axes: Axes, row: int, claim: Claim) -> None:
     """Draws the difference of a claim in its own unit, and the smallest of interest."""
     colors = {SUPPORTED: GOOD, REFUTED: BAD}
     style = Look(colors.get(claim.verdict, MUTED))
     outer = None if claim.verdict == OPEN else shown_at_once(claim)
     assert claim.effect is not None
-    figures.draw_interval(axes, place, claim.unit.shown(claim.effect), style, outer=outer)
+    figures.draw_interval(axes, row, claim.unit.shown(claim.effect), style, outer=outer)
+
     interest = claim.config.smallest_difference
     assert interest is not None
-    end = claim.unit.shown(Interval(-interest, -interest)).low
-    axes.plot([end], [place], "|", color=INK, markersize=12)
+    interest_end = claim.unit.shown(Interval(-interest, -interest)).low
+    axes.plot([interest_end], [row], "|", color=INK, markersize=12)
 
 
-def _difference_words(claim: Claim) -> str:
-    """The unit of a claim's difference, and its side as claimed, for an axis."""
-    if claim.unit.is_higher_better:
-        return f"difference in {claim.unit.name} (right of 0: higher, as claimed)"
-    return f"difference in {claim.unit.name} (left of 0: fewer bits, as claimed)"
+def _describe_unit(unit: Unit) -> str:
+    """Describes the unit of a difference, and its side as claimed, for an axis."""
+    if unit.is_higher_better:
+        return f"difference in {unit.name} (right of 0: higher, as claimed)"
+    return f"difference in {unit.name} (left of 0: fewer bits, as claimed)"
 
 
 @figures.styled
 def gain_plot(results: Results) -> Figure:
-    """The gain of each arm by length, site and position of the text: a panel for each arm."""
+    """Draws the gain of each arm by length, site and position of the text: a panel for each arm."""
     from matplotlib.ticker import MaxNLocator
 
     arms = [arm for arm in results.arms.values() if arm.gains]
     parts = [(gain.by, gain.name) for gain in arms[0].gains if gain.without is not None]
-    looks = {"used without metadata": Look(MUTED, "o"), "used with metadata": Look(GOOD, "s")}
     columns = min(3, len(arms))
+    rows = math.ceil(len(arms) / columns)
     figure, panels = figures.canvas(
-        0.9 + -(-len(arms) // columns) * (0.8 + 0.3 * len(parts)), panels=len(arms),
-        columns=columns, shares_x=True, width=figures.WIDE if columns > 1 else figures.NARROW,
-    )  # fmt: skip
-    ends: list[float] = [0.0]
+        0.9 + rows * (0.8 + 0.3 * len(parts)),
+        panels=len(arms),
+        columns=columns,
+        shares_x=True,
+        width=figures.WIDE if columns > 1 else figures.NARROW,
+    )
+
+    limits: list[float] = [0.0]
     for axes, arm in zip(panels, arms, strict=False):
-        by_part = {(gain.by, gain.name): gain for gain in arm.gains}
-        for place, part in enumerate(parts):
-            found = (by_part[part].without, by_part[part].shown) if part in by_part else ()
-            for offset, estimate, style in zip((-0.16, 0.16), found, looks.values(), strict=False):
-                if estimate is not None:
-                    figures.draw_interval(axes, place + offset, estimate, style, size=4.5)
-                    ends += [end for end in (estimate.low, estimate.high) if math.isfinite(end)]
+        limits += _draw_gains(axes, arm, parts)
         figures.draw_zero(axes)
         figures.name_rows(axes, [f"{by}: {name}" for by, name in parts])
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(labelbottom=True)
         label = short_name(arm.label, _LONGEST_LABEL)
         axes.set_title(textwrap.fill(label, 24 if columns > 1 else 60), loc="left")
-    margin = 0.05 * (max(ends) - min(ends))
-    panels[0].set_xlim(min(ends) - margin, max(ends) + margin)
+
+    margin = 0.05 * (max(limits) - min(limits))
+    panels[0].set_xlim(min(limits) - margin, max(limits) + margin)
     base = short_name(results.arms[results.study.baseline].label)
-    figure.suptitle(
-        f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left"
-    )  # fmt: skip
-    figures.legend_below(figure, looks.items())
+    figure.suptitle(f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left")
+    figures.legend_below(
+        figure, {"used without metadata": _LOOK_WITHOUT, "used with metadata": _LOOK_WITH}.items()
+    )
     return figure
+
+
+def _draw_gains(axes: Axes, arm: ArmResult, parts: Sequence[tuple[str, str]]) -> list[float]:
+    """Draws the gains of an arm over parts of the text, one row each.
+
+    Returns:
+        The finite ends of the intervals.
+    """
+    gains = {(gain.by, gain.name): gain for gain in arm.gains}
+    ends: list[float] = []
+    for row, part in enumerate(parts):
+        if part not in gains:
+            continue
+        marks = (
+            (row - 0.16, gains[part].without, _LOOK_WITHOUT),
+            (row + 0.16, gains[part].shown, _LOOK_WITH),
+        )
+        for position, estimate, style in marks:
+            if estimate is not None:
+                figures.draw_interval(axes, position, estimate, style, size=4.5)
+                ends += [end for end in (estimate.low, estimate.high) if math.isfinite(end)]
+    return ends

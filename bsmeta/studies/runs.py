@@ -1,16 +1,16 @@
-"""The runs of a study: their folders, overrides and measurements, how far each is; their launcher.
+"""The runs of a study: their folders, overrides, measurements and progress; and their launcher.
 
 Seeds come first in the order of the runs, so that an interrupted study has whole comparisons. The
-arms of a seed differ only in their overrides: what the seed decides (weights, dropout, the order of
-the documents) is the same, as far as the arms allow.
+arms of a seed differ only in their overrides: everything that the seed decides (weights, dropout,
+the order of the documents) is the same, as far as the arms allow.
 
 Runs are started through the launch scripts, one after the other. A study can be killed at any
-moment: the same command finds the finished runs done, resumes the one that was interrupted from its
-newest checkpoint, and starts the others. A run that was left without its study is waited for.
+moment: the same command skips the finished runs, resumes the interrupted one from its newest
+checkpoint, and starts the others. If an earlier call left a run in progress, it is waited for.
 
 The measurement of a run is one small file, which is all that a report needs of it. The files can be
 kept with the file of the study (`results_dir`): then a run that was measured on any machine is not
-made again, and the report can be recomputed from the files alone.
+repeated, and the report can be recomputed from the files alone.
 """
 
 from __future__ import annotations
@@ -56,15 +56,25 @@ from bsmeta.training.run_folder import (
 
 _TYPES = "types/"
 _NATS = ("without", "shown", "averaged")
-DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
+DONE = "done"
+NOT_STARTED = "not started"
+WAITS = "waits"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SECONDS_BETWEEN_LOOKS = 2.0
 
-_OF_DOCUMENTS = ("digests", "lengths", "sites", "sizes")
+_DOCUMENT_ARRAYS = ("digests", "lengths", "sites", "sizes")
 _ARRAYS = (
-    "steps", "targets", "tokens", "flops", *_OF_DOCUMENTS, "without", "shown", "averaged",
-    "step_documents", "logged_targets",
-)  # fmt: skip
+    "steps",
+    "targets",
+    "tokens",
+    "flops",
+    *_DOCUMENT_ARRAYS,
+    "without",
+    "shown",
+    "averaged",
+    "step_documents",
+    "logged_targets",
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +82,12 @@ class Measurement:
     """The checkpoints of a run on the held-out documents.
 
     Attributes:
-        settings: Hash of what the run and its measurement depend on.
-        facts: What the report says about the run: its learning rate schedule, last loss, initial
+        settings: Hash of the settings of the run and of its measurement.
+        facts: Facts about the run for the report: its learning rate schedule, last loss, initial
             weights, the hash of its training shards, the bytes of the documents that are left out
-            because its tokenizer loses them, its place in the `order` of the runs, where and when
-            each part of it was `trained` and it was `measured` (`describe_environment`), and the
-            `losses` of its logged steps (the last four are missing in older files).
+            because its tokenizer loses them, its position in the `order` of the runs, where and
+            when each part of it was `trained` and it was `measured` (`describe_environment`), and
+            the `losses` of its logged steps (the last four are missing in older files).
         steps: int64 [checkpoints].
         targets: int64 [checkpoints], tokens trained on (text, unless metadata has a loss).
         tokens: int64 [checkpoints], tokens that the model was given, without padding.
@@ -94,7 +104,7 @@ class Measurement:
         step_documents: uint16 [steps], a hash of the documents of each step.
         logged_targets: int64 [logged steps], `targets` at each step that was logged.
         averaged: float64 [1, documents, bins], nats without metadata of the mean of the last
-            checkpoints' weights; [0, documents, bins] if it was not asked for.
+            checkpoints' weights; [0, documents, bins] if it was not measured.
     """
 
     settings: str
@@ -123,20 +133,21 @@ class Measurement:
                 values[name] = values[name].astype(np.float32)
             elif name in ("lengths", "sizes"):
                 values[name] = values[name].astype(np.uint32)
+
         header = json.dumps({"settings": self.settings, "facts": self.facts}, sort_keys=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             np.savez_compressed(part, header=np.array(header), **values)
 
-    def of_documents(self, places: np.ndarray) -> Measurement:
-        """The measurement of the documents at these indices, in their order."""
+    def of_documents(self, indices: np.ndarray) -> Measurement:
+        """Returns the measurement of the documents at these indices, in their order."""
         return replace(
             self,
-            **{name: getattr(self, name)[places] for name in _OF_DOCUMENTS},
-            without=self.without[:, places],
-            shown=self.shown[:, places],
-            averaged=self.averaged[:, places],
-            types={name: nats[places] for name, nats in self.types.items()},
+            **{name: getattr(self, name)[indices] for name in _DOCUMENT_ARRAYS},
+            without=self.without[:, indices],
+            shown=self.shown[:, indices],
+            averaged=self.averaged[:, indices],
+            types={name: nats[indices] for name, nats in self.types.items()},
         )
 
     @classmethod
@@ -147,14 +158,16 @@ class Measurement:
             DataError: If it is damaged.
         """
         try:
-            with np.load(path) as found:
-                header = parse_json(str(found["header"]))
-                arrays = {name: found[name] for name in _ARRAYS if name != "averaged"}
-                none = arrays["without"][:0]  # in files that are older than it
-                arrays["averaged"] = found["averaged"] if "averaged" in found.files else none
+            with np.load(path) as archive:
+                header = parse_json(str(archive["header"]))
+                arrays = {name: archive[name] for name in _ARRAYS if name != "averaged"}
+                if "averaged" in archive.files:
+                    arrays["averaged"] = archive["averaged"]
+                else:  # the file is older than the array
+                    arrays["averaged"] = arrays["without"][:0]
                 types = {
-                    name.removeprefix(_TYPES): found[name].astype(np.float64)
-                    for name in found.files
+                    name.removeprefix(_TYPES): archive[name].astype(np.float64)
+                    for name in archive.files
                     if name.startswith(_TYPES)
                 }
         except Exception as error:  # numpy raises many kinds for a damaged archive
@@ -162,13 +175,14 @@ class Measurement:
                 f"{path}: not a measurement that can be read ({error}); delete it, and the run is "
                 "measured again"
             ) from error
+
         for name in ("sizes", *_NATS):
             arrays[name] = arrays[name].astype(np.float64)
         return cls(**header, **arrays, types=types)
 
 
 def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
-    """Hash of what a run and its measurement depend on, the same on every machine."""
+    """Hashes the settings of a run and of its measurement, the same on every machine."""
     settings = study.arms[arm]
     values: dict[str, Any] = {
         "config": study.config,
@@ -184,32 +198,35 @@ def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
 
 
 def measure_settings(study: StudyConfig) -> dict[str, Any]:
-    """The settings of a measurement that change its values."""
-    left_out = {"length_edges", "sites"}  # they group what is measured, and change nothing of it
+    """Returns the settings of a measurement that change its values."""
+    left_out = {"length_edges", "sites"}  # they only group the values
     if study.measure.average_last == 1:
         left_out.add("average_last")  # so that measurements older than the key stay valid
     return {name: value for name, value in asdict(study.measure).items() if name not in left_out}
 
 
 def digest_of(values: Any) -> str:
-    """A short hash of JSON-serializable values."""
+    """Returns a short hash of JSON-serializable values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def results_folder(study: StudyConfig) -> Path:
-    """The folder of the measurements: `results_dir`, or one in `out_dir` named by the settings."""
+    """Returns the folder of the measurements.
+
+    It is `results_dir`, or else a folder in `out_dir` that is named by the hash of the settings.
+    """
     if study.results_dir is not None:
         return Path(study.results_dir)
     return Path(study.out_dir) / f"measured-{digest_of(measure_settings(study))[:8]}"
 
 
 def measurement_path(study: StudyConfig, arm: str, seed: int) -> Path:
-    """The file of a run's measurement."""
+    """Returns the path of a run's measurement."""
     return results_folder(study) / f"{arm}-seed{seed}.npz"
 
 
 def find_measurement(study: StudyConfig, arm: str, seed: int) -> Measurement | None:
-    """The measurement of a run; None if it has not been measured.
+    """Reads the measurement of a run; None if it has not been measured.
 
     Raises:
         DataError: If the file is damaged, or was made with other settings.
@@ -228,7 +245,7 @@ def refuse_other_settings(path: Path, settings: str, expected: str, parts: str) 
 
     Args:
         settings: The hash of the settings in the file.
-        parts: What the hash covers, in words.
+        parts: The settings that the hash covers, in words.
 
     Raises:
         DataError: If the hashes differ.
@@ -250,19 +267,20 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run in tables and logs."""
+        """The run's name in tables and logs."""
         return f"{self.arm} seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         state: The state in its status.json; `not started` if there is none.
-        step: The last step logged, and its loss.
-        tokens: Tokens that the model was given up to there, without padding.
+        step: The last step logged.
+        tokens: Tokens that the model was given up to that step, without padding.
         targets: Tokens that it was trained on (the text tokens, unless metadata has a loss).
+        loss: The loss of that step.
     """
 
     state: str
@@ -273,7 +291,7 @@ class Progress:
 
 
 def runs_of(study: StudyConfig) -> list[Run]:
-    """All runs, in the order in which they are made: arms that need others come after them.
+    """Lists all runs in the order in which they are made; arms come after the arms they need.
 
     With `random_order`, the order of the seeds follows from a hash, so it is the same on every
     machine, and a seed that is added leaves the order of the others as it is.
@@ -282,65 +300,84 @@ def runs_of(study: StudyConfig) -> list[Run]:
     seeds = list(study.seeds)
     if study.random_order:
         seeds.sort(key=lambda seed: digest_of([study.title, study.config, seed]))
-    ordered = _arms_in_order(study)
-    return [
-        Run(arm, seed, folder / "runs" / f"{arm}-seed{seed}") for seed in seeds for arm in ordered
-    ]
+
+    runs = []
+    for seed in seeds:
+        for arm in _sort_arms(study):
+            runs.append(Run(arm, seed, folder / "runs" / f"{arm}-seed{seed}"))
+    return runs
 
 
-def _arms_in_order(study: StudyConfig) -> list[str]:
-    """The baseline first, and each arm after the arms that its runs need."""
+def _sort_arms(study: StudyConfig) -> list[str]:
+    """Sorts the arms: the baseline first, and each arm after the arms that its runs need."""
     arms = study.arms
     follows = {name: arms[name].text_tokens_of is not None for name in arms}
-    ordered = sorted(arms, key=lambda name: (name != study.baseline, follows[name]))
-    with_stable = (arm for name in ordered for arm in (arms[name].branch_of, name) if arm)
-    return list(dict.fromkeys(with_stable))
+    sorted_arms: dict[str, None] = {}
+    for name in sorted(arms, key=lambda name: (name != study.baseline, follows[name])):
+        stable = arms[name].branch_of
+        if stable:
+            sorted_arms[stable] = None
+        sorted_arms[name] = None
+    return list(sorted_arms)
 
 
 def progress_of(study: StudyConfig, run: Run) -> Progress:
-    """How far a run is: from its folder, which may be incomplete, or else from its measurement."""
-    status = run.folder / STATUS
-    if status.exists():
+    """Reads the progress of a run from its folder, or else from its measurement.
+
+    The folder may be incomplete.
+    """
+    if (run.folder / STATUS).exists():
         state = read_status(run.folder)["state"]
-        last = last_events(run.folder / METRICS).get("step", {})
-        step, tokens, targets = (last.get(name, 0) for name in ("step", "tokens", "targets"))
-        return Progress(state, step, tokens, targets, last.get("loss"))
-    found = find_measurement(study, run.arm, run.seed)
-    if found is None:
+        last_step = last_events(run.folder / METRICS).get("step", {})
+        return Progress(
+            state,
+            step=last_step.get("step", 0),
+            tokens=last_step.get("tokens", 0),
+            targets=last_step.get("targets", 0),
+            loss=last_step.get("loss"),
+        )
+
+    measurement = find_measurement(study, run.arm, run.seed)
+    if measurement is None:
         return Progress(NOT_STARTED)
-    step, tokens, targets = (int(own[-1]) for own in (found.steps, found.tokens, found.targets))
-    return Progress(DONE, step, tokens, targets, found.facts.get("loss"))
+    return Progress(
+        DONE,
+        step=int(measurement.steps[-1]),
+        tokens=int(measurement.tokens[-1]),
+        targets=int(measurement.targets[-1]),
+        loss=measurement.facts.get("loss"),
+    )
 
 
 def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
-    """The overrides of a run; None if it must wait for the runs that it follows from."""
+    """Returns the overrides of a run; None if it must wait for the runs that it follows from."""
     arm = study.arms[run.arm]
     overrides = [*_overrides_of_arm(study, run.arm), f"seed={run.seed}"]
     if arm.text_tokens_of is not None:
-        steps = _matching_steps(study, run, arm.text_tokens_of)
-        if steps is None:
+        matching_steps = _matching_steps(study, run, arm.text_tokens_of)
+        if matching_steps is None:
             return None
-        overrides.append(f"max_train_steps={steps}")
+        overrides.append(f"max_train_steps={matching_steps}")
     if arm.branch_of is not None:
         stable = stable_run(study, run)
         if progress_of(study, stable).state != DONE:
             return None
         checkpoint = stable.folder.resolve() / f"checkpoint-{arm.branch_at}step"
         overrides.append(f"decay_from='{checkpoint}'")
-    steps = _composed(study, overrides).max_train_steps
-    saved = sorted({*curve_steps(study, run.arm, steps), *_branch_steps(study, run.arm)})
-    every = [
-        *overrides,
-        f"extra_steps_to_eval_save_at=[{','.join(map(str, saved))}]",
+
+    steps = _compose_run(study, overrides).max_train_steps
+    saved_steps = sorted({*curve_steps(study, run.arm, steps), *_branch_steps(study, run.arm)})
+    overrides += [
+        f"extra_steps_to_eval_save_at=[{','.join(map(str, saved_steps))}]",
         "keep_last_checkpoints=0",
         "export_steps=null",
         "log_documents=true",
     ]
-    return last_of_each_key(every)
+    return last_of_each_key(overrides)
 
 
 def _overrides_of_arm(study: StudyConfig, name: str) -> list[str]:
-    """The overrides of an arm's runs; a branch has those of its stable arm, too."""
+    """Returns the overrides of an arm's runs; a branch has those of its stable arm, too."""
     arm = study.arms[name]
     if arm.branch_of is None:
         return [*study.overrides, *arm.overrides]
@@ -357,7 +394,7 @@ def _overrides_of_arm(study: StudyConfig, name: str) -> list[str]:
 
 
 def stable_run(study: StudyConfig, run: Run) -> Run:
-    """The run that the run of a branch starts from."""
+    """Returns the run that the run of a branch starts from."""
     (stable,) = (
         other
         for other in runs_of(study)
@@ -367,7 +404,7 @@ def stable_run(study: StudyConfig, run: Run) -> Run:
 
 
 def _branch_steps(study: StudyConfig, stable: str) -> set[int]:
-    """The steps at which arms branch from a stable arm."""
+    """Returns the steps at which arms branch from a stable arm."""
     return {
         arm.branch_at
         for arm in study.arms.values()
@@ -376,35 +413,43 @@ def _branch_steps(study: StudyConfig, stable: str) -> set[int]:
 
 
 def last_of_each_key(overrides: Sequence[str]) -> list[str]:
-    """The overrides without those that a later one of the same key replaces.
+    """Drops the overrides that a later override of the same key replaces.
 
     An override of a mapping adds to the one before, so both are kept.
     """
-    last: dict[str, int] = {}
-    for number, override in enumerate(overrides):
+    last_positions: dict[str, int] = {}
+    for position, override in enumerate(overrides):
         key, _, value = override.partition("=")
         if not value.lstrip().startswith("{"):
-            last[key] = number
+            last_positions[key] = position
     return [
         override
-        for number, override in enumerate(overrides)
-        if number >= last.get(override.partition("=")[0], 0)
+        for position, override in enumerate(overrides)
+        if position >= last_positions.get(override.partition("=")[0], 0)
     ]
 
 
 def curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
-    """The steps of a run after which its model is measured.
+    """Returns the steps of a run after which its model is measured.
 
-    The last is always among them; a branch has only those after it began.
+    The last step is always one of them; a branch has only steps after it began.
     """
     curve = {max(round(share * steps), 1) for share in study.curve} | {steps}
     return sorted(step for step in curve if step > (study.arms[arm].branch_at or 0))
 
 
 def _matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
-    """Steps in which a run without metadata sees the text tokens of another arm's run."""
-    by_arm = {one.arm: progress_of(study, one) for one in runs_of(study) if one.seed == run.seed}
-    target, baseline = by_arm[other], by_arm[study.baseline]
+    """Returns the steps in which a run without metadata sees the text tokens of another arm's run.
+
+    None if that run, or the baseline's, is not done.
+    """
+    by_arm = {
+        sibling.arm: progress_of(study, sibling)
+        for sibling in runs_of(study)
+        if sibling.seed == run.seed
+    }
+    target = by_arm[other]
+    baseline = by_arm[study.baseline]
     if target.state != DONE or baseline.state != DONE:
         return None
     return max(round(target.targets / (baseline.targets / baseline.step)), 1)
@@ -420,7 +465,7 @@ def check(study: StudyConfig) -> None:
     steps: dict[str, int] = {}
     for name in study.arms:
         try:
-            config = _composed(study, _overrides_of_arm(study, name))
+            config = _compose_run(study, _overrides_of_arm(study, name))
             data = config.data_config
             problems = [*value_problems(config), *metadata_problems(data.metadata_config)]
             refuse([*problems, *row_budget_problems(data)])
@@ -428,27 +473,40 @@ def check(study: StudyConfig) -> None:
             raise ConfigurationError(f"arm {name}: {error}", error.keys) from error
         types[name] = config.data_config.metadata_config.metadata_list
         steps[name] = config.max_train_steps
+
     for name, arm in study.arms.items():
         if arm.branch_of and arm.branch_at and arm.branch_at > steps[arm.branch_of]:
             raise ConfigurationError(
                 f"arms.{name}.branch_at={arm.branch_at}: expected a step of {arm.branch_of}, which "
                 f"has {steps[arm.branch_of]} (max_train_steps)"
             )
-    for name, claim in study.claims.items():
-        used = [("metadata", claim.arm), ("against_metadata", claim.against or study.baseline)]
-        if claim.minus_arm:
-            used += [("metadata", claim.minus_arm), ("against_metadata", claim.minus_against)]
-        for key, arm_name in used:
-            own, metadata = types[arm_name], getattr(claim, key)
-            needed = [] if metadata in (WITHOUT, WITH) else metadata.split("+")
-            if not set(needed) <= set(own) or (metadata == WITH and not own):
-                raise ConfigurationError(
-                    f"claims.{name}.{key}={metadata}: expected what the arm {arm_name} "
-                    f"is trained with: without, or of {own}"
-                )
+    for name in study.claims:
+        _check_types_of_claim(study, name, types)
 
 
-def _composed(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
+def _check_types_of_claim(study: StudyConfig, name: str, types: dict[str, list[str]]) -> None:
+    """Checks that the arms of a claim are trained with the metadata that it uses.
+
+    Args:
+        types: The metadata types of each arm.
+    """
+    claim = study.claims[name]
+    arms = [("metadata", claim.arm), ("against_metadata", claim.against or study.baseline)]
+    if claim.minus_arm:
+        arms += [("metadata", claim.minus_arm), ("against_metadata", claim.minus_against)]
+
+    for key, arm in arms:
+        metadata = getattr(claim, key)
+        claimed_types = [] if metadata in (WITHOUT, WITH) else metadata.split("+")
+        trained_types = types[arm]
+        if not set(claimed_types) <= set(trained_types) or (metadata == WITH and not trained_types):
+            raise ConfigurationError(
+                f"claims.{name}.{key}={metadata}: expected what the arm {arm} "
+                f"is trained with: without, or of {trained_types}"
+            )
+
+
+def _compose_run(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
     path = Path(study.config)
     if path.suffix != ".yaml" and len(path.parts) == 1:  # as choose_run of experiments/common.sh
         return compose(CausalLMConfig, study.config, overrides)
@@ -466,75 +524,87 @@ class Launcher:
     def __init__(self, study: StudyConfig) -> None:
         self._study = study
         self._script = ROOT / "experiments" / study.launch
-        self._own = {"BSMETA_RESUME": "", "BSMETA_CONFIG": study.config}
+        self._environment = {"BSMETA_RESUME": "", "BSMETA_CONFIG": study.config}
         self._running: subprocess.Popen[bytes] | None = None
-        self._stopped = False
+        self._is_stopped = False
 
     def catch_signals(self) -> None:
-        """From now on a signal stops the run in progress, which saves, and then the study."""
+        """Makes signals stop the run in progress, which saves, and then the study."""
         for number in SIGNALS:
             signal.signal(number, self._stop)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped = True
+        self._is_stopped = True
         if self._running is not None:
             self._running.send_signal(signal.SIGTERM)
 
     def command(self, run: Run) -> list[str] | None:
-        """The command that starts or resumes a run; None if it waits for others."""
+        """Returns the command that starts or resumes a run; None if it waits for others."""
         overrides = overrides_of(self._study, run)
         if overrides is None:
             return None
-        placed = [f"out_dir='{run.folder.resolve()}'", "resume_from_checkpoint_dir=latest"]
-        return [str(self._script), *overrides, *placed]
+        folder = f"out_dir='{run.folder.resolve()}'"
+        return [str(self._script), *overrides, folder, "resume_from_checkpoint_dir=latest"]
 
     def line(self, run: Run) -> str | None:
-        """The command and its environment, as a line for a shell; None if it waits for others."""
+        """Returns the command and its environment as a line for a shell; None if it waits."""
         command = self.command(run)
-        return None if command is None else redact(pasteable(command, **self._own))
+        return None if command is None else redact(pasteable(command, **self._environment))
 
     def make_all(self, runs: Sequence[Run], measure: Sequence[str] = ()) -> int:
         """Makes the runs that are not done yet; returns the exit code of the study.
 
         Args:
             runs: The runs.
-            measure: The command that measures what is done, called after each run: in a process of
-                its own, which leaves no memory of a device in use. Empty: nothing is measured.
+            measure: The command that measures finished runs, called after each run in a process of
+                its own, so that no memory of a device stays in use. Empty: nothing is measured.
         """
-        failed = False
+        has_failed = False
         for number, run in enumerate(runs, start=1):
-            place = f"[{number}/{len(runs)}] {run.name}:"
-            self._wait_for_another(run, place)
+            prefix = f"[{number}/{len(runs)}] {run.name}:"
+            self._wait_for_another(run, prefix)
             if progress_of(self._study, run).state == DONE:
-                print(place, "done before", flush=True)
-                failed |= not self._measured(run, measure)
+                print(prefix, "done before", flush=True)
+                has_failed |= not self._measure(run, measure)
                 continue
-            command = self.command(run)
-            reason = "needs runs that are not done" if command is None else self._no_start(run)
-            if command is None or reason:
-                print(place, reason, flush=True)
-                failed = True
-                continue
-            for line in self._other_machines(run):
-                print(place, line, flush=True)
-            print(place, "running …", flush=True)
-            started = time.monotonic()
-            code = self.execute(command, run)
-            if code and is_in_use(run.folder):  # an earlier call's run, then just starting, is it
-                self._wait_for_another(run, place)
-                code = 0 if progress_of(self._study, run).state == DONE else code
-            now = progress_of(self._study, run)
-            took = f"{time.monotonic() - started:,.0f} s"
-            print(place, f"{now.state} (step {now.step}, {took}, exit code {code})", flush=True)
-            if self._stopped or code == EXIT_PREEMPTED:
-                return EXIT_PREEMPTED
-            failed |= code != 0 or not self._measured(run, measure)
-            if self._stopped:
-                return EXIT_PREEMPTED
-        return EXIT_FAILURE if failed else 0
 
-    def _no_start(self, run: Run) -> str:
-        """Why a branch cannot start although its stable run is done; empty if it can."""
+            command = self.command(run)
+            if command is None:
+                reason = "needs runs that are not done"
+            else:
+                reason = self._describe_missing_checkpoint(run)
+            if command is None or reason:
+                print(prefix, reason, flush=True)
+                has_failed = True
+                continue
+
+            code = self._train(run, command, prefix)
+            if self._is_stopped or code == EXIT_PREEMPTED:
+                return EXIT_PREEMPTED
+            has_failed |= code != 0 or not self._measure(run, measure)
+            if self._is_stopped:
+                return EXIT_PREEMPTED
+        return EXIT_FAILURE if has_failed else 0
+
+    def _train(self, run: Run, command: Sequence[str], prefix: str) -> int:
+        """Executes the command of a run, and reports on it; returns its exit code."""
+        for warning in self._warn_of_other_machines(run):
+            print(prefix, warning, flush=True)
+        print(prefix, "running …", flush=True)
+
+        started = time.monotonic()
+        code = self.execute(command, run)
+        if code and is_in_use(run.folder):  # by the run of an earlier call, which just started
+            self._wait_for_another(run, prefix)
+            code = 0 if progress_of(self._study, run).state == DONE else code
+
+        progress = progress_of(self._study, run)
+        details = f"step {progress.step}, {time.monotonic() - started:,.0f} s, exit code {code}"
+        print(prefix, f"{progress.state} ({details})", flush=True)
+        return code
+
+    def _describe_missing_checkpoint(self, run: Run) -> str:
+        """Says why a branch cannot start although its stable run is done; empty if it can."""
         branch_at = self._study.arms[run.arm].branch_at
         if branch_at is None:
             return ""
@@ -549,14 +619,13 @@ class Launcher:
             "and the folder of that run, which repeats it"
         )
 
-    def _other_machines(self, run: Run) -> list[str]:
-        """A warning if other arms of the seed were trained on another machine."""
-        machines = {
-            start.get("machine")
-            for other in runs_of(self._study)
-            if other.seed == run.seed and other.arm != run.arm
-            for start in environments_of(self._study, other)
-        }
+    def _warn_of_other_machines(self, run: Run) -> list[str]:
+        """Returns a warning if other arms of the seed were trained on another machine."""
+        machines = set()
+        for other in runs_of(self._study):
+            if other.seed == run.seed and other.arm != run.arm:
+                for environment in environments_of(self._study, other):
+                    machines.add(environment.get("machine"))
         if machines <= {machine_hash()}:
             return []
         return [
@@ -565,8 +634,11 @@ class Launcher:
             "seed on one machine: --seed)"
         ]
 
-    def _measured(self, run: Run, command: Sequence[str]) -> bool:
-        """Measures a run that is done, unless it has been measured or nothing is to be."""
+    def _measure(self, run: Run, command: Sequence[str]) -> bool:
+        """Measures a finished run that has not been measured; returns False if that fails.
+
+        An empty command measures nothing.
+        """
         if not command or find_measurement(self._study, run.arm, run.seed) is not None:
             return True
         return self.execute(command, run) == 0
@@ -576,22 +648,25 @@ class Launcher:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:
             self._running = subprocess.Popen(
-                command, env={**os.environ, **self._own}, stdout=log, stderr=subprocess.STDOUT
+                command,
+                env={**os.environ, **self._environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
-            if self._stopped:  # by a signal that arrived just before
+            if self._is_stopped:  # by a signal that arrived just before
                 self._running.send_signal(signal.SIGTERM)
             return self._running.wait()
 
-    def _wait_for_another(self, run: Run, place: str) -> None:
-        """Returns when no process trains in the folder of the run."""
-        if is_in_use(run.folder) and not self._stopped:
-            print(place, "still running, started by an earlier call; waiting …", flush=True)
-        while is_in_use(run.folder) and not self._stopped:
+    def _wait_for_another(self, run: Run, prefix: str) -> None:
+        """Waits until no process trains in the folder of the run."""
+        if is_in_use(run.folder) and not self._is_stopped:
+            print(prefix, "still running, started by an earlier call; waiting …", flush=True)
+        while is_in_use(run.folder) and not self._is_stopped:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def environments_of(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
-    """Where and when a run was trained: from its folder, or else from its measurement."""
+    """Reads where and when a run was trained, from its folder or else from its measurement."""
     if run.folder.exists():
         return read_environments(run.folder)
     measurement = find_measurement(study, run.arm, run.seed)
@@ -599,7 +674,7 @@ def environments_of(study: StudyConfig, run: Run) -> list[dict[str, Any]]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process has locked a run folder."""
+    """Returns whether a process has locked a run folder."""
     if not (folder / ".lock").exists():
         return False
     try:
@@ -614,10 +689,12 @@ def show_progress(study: StudyConfig, runs: Sequence[Run]) -> None:
     table = Table(title=study.title, box=box.SIMPLE, title_justify="left")
     for name in ("arm", "seed", "state", "step", "text tokens", "all tokens", "loss"):
         table.add_column(name, justify="left" if name in ("arm", "state") else "right")
+
     for run in runs:
-        now = progress_of(study, run)
-        waits = now.state != DONE and overrides_of(study, run) is None
-        counts = [f"{number:,}" for number in (now.step, now.targets, now.tokens)]
-        loss = "–" if now.loss is None else f"{now.loss:.4f}"
-        table.add_row(run.arm, str(run.seed), WAITS if waits else now.state, *counts, loss)
+        progress = progress_of(study, run)
+        waits = progress.state != DONE and overrides_of(study, run) is None
+        state = WAITS if waits else progress.state
+        counts = [f"{count:,}" for count in (progress.step, progress.targets, progress.tokens)]
+        loss = "–" if progress.loss is None else f"{progress.loss:.4f}"
+        table.add_row(run.arm, str(run.seed), state, *counts, loss)
     Console().print(table)

@@ -1,10 +1,10 @@
 """Bits per byte over seeds and documents: estimates, curves, and the data that an arm saves.
 
 An estimate is a mean over seeds, and over held-out documents. Both are sources of error: other
-seeds would have given other models, other documents another mean. The variance over seeds is that
-of the seeds' values (Student's t with S - 1 degrees of freedom), the variance over documents is
-that of the jackknife (each document left out in turn; with `cluster: host`, each host with all of
-its documents), and `bsmeta.report.inference` combines them. Estimates of a study have the same
+seeds would have given other models, other documents another mean. The variance over seeds is the
+variance of the seeds' values (Student's t with S - 1 degrees of freedom). The variance over
+documents is the jackknife's (each document left out in turn; with `cluster: host`, each host with
+all of its documents). `bsmeta.report.inference` combines them. Estimates of a study have the same
 seeds and documents, so differences are paired by both. Nothing is drawn at random: the same
 measurements give the same numbers.
 """
@@ -37,7 +37,7 @@ from bsmeta.studies.runs import Measurement
 Floats = NDArray[np.float64]
 
 NEAR = 0.02
-"""Share of its tokens by which a curve may be exceeded and still counts as its end (padding)."""
+"""Share of its tokens by which an amount may lie outside a curve (because of padding)."""
 
 _GRID = 512
 
@@ -48,8 +48,8 @@ class Estimate:
 
     Attributes:
         seeds: float64 [seeds], the value of each seed.
-        changes: float64 [all units], how leaving out each document, or each host, changes the mean
-            over seeds; 0 for one that does not take part.
+        changes: float64 [all units], the change of the mean over seeds if each document, or each
+            host, is left out; 0 for a unit that does not take part.
         units: Number of documents, or hosts, that take part.
         degrees: Degrees of freedom of the variance over them.
     """
@@ -108,7 +108,7 @@ class Estimate:
 
 
 def bits_per_byte(nats: Floats, sizes: Floats) -> Estimate:
-    """The mean over seeds of the bits per byte over documents, or hosts.
+    """Returns the mean over seeds of the bits per byte over documents, or hosts.
 
     Args:
         nats: float64 [seeds, documents].
@@ -118,7 +118,7 @@ def bits_per_byte(nats: Floats, sizes: Floats) -> Estimate:
 
 
 def ratio(values: Floats, weights: Floats) -> Estimate:
-    """The mean over seeds of sum(values) / sum(weights), over documents (or questions).
+    """Returns the mean over seeds of sum(values) / sum(weights), over documents (or questions).
 
     Args:
         values: float64 [seeds, documents].
@@ -129,23 +129,25 @@ def ratio(values: Floats, weights: Floats) -> Estimate:
     """
     takes_part = weights > 0
     values = np.where(takes_part, values, 0.0)
-    totals, weight = values.sum(axis=1), float(weights.sum())
-    if not weight:
+    total_weight = float(weights.sum())
+    if not total_weight:
         return Estimate(np.full(len(values), math.nan), np.zeros(len(weights)), 0, -1)
+
     changes = leave_one_out(values.mean(axis=0), weights)  # all seeds have the same weights
     units = int(takes_part.sum())
-    return Estimate(totals / weight, changes, units, units - 1)
+    return Estimate(values.sum(axis=1) / total_weight, changes, units, units - 1)
 
 
 def ratio_over_clusters(values: Floats, weights: Floats, clusters: np.ndarray) -> Estimate:
-    """As `ratio`, with clusters of documents (or questions) as the units.
+    """Returns the same as `ratio`, with clusters of documents (or questions) as the units.
 
     Args:
         clusters: int64 [documents], the number of each document's cluster, from 0.
     """
-    of_clusters = sum_by_cluster(weights, clusters)
-    sums = sum_by_cluster(np.where(weights > 0, values, 0.0), clusters)
-    return replace(ratio(sums, of_clusters), degrees=cluster_degrees(of_clusters))
+    cluster_weights = sum_by_cluster(weights, clusters)
+    cluster_values = sum_by_cluster(np.where(weights > 0, values, 0.0), clusters)
+    estimate = ratio(cluster_values, cluster_weights)
+    return replace(estimate, degrees=cluster_degrees(cluster_weights))
 
 
 @dataclass(frozen=True)
@@ -156,45 +158,56 @@ class Curve:
     points: Sequence[Estimate]
 
     def at(self, amount: float) -> Estimate | None:
-        """The bits per byte at an amount, interpolated on its logarithm; None outside the curve."""
+        """Returns the bits per byte at an amount, interpolated on its logarithm.
+
+        None outside the curve.
+        """
         amounts = self.amounts
         if not amounts[0] * (1 - NEAR) <= amount <= amounts[-1] * (1 + NEAR):
             return None
         nearest = int(np.abs(amounts - amount).argmin())
         if math.isclose(amounts[nearest], amount, rel_tol=1e-9) or len(amounts) == 1:
             return self.points[nearest]
-        return self._between(np.array([np.clip(amount, amounts[0], amounts[-1])]))[0]
+        return self._interpolate(np.array([np.clip(amount, amounts[0], amounts[-1])]))[0]
 
-    def _between(self, amounts: Floats) -> list[Estimate]:
-        """The estimates at amounts: interpolated for each seed, and without each document."""
+    def _interpolate(self, amounts: Floats) -> list[Estimate]:
+        """Interpolates the estimates at amounts, for each seed and for each left-out document."""
 
-        def line(values: Floats) -> Floats:
-            found: Floats = PchipInterpolator(np.log(self.amounts), values)(np.log(amounts))
-            return found
+        def interpolate(values: Floats) -> Floats:
+            interpolator = PchipInterpolator(np.log(self.amounts), values)
+            interpolated: Floats = interpolator(np.log(amounts))
+            return interpolated
 
-        seeds = line(np.stack([point.seeds for point in self.points]))
+        seeds = interpolate(np.stack([point.seeds for point in self.points]))
         means = np.array([[point.value] for point in self.points])
-        changes = line(means + np.stack([point.changes for point in self.points])) - line(means)
-        count = min(point.units for point in self.points)
+        changes = np.stack([point.changes for point in self.points])
+        changes = interpolate(means + changes) - interpolate(means)
+
+        units = min(point.units for point in self.points)
         degrees = min(point.degrees for point in self.points)
         return [
-            Estimate(own, change, count, degrees)
-            for own, change in zip(seeds, changes, strict=True)
+            Estimate(values, change, units, degrees)
+            for values, change in zip(seeds, changes, strict=True)
         ]
 
     def falling(self) -> Curve:
-        """The curve that stays at its lowest point where it rises."""
-        lowest = np.minimum.accumulate([point.value for point in self.points])
-        points = [next(point for point in self.points if point.value == value) for value in lowest]
+        """Returns the curve that stays at its lowest point where it rises."""
+        lowest = self.points[0]
+        points = []
+        for point in self.points:
+            if point.value < lowest.value:
+                lowest = point
+            points.append(lowest)
         return Curve(self.amounts, points)
 
     def fine(self) -> tuple[Floats, list[Estimate]]:
-        """Amounts on a fine grid, and the interpolated estimate at each."""
+        """Returns amounts on a fine grid, and the interpolated estimate at each."""
         if len(self.amounts) == 1:
             return self.amounts, list(self.points)
-        places = np.log(self.amounts)
-        grid = np.unique(np.concatenate((np.linspace(places[0], places[-1], _GRID), places)))
-        return np.exp(grid), self._between(np.exp(grid))
+        logarithms = np.log(self.amounts)
+        even_grid = np.linspace(logarithms[0], logarithms[-1], _GRID)
+        grid = np.exp(np.unique(np.concatenate((even_grid, logarithms))))
+        return grid, self._interpolate(grid)
 
 
 @dataclass(frozen=True)
@@ -210,11 +223,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Saving:
-    """The share of its data that an arm saves: 1 - its amount / what the baseline needs.
+    """The share of its data that an arm saves: 1 - its amount / the amount that the baseline needs.
 
     Where the baseline never reaches the arm's bits per byte, or had passed them at its first point,
     the share is only known to be above, or below, a bound. `low` and `high` are its 95% interval;
-    `needed` is what the baseline needs, None if the share is a bound.
+    `needed` is the amount that the baseline needs, None if the share is a bound.
     """
 
     share: Share
@@ -229,60 +242,78 @@ class Saving:
 
 
 def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
-    """How much less an arm needs than the baseline for the same bits per byte.
+    """Estimates how much less an arm needs than the baseline for the same bits per byte.
 
     The interval is the amounts at which the baseline does not differ from the arm at the level of
-    5% (as Fieller's interval of a ratio): so it is wide, or has no end, where the curve is flat.
+    5% (like Fieller's interval of a ratio): so it is wide, or has no end, where the curve is flat.
 
     Args:
-        amount: What the arm has used; `arm` is its bits per byte after that.
+        amount: The amount that the arm has used.
+        arm: Its bits per byte after this amount.
     """
     amounts, points = baseline.falling().fine()
     effects = [arm - point for point in points]
     values = np.array([effect.value for effect in effects])
-    halves = np.array([half_width(effect.sources, ALPHA) for effect in effects])
-    first, last = float(amounts[0]), float(amounts[-1])
+    half_widths = np.array([half_width(effect.sources, ALPHA) for effect in effects])
+    first = float(amounts[0])
+    last = float(amounts[-1])
 
-    def share(needs: float) -> Share:
-        bound = "above" if needs > last else "below" if needs < first else ""
-        return Share(1 - amount / min(max(needs, first), last), bound)
+    def share(needed: float) -> Share:
+        if needed > last:
+            bound = "above"
+        elif needed < first:
+            bound = "below"
+        else:
+            bound = ""
+        return Share(1 - amount / min(max(needed, first), last), bound)
 
-    needed = _crossing(amounts, values)
-    low, high = _crossing(amounts, values + halves), _crossing(amounts, values - halves)
+    needed = _find_crossing(amounts, values)
+    low = _find_crossing(amounts, values + half_widths)
+    high = _find_crossing(amounts, values - half_widths)
     is_inside = bool(first <= needed <= last)
     return Saving(share(needed), share(low), share(high), needed if is_inside else None)
 
 
-def _crossing(amounts: Floats, rising: Floats) -> float:
-    """The first amount at which values are no longer below 0; inf if there is none.
+def _find_crossing(amounts: Floats, rising: Floats) -> float:
+    """Finds the first amount at which values are no longer below 0; inf if there is none.
 
-    0 if the first is above 0 already: then nothing is known before it.
+    0 if the first value is above 0 already: then nothing is known before it.
     """
     if rising[0] > 0:
         return 0.0
     reached = np.flatnonzero(rising >= 0)
     if not len(reached):
         return math.inf
-    cell = int(reached[0])
-    if rising[cell] == 0 or cell == 0:
-        return float(amounts[cell])
-    before, after = rising[cell - 1], rising[cell]
-    part = before / (before - after)
-    step = np.log(amounts[cell] / amounts[cell - 1])
-    return float(np.exp(np.log(amounts[cell - 1]) + part * step))
+    after = int(reached[0])
+    if rising[after] == 0 or after == 0:
+        return float(amounts[after])
+
+    # Interpolated on the logarithm of the amount.
+    before = after - 1
+    fraction = rising[before] / (rising[before] - rising[after])
+    step = np.log(amounts[after] / amounts[before])
+    return float(np.exp(np.log(amounts[before]) + fraction * step))
 
 
 def common(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
-    """Indices of the documents that all measurements have, in one order."""
+    """Returns the indices of the documents that all measurements have, in one order.
+
+    Args:
+        digests: For each measurement: uint64 [its documents].
+
+    Returns:
+        For each measurement: int64 [common documents].
+    """
     shared = digests[0]
-    for own in digests[1:]:
-        if not np.array_equal(own, shared):
-            shared = np.intersect1d(shared, own)
-    places = []
-    for own in digests:
-        order = np.argsort(own)
-        places.append(order[np.searchsorted(own, shared, sorter=order)])
-    return places
+    for other in digests[1:]:
+        if not np.array_equal(other, shared):
+            shared = np.intersect1d(shared, other)
+
+    indices = []
+    for run_digests in digests:
+        order = np.argsort(run_digests)
+        indices.append(order[np.searchsorted(run_digests, shared, sorter=order)])
+    return indices
 
 
 _COUNTS = {TEXT: "targets", TOKENS: "tokens", FLOPS: "flops"}
@@ -292,36 +323,42 @@ class Measured:
     """The measurements of all arms, over the same documents and seeds.
 
     Args:
-        found: The measurement of each run; every arm has all seeds.
+        measurements: The measurement of each run (arm, seed); every arm has all seeds.
 
     Attributes:
         digests, lengths, sites: Of each document, as in `Measurement`.
-        bytes: Bytes that are scored.
+        bytes: Number of bytes that are scored.
         cluster: `document` or `host`: the units of the error over documents.
     """
 
-    def __init__(self, study: StudyConfig, found: dict[tuple[str, int], Measurement]) -> None:
-        self.seeds = sorted({seed for _, seed in found})
-        self.arms = [arm for arm in study.arms if (arm, self.seeds[0]) in found]
+    def __init__(
+        self, study: StudyConfig, measurements: dict[tuple[str, int], Measurement]
+    ) -> None:
+        self.seeds = sorted({seed for _, seed in measurements})
+        self.arms = [arm for arm in study.arms if (arm, self.seeds[0]) in measurements]
         self.cluster = study.cluster
         self._edges = np.array(study.measure.position_edges)
-        places = common([run.digests for run in found.values()])
-        aligned = map(Measurement.of_documents, found.values(), places)
-        self._found = dict(zip(found, aligned, strict=True))
+
+        indices = common([run.digests for run in measurements.values()])
+        aligned = map(Measurement.of_documents, measurements.values(), indices)
+        self._measurements = dict(zip(measurements, aligned, strict=True))
+
         first = self.first(self.arms[0])
-        self.digests, self.lengths, self.sites = first.digests, first.lengths, first.sites
+        self.digests = first.digests
+        self.lengths = first.lengths
+        self.sites = first.sites
         self.bytes = int(first.sizes.sum())
         self._clusters = clusters_of_hosts(self.sites.tolist())
 
     def clustered_by(self, cluster: str) -> Measured:
-        """The same measurements with other units of the error over documents."""
+        """Returns the same measurements with other units of the error over documents."""
         other = copy(self)
         other.cluster = cluster
         return other
 
     @property
     def hosts(self) -> int:
-        """Number of hosts that are known."""
+        """Number of known hosts."""
         return len(set(self.sites.tolist()) - {""})
 
     @property
@@ -330,90 +367,103 @@ class Measured:
         return int((self.sites == "").sum())
 
     def count(self, bins: np.ndarray | slice, documents: np.ndarray) -> int:
-        """Number of these documents that have bytes in these bins."""
+        """Counts the documents, among these, that have bytes in these bins."""
         sizes = self.first(self.arms[0]).sizes[documents][:, bins].sum(axis=1)
         return int((sizes > 0).sum())
 
     def run(self, arm: str, seed: int) -> Measurement:
-        """The measurement of a run."""
-        return self._found[arm, seed]
+        """Returns the measurement of a run."""
+        return self._measurements[arm, seed]
 
     def first(self, arm: str) -> Measurement:
-        """The measurement of the arm's run with the first seed."""
-        return self._found[arm, self.seeds[0]]
+        """Returns the measurement of the arm's run with the first seed."""
+        return self._measurements[arm, self.seeds[0]]
 
     def modes(self, arm: str) -> tuple[str, ...]:
-        """Ways in which an arm is used: without metadata, and with it if it has any."""
+        """Returns the ways to use an arm: without metadata, and with it if it has any."""
         return (WITHOUT, WITH) if len(self.first(arm).shown) else (WITHOUT,)
 
     def having(self, arm: str, metadata: str) -> np.ndarray:
-        """Documents that have these types, or all documents: bool [documents]."""
+        """Returns which documents have these types: bool [documents].
+
+        All have them if `metadata` is `without` or `with`.
+        """
         if metadata in (WITHOUT, WITH):
             return np.ones(len(self.digests), bool)
-        has: np.ndarray = ~np.isnan(self.first(arm).types[metadata]).any(axis=1)
-        return has
+        has_types: np.ndarray = ~np.isnan(self.first(arm).types[metadata]).any(axis=1)
+        return has_types
 
     def part(self, part: Sequence[int]) -> np.ndarray:
-        """The bins of bytes from the first number up to the second: bool [bins]."""
+        """Returns the bins of bytes from the first number up to the second: bool [bins]."""
         low = part[0] if part else 0
         high = part[1] if len(part) > 1 else math.inf
-        inside: np.ndarray = (self._edges >= low) & (self._edges < high)
-        return inside
+        is_inside: np.ndarray = (self._edges >= low) & (self._edges < high)
+        return is_inside
 
     def point(self, arm: str, share: float) -> int:
-        """The checkpoint after a share of the arm's run."""
+        """Returns the index of the checkpoint after a share of the arm's run."""
         steps = self.first(arm).steps
         return int(np.abs(steps - max(round(share * int(steps[-1])), 1)).argmin())
 
     def estimate(
-        self, arm: str, metadata: str, point: int = -1, *,
-        bins: np.ndarray | slice = slice(None), documents: np.ndarray | slice = slice(None),
-    ) -> Estimate:  # fmt: skip
-        """Bits per byte of a checkpoint.
+        self,
+        arm: str,
+        metadata: str,
+        point: int = -1,
+        *,
+        bins: np.ndarray | slice = slice(None),
+        documents: np.ndarray | slice = slice(None),
+    ) -> Estimate:
+        """Estimates the bits per byte of a checkpoint.
 
         Args:
             metadata: `without`, `with`, or types that the arm has been measured with.
+            point: Index of the checkpoint.
             bins: Only these bins of positions.
             documents: Only these documents.
         """
-        runs = [self._found[arm, seed] for seed in self.seeds]
+        runs = [self._measurements[arm, seed] for seed in self.seeds]
         if metadata in (WITHOUT, WITH):
             name = "without" if metadata == WITHOUT else "shown"
-            cells = [getattr(run, name)[point] for run in runs]
+            nats = [getattr(run, name)[point] for run in runs]
         else:
-            cells = [run.types[metadata] for run in runs]
-        return self._estimate_of(arm, cells, bins, documents)
+            nats = [run.types[metadata] for run in runs]
+        return self._estimate_from_nats(arm, nats, bins, documents)
 
     def estimate_average(self, arm: str, bins: np.ndarray | slice = slice(None)) -> Estimate:
-        """Bits per byte without metadata of the mean of an arm's last checkpoints.
+        """Estimates the bits per byte, without metadata, of the mean of an arm's last checkpoints.
 
         Args:
             bins: Only these bins of positions.
         """
-        cells = [self._found[arm, seed].averaged[0] for seed in self.seeds]
-        return self._estimate_of(arm, cells, bins, slice(None))
+        nats = [self._measurements[arm, seed].averaged[0] for seed in self.seeds]
+        return self._estimate_from_nats(arm, nats, bins, slice(None))
 
-    def _estimate_of(
+    def _estimate_from_nats(
         self,
         arm: str,
-        cells: Sequence[np.ndarray],
+        nats: Sequence[np.ndarray],
         bins: np.ndarray | slice,
         documents: np.ndarray | slice,
     ) -> Estimate:
-        """Bits per byte from the nats of each seed: float64 [documents, bins]."""
+        """Estimates bits per byte from the nats of each seed: float64 [documents, bins]."""
         scored = self.first(arm).sizes
         sizes = np.zeros(len(self.digests))
         sizes[documents] = scored[documents][:, bins].sum(axis=1)
-        nats = np.stack([cell[:, bins].sum(axis=1) for cell in cells])
+        document_nats = np.stack([seed_nats[:, bins].sum(axis=1) for seed_nats in nats])
         if self.cluster == DOCUMENT:
-            return bits_per_byte(nats, sizes)
-        return ratio_over_clusters(nats / math.log(2), sizes, self._clusters)
+            return bits_per_byte(document_nats, sizes)
+        return ratio_over_clusters(document_nats / math.log(2), sizes, self._clusters)
 
     def curves(
-        self, arm: str, metadata: str, *,
-        bins: np.ndarray | slice = slice(None), documents: np.ndarray | slice = slice(None),
-    ) -> dict[str, Curve]:  # fmt: skip
-        """By axis: bits per byte over what the arm had been trained on."""
+        self,
+        arm: str,
+        metadata: str,
+        *,
+        bins: np.ndarray | slice = slice(None),
+        documents: np.ndarray | slice = slice(None),
+    ) -> dict[str, Curve]:
+        """Returns, by axis, the bits per byte over the amount that the arm had been trained on."""
         points = [
             self.estimate(arm, metadata, point, bins=bins, documents=documents)
             for point in range(len(self.first(arm).steps))
@@ -421,9 +471,10 @@ class Measured:
         return {axis: Curve(amounts, points) for axis, amounts in self.amounts(arm).items()}
 
     def amounts(self, arm: str) -> dict[str, np.ndarray]:
-        """By axis: what was used up to each checkpoint (geometric mean over seeds)."""
-        runs = [self._found[arm, seed] for seed in self.seeds]
-        return {
-            axis: np.exp(np.mean([np.log(getattr(run, name)) for run in runs], axis=0))
-            for axis, name in _COUNTS.items()
-        }
+        """Returns, by axis, the amount used up to each checkpoint (geometric mean over seeds)."""
+        runs = [self._measurements[arm, seed] for seed in self.seeds]
+        amounts = {}
+        for axis, name in _COUNTS.items():
+            logarithms = [np.log(getattr(run, name)) for run in runs]
+            amounts[axis] = np.exp(np.mean(logarithms, axis=0))
+        return amounts

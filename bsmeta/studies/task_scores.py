@@ -1,9 +1,9 @@
 """Scores of a run's model on downstream tasks: their file, and the differences of claims.
 
-The scores of a run are one small file beside its measurement, question by question: all that a
-claim about a task needs. A claim compares two arms by the bits per byte of the right answers, or by
+The scores of a run are one small file beside its measurement, question by question: a claim about a
+task needs nothing else. A claim compares two arms by the bits per byte of the right answers, or by
 accuracy, paired by seed and by question; seeds and questions (or hosts) are its sources of error,
-as seeds and documents are those of other claims.
+as seeds and documents are for other claims.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Score:
     """The questions of a task, answered by one model.
 
     Attributes:
-        shots: Examples before each question.
+        shots: Number of examples before each question.
         prompt: The conditional prompt; empty without one.
         correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
-        bits: Bits of the right answer to each question; 0 where it is left out, empty where the
-            task does not say which of its choices is right.
+        bits: Bits of the right answer to each question; 0 where it is left out, empty if the task
+            does not define which of its choices is right.
         sizes: UTF-8 bytes of the right answer; 0 where it is left out because the tokenizer loses
-            some of it. As many as `bits`.
+            some of it. As long as `bits`.
         hosts: Host of the page of each question, empty if unknown; none if all are unknown.
         asked: Hash of all questions with their examples and choices.
     """
@@ -62,7 +62,7 @@ class Score:
 
     @property
     def left_out(self) -> int:
-        """Questions without bits, because the tokenizer loses some of the right answer."""
+        """Number of questions without bits: the tokenizer loses some of the right answer."""
         return self.sizes.count(0)
 
 
@@ -71,7 +71,7 @@ class TaskScores:
     """The scores of a run's model.
 
     Attributes:
-        settings: Hash of what the run and its scores depend on.
+        settings: Hash of the settings of the run and of its scores.
         facts: Where, when and with which versions the model was scored.
     """
 
@@ -80,7 +80,7 @@ class TaskScores:
     scores: list[Score]
 
     def get(self, task: str, shots: int | None, prompt: str) -> Score | None:
-        """The score of a task with so many examples and this prompt."""
+        """Returns the score of a task with a number of examples and a prompt."""
         for score in self.scores:
             if (score.task, score.shots, score.prompt) == (task, shots, prompt):
                 return score
@@ -92,17 +92,20 @@ ScoredRuns = Mapping[tuple[str, int], TaskScores]
 
 
 def task_settings(study: StudyConfig) -> dict[str, Any]:
-    """The settings of `downstream` that change a score, or what it is of."""
+    """Returns the settings of `downstream` that affect the scores of a model."""
     return {name: value for name, value in asdict(study.downstream).items() if name != "arms"}
 
 
 def scores_settings(study: StudyConfig, arm: str, seed: int) -> str:
-    """Hash of what the scores of a run depend on."""
+    """Hashes the settings of a run and of its scores."""
     return digest_of({"run": settings_of(study, arm, seed), "downstream": task_settings(study)})
 
 
 def scores_path(study: StudyConfig, arm: str, seed: int) -> Path:
-    """The file of a run's scores: in `results_dir`, or in a folder named by the settings."""
+    """Returns the path of a run's scores.
+
+    It is in `results_dir`, or in a folder that is named by the hash of the settings.
+    """
     folder = results_folder(study)
     if study.results_dir is None:
         folder = Path(study.out_dir) / f"downstream-{digest_of(task_settings(study))[:8]}"
@@ -120,21 +123,21 @@ def save_scores(scores: TaskScores, path: Path) -> None:
 
 
 def load_scores(path: Path) -> TaskScores:
-    """Reads what `save_scores` wrote.
+    """Reads a file that `save_scores` wrote.
 
     Raises:
         DataError: If it is damaged.
     """
     try:
-        read = decode_json(path.read_bytes(), TaskScores)
-        for score in read.scores:
+        scores = decode_json(path.read_bytes(), TaskScores)
+        for score in scores.scores:
             _check_lengths(score)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path}: not scores that can be read ({error}); delete the file, and the model is "
             "scored again"
         ) from error
-    return read
+    return scores
 
 
 def _check_lengths(score: Score) -> None:
@@ -150,7 +153,7 @@ def _check_lengths(score: Score) -> None:
 
 
 def find_scores(study: StudyConfig, arm: str, seed: int) -> TaskScores | None:
-    """The scores of a run; None if it has not been scored.
+    """Reads the scores of a run; None if it has not been scored.
 
     Raises:
         DataError: If the file is damaged, or was made with other settings.
@@ -165,19 +168,20 @@ def find_scores(study: StudyConfig, arm: str, seed: int) -> TaskScores | None:
 
 
 def find_all_scores(study: StudyConfig) -> dict[tuple[str, int], TaskScores]:
-    """The scores of all runs that have been scored; none if the study has no tasks."""
+    """Reads the scores of all runs that have been scored; none if the study has no tasks."""
+    all_scores: dict[tuple[str, int], TaskScores] = {}
     if not study.downstream.tasks:
-        return {}
-    return {
-        (run.arm, run.seed): scores
-        for run in runs_of(study)
-        if (scores := find_scores(study, run.arm, run.seed)) is not None
-    }
+        return all_scores
+    for run in runs_of(study):
+        scores = find_scores(study, run.arm, run.seed)
+        if scores is not None:
+            all_scores[run.arm, run.seed] = scores
+    return all_scores
 
 
 @dataclass(frozen=True)
 class TaskEffect:
-    """What the scores say to a claim about a task.
+    """The difference of a claim about a task.
 
     Attributes:
         effect: The difference, below 0 as claimed: for accuracy, the other arm minus this one; None
@@ -185,10 +189,11 @@ class TaskEffect:
         reason: Why it cannot be decided; empty if it can.
         seeds: The seeds of the difference.
         unit: `question` or `host`: the unit of the error that is not over seeds.
-        hosts: Hosts of the questions, as far as they are known.
-        without_host: Questions whose host is not known.
-        questions: Questions of the task.
-        left_out: Questions that do not take part, because a tokenizer loses some of their answer.
+        hosts: Number of known hosts of the questions.
+        without_host: Number of questions whose host is not known.
+        questions: Number of questions of the task.
+        left_out: Number of questions that do not take part, because a tokenizer loses some of
+            their answer.
     """
 
     effect: Estimate | None
@@ -204,7 +209,7 @@ class TaskEffect:
 def task_effect(
     study: StudyConfig, claim: ClaimConfig, scored: ScoredRuns, cluster: str
 ) -> TaskEffect:
-    """The difference that a claim about a task is about.
+    """Computes the difference of a claim about a task.
 
     Args:
         cluster: `document` (the questions) or `host`, where the hosts of the questions are known.
@@ -213,43 +218,49 @@ def task_effect(
         DataError: If two runs answered different questions.
     """
     against = claim.against or study.baseline
-    scores = _scores_of(study, claim, claim.arm, claim.prompt, scored)
-    other_scores = _scores_of(study, claim, against, claim.against_prompt, scored)
-    for arm, of_arm in ((claim.arm, scores), (against, other_scores)):
-        if not of_arm:
+    scores_by_seed = _scores_of_arm(study, claim, claim.arm, claim.prompt, scored)
+    other_scores_by_seed = _scores_of_arm(study, claim, against, claim.against_prompt, scored)
+    for arm, scores_of_arm in ((claim.arm, scores_by_seed), (against, other_scores_by_seed)):
+        if not scores_of_arm:
             return TaskEffect(None, f"{arm} has no scores of {claim.task}")
-    seeds = sorted({*study.seeds} & scores.keys() & other_scores.keys())
+    seeds = sorted({*study.seeds} & scores_by_seed.keys() & other_scores_by_seed.keys())
     if not seeds:
         return TaskEffect(None, f"no seed has scores of both arms on {claim.task}")
 
-    pairs = [[of_arm[seed] for seed in seeds] for of_arm in (scores, other_scores)]
-    compared = [*pairs[0], *pairs[1]]
-    _refuse_other_questions(claim, compared)
-    weights = _weights(claim, compared)
+    scores = [scores_by_seed[seed] for seed in seeds]
+    other_scores = [other_scores_by_seed[seed] for seed in seeds]
+    _refuse_other_questions(claim, [*scores, *other_scores])
+    weights = _weights(claim, [*scores, *other_scores])
     if not weights.any():
         return TaskEffect(
             None, f"{claim.task} has no bits of right answers that the tokenizers keep", seeds
         )
 
-    hosts = pairs[0][0].hosts
-    names = set(hosts) - {""}
-    is_by_host = cluster == HOST and bool(names)
+    hosts = scores[0].hosts
+    known_hosts = set(hosts) - {""}
+    is_by_host = cluster == HOST and bool(known_hosts)
     clusters = clusters_of_hosts(hosts) if is_by_host else None
-    estimate, other_estimate = (_estimate(claim, side, weights, clusters) for side in pairs)
+    estimate = _estimate(claim, scores, weights, clusters)
+    other_estimate = _estimate(claim, other_scores, weights, clusters)
     is_accuracy = claim.score == ACCURACY
     effect = other_estimate - estimate if is_accuracy else estimate - other_estimate
     unit = HOST if is_by_host else QUESTION
-    reason = _reason(study, claim, seeds, effect, unit)
-    left_out = int((weights == 0).sum())
     return TaskEffect(
-        effect, reason, seeds, unit, len(names), hosts.count(""), len(weights), left_out
+        effect,
+        reason=_describe_reason(study, claim, seeds, effect, unit),
+        seeds=seeds,
+        unit=unit,
+        hosts=len(known_hosts),
+        without_host=hosts.count(""),
+        questions=len(weights),
+        left_out=int((weights == 0).sum()),
     )
 
 
-def _scores_of(
+def _scores_of_arm(
     study: StudyConfig, claim: ClaimConfig, arm: str, has_prompt: bool, scored: ScoredRuns
 ) -> dict[int, Score]:
-    """By seed: the score of one side of a claim.
+    """Returns the scores of one side of a claim by seed.
 
     Raises:
         DataError: If the declaration has no prompt for the task of a claim that needs one.
@@ -261,12 +272,13 @@ def _scores_of(
             f"{claim.task}, which a declared claim is asked with; restore it in the declaration"
         )
     prompt = prompts[claim.task] if has_prompt else ""
-    scores = {
-        seed: run.get(claim.task, claim.shots, prompt)
-        for (name, seed), run in scored.items()
-        if name == arm
-    }
-    return {seed: score for seed, score in scores.items() if score is not None}
+
+    scores: dict[int, Score] = {}
+    for (name, seed), run in scored.items():
+        score = run.get(claim.task, claim.shots, prompt) if name == arm else None
+        if score is not None:
+            scores[seed] = score
+    return scores
 
 
 def _refuse_other_questions(claim: ClaimConfig, scores: Sequence[Score]) -> None:
@@ -279,9 +291,10 @@ def _refuse_other_questions(claim: ClaimConfig, scores: Sequence[Score]) -> None
 
 
 def _weights(claim: ClaimConfig, scores: Sequence[Score]) -> np.ndarray:
-    """The weight of each question in all scores, float64 [questions]: 1, or bytes of its answer.
+    """Returns the weight of each question in all scores, float64 [questions].
 
-    0 for a question that the tokenizer of any of these models loses.
+    It is 1 for accuracy, the bytes of the right answer for bits, and 0 for a question that the
+    tokenizer of any of these models loses.
     """
     if claim.score == ACCURACY:
         return np.ones(len(scores[0].correct))
@@ -299,10 +312,10 @@ def _estimate(
     return ratio_over_clusters(np.array(values), weights, clusters)
 
 
-def _reason(
+def _describe_reason(
     study: StudyConfig, claim: ClaimConfig, seeds: Sequence[int], effect: Estimate, unit: str
 ) -> str:
-    """Why a difference decides nothing yet; empty if it does."""
+    """Says why a difference decides nothing yet; empty if it does."""
     if len(seeds) < len(study.seeds):
         return f"{len(seeds)} of {len(study.seeds)} declared seeds have scores of {claim.task}"
     if len(study.seeds) < 2:

@@ -1,4 +1,4 @@
-"""Units of the differences that claims are about, and on which side of 0 they are as claimed.
+"""Units of the differences that claims are about, and the side of 0 on which they are as claimed.
 
 A claim is tested with its difference below 0 as claimed, whatever its unit. Tables, sentences and
 figures show it in its own unit, with its own sign: a higher accuracy is above 0.
@@ -14,10 +14,10 @@ from bsmeta.studies.config import ACCURACY, ClaimConfig
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit.
+    """A unit of differences.
 
     Attributes:
-        name: In tables and sentences.
+        name: Its name in tables and sentences.
         is_higher_better: Whether a difference is above 0 as claimed.
     """
 
@@ -26,11 +26,11 @@ class Unit:
 
     @property
     def side(self) -> str:
-        """Where a difference is as claimed."""
+        """The side of 0 on which a difference is as claimed."""
         return "above 0" if self.is_higher_better else "below 0"
 
     def shown(self, tested: Bounded) -> Estimate:
-        """A difference that is below 0 as claimed, with its own sign."""
+        """Returns a difference, tested as below 0 if as claimed, with its own sign."""
         value = value_of(tested)
         if self.is_higher_better:
             return Estimate(-value, Interval(-tested.high, -tested.low))
@@ -43,7 +43,7 @@ ACCURACIES = Unit("accuracy", is_higher_better=True)
 
 
 def unit_of(claim: ClaimConfig) -> Unit:
-    """The unit of a claim's difference."""
+    """Returns the unit of a claim's difference."""
     if not claim.task:
         return TEXT_BITS
     return ACCURACIES if claim.score == ACCURACY else ANSWER_BITS
