@@ -13,7 +13,7 @@ import pytest
 from bsmeta.tasks.causal_lm.arms import AGAINST, Arm, Comparison
 from bsmeta.tasks.causal_lm.headline import headline
 from bsmeta.tasks.causal_lm.report import print_report, write_report
-from bsmeta.tasks.causal_lm.results import ModelReport, Report, Row, paired_metrics
+from bsmeta.tasks.causal_lm.results import ModelReport, Report, Row, compute_paired_metrics
 
 LN2 = math.log(2)
 OWN = Arm(("url",))
@@ -38,7 +38,7 @@ def model(own: Sequence[float], controls: Mapping[str, Sequence[float]]) -> Mode
             for pair in pairs.values()
         ]
     )
-    metrics = paired_metrics(sums, resamples=1_000, seed=1)
+    metrics = compute_paired_metrics(sums, resamples=1_000, seed=1)
     rows = [
         Row(
             Comparison(name, group, Arm(), OWN),

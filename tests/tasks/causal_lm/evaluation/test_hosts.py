@@ -18,8 +18,8 @@ from bsmeta.tasks.causal_lm.results import (
     ComparisonSums,
     ModelReport,
     PairedMetrics,
-    paired_metrics,
-    rows_of,
+    compute_paired_metrics,
+    make_rows,
 )
 from bsmeta.tasks.causal_lm.tables import MAIN, comparison_table
 
@@ -38,7 +38,7 @@ def sums_of(differences: np.ndarray) -> np.ndarray:
 
 
 def metrics_of(differences: np.ndarray, hosts: list[str]) -> PairedMetrics:
-    (metrics,) = paired_metrics(
+    (metrics,) = compute_paired_metrics(
         sums_of(differences)[None], resamples=10, seed=0, family=[0],
         clusters=clusters_of_hosts(hosts),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_hosts_that_metadata_changes_differently_are_no_finding() -> None:
     outside = {"documents": 0, "hosts": 0}
     for _ in range(EVALUATIONS):
         changes = np.tile(generator.normal(0, 0.03, HOSTS), 20) + generator.normal(0, 0.05, 240)
-        (by_document,) = paired_metrics(sums_of(changes)[None], resamples=200, seed=0)
+        (by_document,) = compute_paired_metrics(sums_of(changes)[None], resamples=200, seed=0)
         assert by_document is not None
         for name, metrics in (("documents", by_document), ("hosts", metrics_of(changes, hosts))):
             assert metrics.difference_low is not None
@@ -109,8 +109,10 @@ def evaluated(by_host: bool) -> ModelReport:
     differences = np.repeat([-0.4, 0.0], 30)
     sums = {"all": ComparisonSums(_by_bin(differences), np.ones(60, bool), np.zeros(60, bool))}
     clusters = clusters_of_hosts(hosts)
-    metrics = partial(paired_metrics, resamples=200, seed=0, clusters=clusters if by_host else None)
-    rows = rows_of([ALL], sums, np.full(60, 100), [0], metrics)
+    metrics = partial(
+        compute_paired_metrics, resamples=200, seed=0, clusters=clusters if by_host else None
+    )
+    rows = make_rows([ALL], sums, np.full(60, 100), [0], metrics)
     over_hosts = {} if by_host else {"all": metrics_of(differences, hosts)}
     data = {"documents": 60, "file": "held-out", "left_out": {}, "max_seq_len": 64}
     return ModelReport("a", "a", data, rows, [], [], {}, hosts=hosts, over_hosts=over_hosts)
