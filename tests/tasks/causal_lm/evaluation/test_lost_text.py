@@ -169,7 +169,9 @@ def test_attribution_compares_candidates_over_text_that_comes_back(
     assert scores[1].tolist() == [0.0, 0.0]
     assert likelihoods.text_bytes == len(TEXT.encode()) + 9
     assert likelihoods.lost_bytes == len("F") + 6 + 8
-    assert likelihoods.lost_text.startswith("15 of 34 bytes (44.12%), which the tokenizer loses")
+    assert likelihoods.describe_lost_text().startswith(
+        "15 of 34 bytes (44.12%), which the tokenizer loses"
+    )
 
 
 def calls_in(path: Path, name: str) -> list[ast.FunctionDef]:
