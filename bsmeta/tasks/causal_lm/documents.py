@@ -49,7 +49,7 @@ class NamedDocuments(Documents, Protocol):
         """Length of each text in characters."""
 
     def name(self, index: int) -> str:
-        """The name of a document, for messages."""
+        """Returns the name of a document, for messages."""
 
 
 class GivenDocuments:
@@ -122,16 +122,6 @@ class HeldOutDocuments:
         if not len(self):
             self._refuse_empty()
 
-    def _refuse_empty(self) -> None:
-        """Raises an error that says why no document was selected."""
-        reason = explain_no_document(self.path)
-        if reason is not None:
-            raise DataError(f"data_config.validation_file: {self.path} {reason}")
-        raise DataError(
-            f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
-            "expected at least one JSON object a line with a non-empty `text`"
-        )
-
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -156,7 +146,7 @@ class HeldOutDocuments:
     def columns(self) -> list[str]:
         """Returns the metadata types for which the documents have columns.
 
-        The columns are those that the configuration maps, otherwise those named `metadata_…`.
+        They are mapped by the configuration, or else named `metadata_…`.
         """
         if self._config.columns:
             return sorted(key for key in self._config.columns if key != TEXT)
@@ -224,6 +214,16 @@ class HeldOutDocuments:
                 "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1
+
+    def _refuse_empty(self) -> None:
+        """Raises an error that says why no document was selected."""
+        reason = explain_no_document(self.path)
+        if reason is not None:
+            raise DataError(f"data_config.validation_file: {self.path} {reason}")
+        raise DataError(
+            f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
+            "expected at least one JSON object a line with a non-empty `text`"
+        )
 
 
 def _locate_file(config: DataConfig, remote_file: FileRef | None) -> str | FileRef:

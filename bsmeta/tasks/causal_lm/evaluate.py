@@ -53,7 +53,13 @@ from bsmeta.tasks.causal_lm.results import (
     sign_test,
 )
 from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.checkpoints import Location, announce_data, locate, report_folder, untrained
+from bsmeta.tasks.checkpoints import (
+    Location,
+    announce_data,
+    locate,
+    locate_initial_model,
+    report_folder,
+)
 from bsmeta.training.processes import Processes
 
 HOST = "host"
@@ -76,7 +82,7 @@ def locations_of(config: EvaluateConfig) -> list[Location]:
         )
     locations = [locate(name) for name in names]
     if config.untrained:
-        locations.append(untrained(locations[0]))
+        locations.append(locate_initial_model(locations[0]))
     return locations
 
 

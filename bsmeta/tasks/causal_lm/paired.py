@@ -188,13 +188,13 @@ class PairedEvaluation:
         ranks: Processes = ALONE,
         seed: int = 0,
     ) -> None:
-        # the arms define the metadata here: training's random removal of it must not apply
+        # Here the arms define the metadata: the random removal of training must not apply.
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
         self._config = replace(config, metadata_config=metadata)
         self._documents = documents
         self._comparisons = list(comparisons)
-        arms = ((comparison.base, comparison.test) for comparison in comparisons)
-        self._arms = list(dict.fromkeys(chain.from_iterable(arms)))
+        pairs = ((comparison.base, comparison.test) for comparison in comparisons)
+        self._arms = list(dict.fromkeys(chain.from_iterable(pairs)))
         self._windows = WINDOWS[windows]
         self._edges = np.asarray(position_edges)
         self._ranks = ranks
@@ -231,19 +231,22 @@ class PairedEvaluation:
         return self._trained_values if arm.values == OWN and arm.types else arm.values
 
     def _build_block(self, indices: Sequence[int]) -> Block:
+        """Renders, encodes and cuts the documents with these indices."""
         documents = []
         renderings: list[tuple[str, Rendered]] = []  # with the style of each
         for index in reporting(indices):
             document = self._documents[index]
-            arms = self._render(index, document, renderings)
-            documents.append(BlockDocument(index, document.text, arms))
+            arm_renderings = self._render(index, document, renderings)
+            documents.append(BlockDocument(index, document.text, arm_renderings))
 
         windows: list[list[Window]] = [[] for _ in renderings]
         prefix_cut = [False] * len(renderings)
         lost: list[np.ndarray | None] = [None] * len(renderings)
         for style, (_, encoder) in self._styles.items():  # one call of the tokenizer for each
             numbers = [
-                number for number, (used_style, _) in enumerate(renderings) if used_style == style
+                number
+                for number, (rendering_style, _) in enumerate(renderings)
+                if rendering_style == style
             ]
             if not numbers:
                 continue
@@ -261,8 +264,11 @@ class PairedEvaluation:
             window.key: window for window in chain.from_iterable(windows) if window.scored.any()
         }
         scored = list(distinct.values())
-        batches = plan_batches([len(window.ids) for window in scored], self._max_tokens)
-        return [[scored[i] for i in batch] for batch in batches]
+
+        batches = []
+        for indices in plan_batches([len(window.ids) for window in scored], self._max_tokens):
+            batches.append([scored[index] for index in indices])
+        return batches
 
     def _render(
         self, index: int, document: Document, renderings: list[tuple[str, Rendered]]
@@ -270,7 +276,7 @@ class PairedEvaluation:
         """Renders a document in each arm, and appends the distinct renderings to `renderings`."""
         variants = {OWN: document}
         numbers: dict[tuple[str, ...], int] = {}
-        arms: dict[Arm, ArmRendering] = {}
+        arm_renderings: dict[Arm, ArmRendering] = {}
         for arm in self._arms:
             values = self._values_of(arm)
             if values not in variants:
@@ -283,8 +289,8 @@ class PairedEvaluation:
             if key not in numbers:
                 numbers[key] = len(renderings)
                 renderings.append((arm.style, rendering))
-            arms[arm] = ArmRendering(numbers[key], rendering.types)
-        return arms
+            arm_renderings[arm] = ArmRendering(numbers[key], rendering.types)
+        return arm_renderings
 
     def run(
         self,
@@ -318,12 +324,13 @@ class PairedEvaluation:
         self._refuse(self._ranks.gather(failures))
 
         sums = {comparison.name: self._empty_sums() for comparison in self._comparisons}
-        for document in chain.from_iterable(self._ranks.gather(rank_sums)):
-            comparison_sums = sums[document.comparison]
-            comparison_sums.values[document.document] = document.values
-            comparison_sums.takes_part[document.document] = True
-            comparison_sums.prefix_cut[document.document] = document.prefix_cut
-            comparison_sums.lost_bytes[document.document] = document.lost_bytes
+        for document_sums in chain.from_iterable(self._ranks.gather(rank_sums)):
+            comparison_sums = sums[document_sums.comparison]
+            index = document_sums.document
+            comparison_sums.values[index] = document_sums.values
+            comparison_sums.takes_part[index] = True
+            comparison_sums.prefix_cut[index] = document_sums.prefix_cut
+            comparison_sums.lost_bytes[index] = document_sums.lost_bytes
         return sums
 
     def _empty_sums(self) -> ComparisonSums:
@@ -369,15 +376,15 @@ class PairedEvaluation:
         if not names:
             return
 
-        more = ""
+        others = ""
         if len(names) > FAILURES_SHOWN:
-            more = f"\n  and {len(names) - FAILURES_SHOWN} more"
+            others = f"\n  and {len(names) - FAILURES_SHOWN} more"
         raise DataError(
             "the model's log-probabilities are not finite (NaN or infinite), so there is "
             "nothing to compare; expected a checkpoint with finite weights, or "
             "precision=float32. Documents and arms:\n  "
             + "\n  ".join(names[:FAILURES_SHOWN])
-            + more
+            + others
         )
 
     def _sum_block(self, block: Block, readings: list[Reading]) -> Iterator[DocumentSums]:

@@ -186,22 +186,22 @@ def _errors_over_documents(
 
     errors = []
     for number in range(len(bits)):
-        used = takes_part[number]
-        count = int(used.sum())
+        members = takes_part[number]
+        count = int(members.sum())
         if not count:
             errors.append(_Errors(None, None, Source(0.0, 0), 0, 0))
             continue
 
-        used_bits = bits[number][used]
-        difference = used_bits.sum() / sizes[number].sum()
+        member_bits = bits[number][members]
+        difference = member_bits.sum() / sizes[number].sum()
         variance = float(np.nanmean((ratios[:, number] - difference) ** 2))
         errors.append(
             _Errors(
                 difference=central(ratios[:, number]) if count > 1 else None,
                 mean_difference=central(means[:, number]) if count > 1 else None,
                 source=Source(variance, count - 1),
-                better=int((used_bits < 0).sum()),
-                worse=int((used_bits > 0).sum()),
+                better=int((member_bits < 0).sum()),
+                worse=int((member_bits > 0).sum()),
             )
         )
     return errors
@@ -255,6 +255,7 @@ def _make_metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
     bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
     difference = errors.difference
     mean_difference = errors.mean_difference
+
     return PairedMetrics(
         documents=len(sums),
         bytes=int(total[BYTES]),

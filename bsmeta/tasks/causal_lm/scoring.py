@@ -157,7 +157,7 @@ def cut_sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
         prefix_ids = document.prefix_ids if has_prefix else document.prefix_ids[:0]
         prefix = len(prefix_ids)
 
-        # The window has the tokens from `start` to `stop`, of which those from `first_new` are new.
+        # The window has the tokens from `start` to `stop`; all from `first_new` on are new.
         first_new = stop
         room = metadata.max_seq_len - prefix
         start = max(first_new - room // 2, 0)

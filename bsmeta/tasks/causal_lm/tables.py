@@ -178,6 +178,7 @@ def further_tables(report: Report) -> list[Table]:
     for model in report.models:
         positions = {row.comparison.name: row.positions for row in model.rows}
         contexts = {row.comparison.name: row.contexts for row in model.rows}
+
         model_tables = [
             comparison_table(model, DETAILS, "More about each comparison"),
             _bin_table(
@@ -255,6 +256,7 @@ def control_table(model: ModelReport) -> Table:
         Column("own - control", SIGNED),
         *_columns(INTERVAL, TOGETHER, HOLM),
     ]
+
     table = Table("Content or form", note, columns)
     for rows in list_controls(model):
         table.rows.append(

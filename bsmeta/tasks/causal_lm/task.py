@@ -223,7 +223,7 @@ class CausalLanguageModel(Task):
         return architecture
 
     def rehearse(self, model: nn.Module) -> None:
-        """Tries the export with a copy of the model that is not sped up, with the same weights."""
+        """Exports a copy with the same weights, but without the changes for speed, as a test."""
         if not is_tried(model):
             return
 
