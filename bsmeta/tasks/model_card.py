@@ -27,7 +27,7 @@ README = "README.md"
 TEMPLATE = "tasks/model_card.md.j2"
 
 
-def front_matter(
+def make_front_matter(
     config: RunConfig,
     pipeline_tag: str,
     *,
@@ -98,7 +98,7 @@ def write_task_card(
 
     template = load_template(TEMPLATE, inline=inline, fenced=fenced, cells=table)
     card = template.render(
-        front_matter=front_matter(config, pipeline_tag, results=results),
+        front_matter=make_front_matter(config, pipeline_tag, results=results),
         name=model_name(config),
         repository=config.push_to_hub,
         about=about,

@@ -44,7 +44,7 @@ from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
     """Returns the training run's configuration with the changes that the evaluation makes."""
-    train = run_config(location, config.training_config, config.overrides)
+    train = read_run_config(location, config.training_config, config.overrides)
     data = train.data_config
     metadata = data.metadata_config
     if config.metadata_list is not None:  # the run may not have read the columns of these types
@@ -58,7 +58,7 @@ def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig
     return replace(train, data_config=replace(data, metadata_config=metadata))
 
 
-def run_config(
+def read_run_config(
     location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
 ) -> CausalLMConfig:
     """Returns the configuration that the model was trained with (a Hub model: the default one).
@@ -101,7 +101,7 @@ class OpenedModel:
         device: torch.device | None = None,
     ) -> None:
         self.location = location
-        self.train = run_config(location, training_config, overrides)
+        self.train = read_run_config(location, training_config, overrides)
         self.device = device or default_device()
         self._precision = precision
 

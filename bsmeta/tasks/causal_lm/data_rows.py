@@ -32,8 +32,10 @@ def size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
     epochs = _count_planned_tokens(config, launch) / size.tokens
     yield (
         "data size",
-        f"{about}{count(size.documents)} documents, {count(size.text_bytes)}B of text, "
-        f"{count(size.tokens)} tokens{token_length}; the run reads it {_format_times(epochs)}",
+        f"{about}{format_count(size.documents)} documents, "
+        f"{format_count(size.text_bytes)}B of text, "
+        f"{format_count(size.tokens)} tokens{token_length}; "
+        f"the run reads it {_format_times(epochs)}",
     )
 
 
@@ -48,14 +50,15 @@ def size_notes(config: CausalLMConfig, launch: Launch) -> Iterator[str]:
     if epochs > MANY_EPOCHS:
         steps = max(int(MANY_EPOCHS * config.max_train_steps / epochs), 1)
         yield (
-            f"max_train_steps={config.max_train_steps}: {count(planned)} tokens are "
-            f"{_format_times(epochs)} the training data (about {count(size.tokens)} tokens); "
+            f"max_train_steps={config.max_train_steps}: {format_count(planned)} tokens are "
+            f"{_format_times(epochs)} the training data "
+            f"(about {format_count(size.tokens)} tokens); "
             f"beyond {MANY_EPOCHS} epochs, repeated data adds little: max_train_steps={steps} "
             f"makes {MANY_EPOCHS} epochs, or lower the global batch"
         )
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """Formats a number with three digits and a unit, such as `13.1 G`; no unit below 1,000."""
     units = ["", " k", " M", " G", " T"]
     while number >= 999.5 and len(units) > 1:

@@ -34,8 +34,8 @@ from bsmeta.tasks.causal_lm.arms import TEXT, Comparison, configured_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import (
     check_not_trained_on,
     load_model,
+    read_run_config,
     resolve_config,
-    run_config,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts, make_slices
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
@@ -101,7 +101,7 @@ def has_other_data(config: EvaluateConfig, location: Location) -> bool:
     """Whether the held-out file differs from the run's held-out file, which may have been moved."""
     if config.validation_file is None:
         return False
-    data = run_config(location, config.training_config, config.overrides).data_config
+    data = read_run_config(location, config.training_config, config.overrides).data_config
     if data.validation_file is None:
         return True
 
@@ -154,7 +154,7 @@ def _evaluate_model(
 
     # Errors in the configuration and the data are reported before a model is loaded.
     comparisons = configured_comparisons(config, metadata.metadata_list)
-    check_not_trained_on(data, location, run_config(location, config.training_config, {}))
+    check_not_trained_on(data, location, read_run_config(location, config.training_config, {}))
     documents = HeldOutDocuments(
         data, max_documents=config.max_documents, deduplicate=config.deduplicate
     )

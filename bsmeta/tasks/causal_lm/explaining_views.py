@@ -167,8 +167,8 @@ def describe_document(
     """Describes a document, and decodes and describes its chunks."""
     chunks = [decode_tokens(chunk, texts) for chunk in document.chunks]
     length = (
-        f"{count(len(document.rendered.text), 'character')} of text, "
-        f"{count(sum(map(len, chunks)), 'token')} in {count(len(chunks), 'chunk')}, "
+        f"{format_count(len(document.rendered.text), 'character')} of text, "
+        f"{format_count(sum(map(len, chunks)), 'token')} in {format_count(len(chunks), 'chunk')}, "
         f"loss on {sum(map(_count_targets, chunks)):,}"
     )
 
@@ -177,7 +177,7 @@ def describe_document(
         numbers = Counter(token.part for token in tokens)
         parts = ", ".join(f"{part.value} {numbers[part]:,}" for part in Part if numbers[part])
         caption = (
-            f"chunk {index + 1} of {len(chunks)}: {count(len(tokens), 'token')} ({parts}), "
+            f"chunk {index + 1} of {len(chunks)}: {format_count(len(tokens), 'token')} ({parts}), "
             f"loss on {_count_targets(tokens):,}; "
             f"sequence {document.sequences[index] + 1:,} of {len(window.sequences):,}"
         )
@@ -212,7 +212,8 @@ def describe_packing(window: ExplainedWindow) -> str:
         documents = f"{window.count:,} of {documents} (the others are in windows of other streams)"
     return (
         f"{documents} are one window: "
-        f"{count(len(chunks), 'chunk')} in {count(len(window.sequences), 'sequence')} of "
+        f"{format_count(len(chunks), 'chunk')} in "
+        f"{format_count(len(window.sequences), 'sequence')} of "
         f"{window.capacity:,} tokens{' of text' if window.by_text else ''}, "
         f"{counted / room:.1%} full"
     )
@@ -227,7 +228,7 @@ def select_sequences(window: ExplainedWindow, limit: int) -> list[int]:
     return [*range(min(limit, len(window.sequences))), *others[:limit]]
 
 
-def count(number: int, name: str) -> str:
+def format_count(number: int, name: str) -> str:
     """Returns a number with its noun: `1 chunk`, `2,000 chunks`."""
     return f"{number:,} {name}" + ("" if number == 1 else "s")
 
@@ -277,14 +278,14 @@ def show(
     renderables: list[RenderableType] = []
     for document in window.documents:
         view = describe_document(document, window, texts)
-        renderables.append(heading(document.name))
+        renderables.append(make_heading(document.name))
         renderables += [Text(printable(line), FAINT) for line in view.lines]
         for caption, tokens in view.chunks:
             renderables.append(Text(f"\n{caption}", FAINT))
             renderables.append(color_tokens(tokens, boundaries=config.tokens))
         renderables.append(Text())
     if config.sequences:
-        renderables += packing(window, config.sequences)
+        renderables += render_packing(window, config.sequences)
     console.print(Group(*renderables), highlight=False)
 
 
@@ -306,7 +307,7 @@ def show_legend(console: Console, config: ExplainConfig) -> None:
     console.print(Group(Rule(style="dim"), *lines), highlight=False)
 
 
-def heading(text: str) -> Rule:
+def make_heading(text: str) -> Rule:
     """Returns a horizontal rule with a title."""
     return Rule(Text(printable(text), "bold"), align="left", style=FAINT)
 
@@ -337,13 +338,13 @@ def style_of(part: Part, token_type: int, *, target: bool) -> Style:
     )
 
 
-def packing(window: ExplainedWindow, limit: int) -> Iterator[RenderableType]:
+def render_packing(window: ExplainedWindow, limit: int) -> Iterator[RenderableType]:
     """Yields a table of the sequences: the documents that share each, and its padding.
 
     Args:
         limit: As in `select_sequences`.
     """
-    yield heading("packing")
+    yield make_heading("packing")
     yield Text(printable(describe_packing(window)), FAINT)
     yield Text("the first sequences, and those with documents from above (bold):\n", FAINT)
 
@@ -359,12 +360,12 @@ def packing(window: ExplainedWindow, limit: int) -> Iterator[RenderableType]:
             for chunk in sequence
         )
         padding = str(window.padding(index))
-        table.add_row(str(index + 1), bar(sequence, window), padding, labels)
+        table.add_row(str(index + 1), draw_bar(sequence, window), padding, labels)
     yield table
     yield Text()
 
 
-def bar(sequence: Sequence[PackedChunk], window: ExplainedWindow) -> Text:
+def draw_bar(sequence: Sequence[PackedChunk], window: ExplainedWindow) -> Text:
     """Draws a sequence to scale: full blocks for shown documents, dots for padding."""
     cells = ""
     end = 0

@@ -13,10 +13,10 @@ from bsmeta.report.inference import Interval, few_clusters, rough_intervals
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Row
 from bsmeta.tasks.causal_lm.tables import (
     CONTROL_WORDS,
+    find_main_row,
     interval_of,
-    label,
+    label_row,
     list_controls,
-    main_row,
 )
 
 NOTHING_TO_COMPARE = "No document has metadata to compare with."
@@ -42,13 +42,13 @@ class Control:
     content: PairedMetrics
 
 
-def headline(model: ModelReport) -> str:
+def make_headline(model: ModelReport) -> str:
     """Describes the main comparison of a model and its strongest control."""
-    row = main_row(model)
+    row = find_main_row(model)
     if row is None or row.metrics is None:
         return NOTHING_TO_COMPARE
 
-    control = strongest_control(model, row)
+    control = find_strongest_control(model, row)
     sentences = [
         _describe_difference(row, row.metrics),
         NO_CONTROL if control is None else _describe_control(control, row.metrics),
@@ -77,7 +77,7 @@ def describe_over_hosts(model: ModelReport, row: Row) -> list[str]:
     return [f"{sentence} (cluster=host).", *few_clusters(over_hosts.hosts, "hosts")]
 
 
-def strongest_control(model: ModelReport, row: Row) -> Control | None:
+def find_strongest_control(model: ModelReport, row: Row) -> Control | None:
     """Returns the control that leaves the least to the content of the row's metadata, if any."""
     controls = []
     for rows in list_controls(model):
@@ -102,8 +102,8 @@ def _describe_difference(row: Row, metrics: PairedMetrics) -> str:
             certainty += ", which includes no difference"
 
     return (
-        f"With metadata ({label(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits per "
-        f"byte of text, without it {metrics.bits_per_byte_without:.4f}: "
+        f"With metadata ({label_row(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits "
+        f"per byte of text, without it {metrics.bits_per_byte_without:.4f}: "
         f"{_format_amount(metrics.difference, metrics.relative)} ({certainty})."
     )
 

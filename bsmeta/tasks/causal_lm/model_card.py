@@ -33,8 +33,8 @@ from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.tasks.model_card import (
     README,
     fenced,
-    front_matter,
     inline,
+    make_front_matter,
     model_name,
     public_name,
     table,
@@ -68,7 +68,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
     event = events.get("eval")
     results = {name: event[name] for name in METRICS if event and event.get(name) is not None}
 
-    rendered = example(metadata)
+    rendered = render_example(metadata)
     parts = [
         json.dumps(part, ensure_ascii=False)
         for part in (rendered.prefix, rendered.lead + PROMPT)
@@ -136,7 +136,7 @@ def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], fo
     (folder / RECIPE).write_text(text, encoding="utf-8")
 
 
-def example(config: MetadataConfig) -> Rendered:
+def render_example(config: MetadataConfig) -> Rendered:
     """Renders a small document with all types of the configuration, as for this model.
 
     It leaves out types whose example value does not suit their settings.
@@ -166,7 +166,7 @@ def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> 
         if entry.startswith(prefix):
             owner, name = entry.removeprefix(prefix).split("/")[:2]
             datasets.append(f"{owner}/{name.partition('@')[0]}")
-    return front_matter(
+    return make_front_matter(
         config,
         "text-generation",
         library="transformers",

@@ -22,7 +22,7 @@ from bsmeta.report.inference import Estimate, value_of
 from bsmeta.report.page import Page, Section, own_command, print_table, report_console
 from bsmeta.tasks.causal_lm import tables
 from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR, TEXT
-from bsmeta.tasks.causal_lm.headline import headline
+from bsmeta.tasks.causal_lm.headline import make_headline
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report
 from bsmeta.training.run_folder import steps_and_evaluations
 
@@ -67,9 +67,9 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
     console = report_console()
     if len(report.models) > 1:
         # the next tables have the same note
-        print_table(console, replace(tables.checkpoint_table(report), note=""))
+        print_table(console, replace(tables.make_checkpoint_table(report), note=""))
     if report.pairs:
-        print_table(console, tables.pair_table(report))
+        print_table(console, tables.make_pair_table(report))
 
     for model in report.models:
         name = printable(model.checkpoint)
@@ -77,10 +77,12 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
         heading = Text.assemble((name, "bold"), f": {description}")
         console.print(console.highlighter(heading), soft_wrap=True)
 
-        print_table(console, tables.comparison_table(model, tables.TERMINAL))
+        print_table(console, tables.make_comparison_table(model, tables.TERMINAL))
         if tables.list_controls(model):
-            print_table(console, tables.control_table(model).without(tables.TOGETHER, tables.HOLM))
-        console.print(headline(model))
+            print_table(
+                console, tables.make_control_table(model).without(tables.TOGETHER, tables.HOLM)
+            )
+        console.print(make_headline(model))
 
     page.print_report([], [], files)
 
@@ -89,7 +91,7 @@ def make_page(report: Report, metrics: Path | None) -> Page:
     """Makes the page of the report, with the curves of the (first) run."""
     has_several = len(report.models) > 1
     answers = [
-        f"{model.checkpoint}: {headline(model)}" if has_several else headline(model)
+        f"{model.checkpoint}: {make_headline(model)}" if has_several else make_headline(model)
         for model in report.models
     ]
 
@@ -109,13 +111,13 @@ def make_page(report: Report, metrics: Path | None) -> Page:
     for number, model in enumerate(report.models, start=1):
         ending = f"-{number}" if has_several else ""
         if any(row.compares for row in model.rows):
-            plots[f"differences{ending}"] = partial(difference_plot, model)
-            plots[f"positions{ending}"] = partial(position_plot, model)
+            plots[f"differences{ending}"] = partial(draw_differences, model)
+            plots[f"positions{ending}"] = partial(draw_positions, model)
 
-    curves = run_plots(metrics) if metrics else {}
+    curves = list_run_plots(metrics) if metrics else {}
     sections = [
-        Section(tables=tables.main_tables(report), plots=plots),
-        Section("Where in the text, and more metrics", tables=tables.further_tables(report)),
+        Section(tables=tables.make_main_tables(report), plots=plots),
+        Section("Where in the text, and more metrics", tables=tables.make_further_tables(report)),
         Section("The training run", plots=curves),
     ]
     return Page(
@@ -146,7 +148,7 @@ def describe_data(model: ModelReport, report: Report) -> str:
 
 
 @figures.styled
-def difference_plot(model: ModelReport) -> Figure:
+def draw_differences(model: ModelReport) -> Figure:
     """Draws the difference of each comparison with its interval; its variants share its line.
 
     The color shows whether the interval that holds for all comparisons at once excludes 0.
@@ -160,7 +162,7 @@ def difference_plot(model: ModelReport) -> Figure:
         if row.metrics is None or not row.compares:
             continue
         marker = VARIANTS.get(row.comparison.group)
-        name = tables.label_types(row) if marker else tables.label(row)
+        name = tables.label_types(row) if marker else tables.label_row(row)
         lines.setdefault(name, []).append((row.metrics, marker))
 
     max_entries = max(map(len, lines.values()))
@@ -192,7 +194,7 @@ def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: 
     figures.draw_interval(
         axes,
         height,
-        tables.difference(metrics),
+        tables.estimate_difference(metrics),
         Look(color, marker or "o"),
         outer=outer,
         size=5.0 if marker else 7.0,
@@ -200,7 +202,7 @@ def _draw_difference(axes: Axes, height: float, metrics: PairedMetrics, marker: 
 
 
 @figures.styled
-def position_plot(model: ModelReport) -> Figure:
+def draw_positions(model: ModelReport) -> Figure:
     """Draws the difference by position and by preceding text, with the first row's controls."""
     compared = [row for row in model.rows if row.compares]
     rows = [row for row in compared if row.comparison.group in CURVED] or compared
@@ -230,7 +232,9 @@ def position_plot(model: ModelReport) -> Figure:
     panels[0].set_ylabel("bits per byte, with minus without")
     panels[1].set_title("by text seen before", loc="left")
     panels[1].set_xlabel("bytes of text before it in the window (documents)")
-    figures.legend_below(figure, [(tables.label(row), style) for row, style in looks], columns=3)
+    figures.legend_below(
+        figure, [(tables.label_row(row), style) for row, style in looks], columns=3
+    )
     return figure
 
 
@@ -244,7 +248,7 @@ def _draw_bins(
 ) -> None:
     """Draws a curve over the bins that have metrics, with a band if all points have intervals."""
     numbers = [number for number, edge in enumerate(edges) if edge in bins]
-    points = [tables.difference(bins[edges[number]]) for number in numbers]
+    points = [tables.estimate_difference(bins[edges[number]]) for number in numbers]
     estimates = [point for point in points if isinstance(point, Estimate)]
     if has_band and len(estimates) == len(points):
         figures.draw_band(axes, numbers, estimates, style, width=2.2)
@@ -261,20 +265,20 @@ def _draw_bins(
     )
 
 
-def run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
+def list_run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
     """Returns the functions that draw the figures of a training run, by file name."""
     steps, evaluations = steps_and_evaluations(metrics)
     plots: dict[str, Callable[[], Figure]] = {}
     if steps:
-        plots["loss"] = partial(loss_plot, steps, evaluations)
+        plots["loss"] = partial(draw_loss, steps, evaluations)
     exposure = compute_exposure(steps)
     if any(exposure.values()):
-        plots["exposure"] = partial(exposure_plot, exposure)
+        plots["exposure"] = partial(draw_exposure, exposure)
     return plots
 
 
 @figures.styled
-def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
+def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
     """Draws the training loss by step, and the evaluations of the run."""
     names = {"bits_per_byte_without": "without metadata", "bits_per_byte_with": "with metadata"}
     events = []
@@ -311,7 +315,7 @@ def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
 
 
 @figures.styled
-def exposure_plot(shares: Mapping[str, float]) -> Figure:
+def draw_exposure(shares: Mapping[str, float]) -> Figure:
     """Draws the share of the training documents that had each type."""
     figure, (axes,) = figures.canvas(1.0 + 0.34 * len(shares))
     ordered = sorted(shares.items(), key=lambda item: -item[1])

@@ -142,9 +142,7 @@ def cut_first_piece(document: EncodedDocument, config: DataConfig) -> list[Windo
 
 
 def cut_sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
-    """Cuts the whole document into overlapping windows, with the prefix in the same places as in
-    training.
-    """
+    """Cuts the whole document into overlapping windows, with prefixes placed as in training."""
     metadata = config.metadata_config
     size = len(document.ids)
     is_text = (document.token_types == 0) & (document.text_ends > document.text_starts)
@@ -288,23 +286,24 @@ def sum_paired(
     size = len(text)
     lengths = utf8_lengths(text)
     segment = _number_segments(readings, size)
-    first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
+    first_character = np.flatnonzero(np.diff(segment, prepend=-1))  # of each segment
 
-    def by_segment(numbers: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
-        return np.bincount(numbers, values, minlength=len(first))
+    def by_segment(segments: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(segments, values, minlength=len(first_character))
 
     # A segment counts if neither reading leaves a character of it unscored or loses one.
-    counts = sum(by_segment(segment, _is_unscored(reading, size)) for reading in readings) == 0
+    unscored = sum(by_segment(segment, _is_unscored(reading, size)) for reading in readings)
+    is_counted = unscored == 0
     for reading in readings:
         if reading.lost is not None:
-            counts &= by_segment(segment, reading.lost) == 0
+            is_counted &= by_segment(segment, reading.lost) == 0
 
     # Positions of the segments in bytes: in the document, and after the start of the window's text.
     offsets = np.cumsum(lengths) - lengths
     shown_from = np.zeros(size, dtype=np.int64)
     shown_from[without.starts] = without.shown_from
-    position = offsets[first]
-    context = position - offsets[shown_from[first]]
+    position = offsets[first_character]
+    context = position - offsets[shown_from[first_character]]
 
     token_segment = segment[without.starts]
     token_segment_with = segment[with_metadata.starts]
@@ -316,9 +315,9 @@ def sum_paired(
         TOKENS_WITH: by_segment(token_segment_with),
     }
     for axis, segment_position in ((DOCUMENT, position), (CONTEXT, context)):
-        bins = np.searchsorted(edges, segment_position[counts], side="right") - 1
+        bins = np.searchsorted(edges, segment_position[is_counted], side="right") - 1
         for column, values in columns.items():
-            sums[axis, :, column] = np.bincount(bins, values[counts], minlength=len(edges))
+            sums[axis, :, column] = np.bincount(bins, values[is_counted], minlength=len(edges))
     return sums
 
 

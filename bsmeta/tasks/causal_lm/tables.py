@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.byte_ranges import byte_ranges
@@ -56,31 +56,48 @@ SIGNED = "{:+.4f}".format
 P_VALUE = "{:.2g}".format
 PERPLEXITY = "{:,.1f}".format
 
-COLUMNS: dict[str, tuple[Callable[[Any], str], Callable[[Row, PairedMetrics], Cell]]] = {
-    DOCUMENTS: (COUNT, lambda row, metrics: metrics.documents),
-    BYTES: (COUNT, lambda row, metrics: metrics.bytes),
-    LEFT_OUT: ("{:.1%}".format, lambda row, metrics: 1 - metrics.bytes / row.text_bytes),
-    LOST: ("{:.1%}".format, lambda row, metrics: row.lost_bytes / row.text_bytes),
-    CUT: ("{:.0%}".format, lambda row, metrics: row.prefixes_cut / metrics.documents),
-    WITHOUT: (BITS, lambda row, metrics: metrics.bits_per_byte_without),
-    WITH: (BITS, lambda row, metrics: metrics.bits_per_byte_with),
-    DIFFERENCE: (SIGNED, lambda row, metrics: metrics.difference),
-    RELATIVE: ("{:+.2%}".format, lambda row, metrics: metrics.relative),
-    INTERVAL: (SIGNED, lambda row, metrics: interval_of(metrics)),
-    TOGETHER: (SIGNED, lambda row, metrics: simultaneous_interval_of(metrics)),
-    SPLIT: (str, lambda row, metrics: f"{metrics.documents_better} : {metrics.documents_worse}"),
-    SIGN: (P_VALUE, lambda row, metrics: metrics.sign_test_p),
-    HOLM: (P_VALUE, lambda row, metrics: metrics.sign_test_p_holm),
-    PERPLEXITY_WITHOUT: (PERPLEXITY, lambda row, metrics: metrics.perplexity_without),
-    PERPLEXITY_WITH: (PERPLEXITY, lambda row, metrics: metrics.perplexity_with),
+
+class MetricColumn(NamedTuple):
+    """A column of a table of comparisons.
+
+    Attributes:
+        format: Formats the content of a cell.
+        make_cell: Returns the content of the cell in a row, whose metrics are not None.
+    """
+
+    format: Callable[[Any], str]
+    make_cell: Callable[[Row, PairedMetrics], Cell]
+
+
+COLUMNS = {
+    DOCUMENTS: MetricColumn(COUNT, lambda row, metrics: metrics.documents),
+    BYTES: MetricColumn(COUNT, lambda row, metrics: metrics.bytes),
+    LEFT_OUT: MetricColumn(
+        "{:.1%}".format, lambda row, metrics: 1 - metrics.bytes / row.text_bytes
+    ),
+    LOST: MetricColumn("{:.1%}".format, lambda row, metrics: row.lost_bytes / row.text_bytes),
+    CUT: MetricColumn("{:.0%}".format, lambda row, metrics: row.prefixes_cut / metrics.documents),
+    WITHOUT: MetricColumn(BITS, lambda row, metrics: metrics.bits_per_byte_without),
+    WITH: MetricColumn(BITS, lambda row, metrics: metrics.bits_per_byte_with),
+    DIFFERENCE: MetricColumn(SIGNED, lambda row, metrics: metrics.difference),
+    RELATIVE: MetricColumn("{:+.2%}".format, lambda row, metrics: metrics.relative),
+    INTERVAL: MetricColumn(SIGNED, lambda row, metrics: interval_of(metrics)),
+    TOGETHER: MetricColumn(SIGNED, lambda row, metrics: simultaneous_interval_of(metrics)),
+    SPLIT: MetricColumn(
+        str, lambda row, metrics: f"{metrics.documents_better} : {metrics.documents_worse}"
+    ),
+    SIGN: MetricColumn(P_VALUE, lambda row, metrics: metrics.sign_test_p),
+    HOLM: MetricColumn(P_VALUE, lambda row, metrics: metrics.sign_test_p_holm),
+    PERPLEXITY_WITHOUT: MetricColumn(PERPLEXITY, lambda row, metrics: metrics.perplexity_without),
+    PERPLEXITY_WITH: MetricColumn(PERPLEXITY, lambda row, metrics: metrics.perplexity_with),
 }
-"""The columns of comparisons: the format of each, and its cell in a row with metrics."""
+"""The columns of comparisons, by heading."""
 
 OF_TEXT = (DOCUMENTS, BYTES, LEFT_OUT, LOST, WITHOUT, PERPLEXITY_WITHOUT)
 """Columns that the text alone has as well."""
 
-MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
 PERPLEXITIES = (PERPLEXITY_WITHOUT, PERPLEXITY_WITH)
+MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
 DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, LOST, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
 TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, LOST, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
 """Columns that fit into a terminal of 130 characters."""
@@ -124,7 +141,7 @@ class ControlRows:
 
 
 def _columns(*heads: str) -> list[Column]:
-    return [Column(head, COLUMNS[head][0]) for head in heads]
+    return [Column(head, COLUMNS[head].format) for head in heads]
 
 
 def _note(columns: Sequence[str], model: ModelReport) -> str:
@@ -156,23 +173,23 @@ def rank_rows(model: ModelReport) -> list[Row]:
     return sorted(rows, key=sort_key)
 
 
-def main_tables(report: Report) -> list[Table]:
+def make_main_tables(report: Report) -> list[Table]:
     """Makes the main tables: the comparisons, each against its controls."""
     tables = []
     if len(report.models) > 1:
-        tables.append(checkpoint_table(report))
+        tables.append(make_checkpoint_table(report))
     if report.pairs:
-        tables.append(pair_table(report))
+        tables.append(make_pair_table(report))
 
     for model in report.models:
-        model_tables = [comparison_table(model, MAIN)]
+        model_tables = [make_comparison_table(model, MAIN)]
         if list_controls(model):
-            model_tables.append(control_table(model))
+            model_tables.append(make_control_table(model))
         tables += _name_tables(model_tables, model, report)
     return tables
 
 
-def further_tables(report: Report) -> list[Table]:
+def make_further_tables(report: Report) -> list[Table]:
     """Makes the other tables: more metrics, and the differences by position in the text."""
     tables = []
     for model in report.models:
@@ -180,14 +197,14 @@ def further_tables(report: Report) -> list[Table]:
         contexts = {row.comparison.name: row.contexts for row in model.rows}
 
         model_tables = [
-            comparison_table(model, DETAILS, "More about each comparison"),
-            _bin_table(
+            make_comparison_table(model, DETAILS, "More about each comparison"),
+            _make_bin_table(
                 model,
                 "By position in the document",
                 "by distance in bytes from the start of the document",
                 positions,
             ),
-            _bin_table(
+            _make_bin_table(
                 model,
                 "By text seen before",
                 "by the bytes of text before it in its window",
@@ -195,7 +212,7 @@ def further_tables(report: Report) -> list[Table]:
             ),
         ]
         if model.slices:
-            model_tables.append(slice_table(model))
+            model_tables.append(make_slice_table(model))
         tables += _name_tables(model_tables, model, report)
     return tables
 
@@ -207,7 +224,7 @@ def _name_tables(tables: Sequence[Table], model: ModelReport, report: Report) ->
     return [replace(table, title=f"{table.title}: {model.checkpoint}") for table in tables]
 
 
-def comparison_table(
+def make_comparison_table(
     model: ModelReport,
     columns: Sequence[str],
     title: str = "Bits per byte with and without metadata",
@@ -220,7 +237,7 @@ def comparison_table(
         f"holds for one of them, `{TOGETHER}` for all {count} together, and Holm's p is corrected "
         f"for {count}."
     )
-    rows = [[label(row), *_cells(row, columns)] for row in rank_rows(model)]
+    rows = [[label_row(row), *_cells(row, columns)] for row in rank_rows(model)]
     return Table(title, note, [Column("comparison"), *_columns(*columns)], rows)
 
 
@@ -238,7 +255,7 @@ def list_controls(model: ModelReport) -> list[ControlRows]:
     return controls
 
 
-def control_table(model: ModelReport) -> Table:
+def make_control_table(model: ModelReport) -> Table:
     """Makes the table of the effect of the content: each comparison next to its controls."""
     note = (
         "Own and control's are differences to the text alone; own - control compares the two over "
@@ -261,7 +278,7 @@ def control_table(model: ModelReport) -> Table:
     for rows in list_controls(model):
         table.rows.append(
             [
-                label(rows.row),
+                label_row(rows.row),
                 CONTROL_WORDS[rows.control],
                 *_cells(rows.row, (DIFFERENCE,)),
                 *_cells(rows.control_row, (DIFFERENCE, INTERVAL)),
@@ -271,7 +288,7 @@ def control_table(model: ModelReport) -> Table:
     return table
 
 
-def checkpoint_table(report: Report) -> Table:
+def make_checkpoint_table(report: Report) -> Table:
     """Makes a table with one row per model: the text alone, and the main comparison."""
     heads = (WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
     columns = [Column("checkpoint"), Column("text alone", BITS), *_columns(*heads)]
@@ -279,13 +296,13 @@ def checkpoint_table(report: Report) -> Table:
     for model in report.models:
         text = model.row(TEXT)
         bits = text.metrics.bits_per_byte_without if text and text.metrics else None
-        main = main_row(model)
+        main = find_main_row(model)
         cells = _cells(main, heads) if main else [None] * len(heads)
         table.rows.append([model.checkpoint, bits, *cells])
     return table
 
 
-def pair_table(report: Report) -> Table:
+def make_pair_table(report: Report) -> Table:
     """Makes a table with one row per pair of models and arm."""
     note = (
         "Bits per byte, each model over the bytes that it scored, of the documents that both "
@@ -327,7 +344,7 @@ def pair_table(report: Report) -> Table:
     return Table("The models compared with each other", note, columns, rows)
 
 
-def _bin_table(
+def _make_bin_table(
     model: ModelReport, title: str, by: str, bins: Mapping[str, Mapping[int, PairedMetrics]]
 ) -> Table:
     """Makes a table of the difference in parts of the text: a row per comparison, a column per bin.
@@ -335,7 +352,7 @@ def _bin_table(
     It includes the controls of the main comparison.
     """
     rows = [row for row in rank_rows(model) if row.compares]
-    main = main_row(model)
+    main = find_main_row(model)
     rows += [
         control.control_row
         for control in list_controls(model)
@@ -360,15 +377,17 @@ def _bin_table(
         table.rows.append([DOCUMENTS, *counts])
     for row in rows:
         row_bins = bins[row.comparison.name]
-        cells = [difference(row_bins[edge]) if edge in row_bins else None for edge in edges]
-        table.rows.append([label(row), *cells])
+        cells = [
+            estimate_difference(row_bins[edge]) if edge in row_bins else None for edge in edges
+        ]
+        table.rows.append([label_row(row), *cells])
     return table
 
 
-def slice_table(model: ModelReport) -> Table:
+def make_slice_table(model: ModelReport) -> Table:
     """Makes the table of the main comparison over each slice."""
-    main = main_row(model)
-    description = label(main) if main else "text alone"
+    main = find_main_row(model)
+    description = label_row(main) if main else "text alone"
     name = main.comparison.name if main else TEXT
 
     note = f"The comparison shown is: {description}. Intervals are not corrected for their number."
@@ -381,12 +400,12 @@ def slice_table(model: ModelReport) -> Table:
     return table
 
 
-def main_row(model: ModelReport) -> Row | None:
+def find_main_row(model: ModelReport) -> Row | None:
     """Returns the comparison that represents the model: `all` if it was made, else the first."""
     return model.row("all") or next((row for row in model.rows if row.compares), None)
 
 
-def label(row: Row) -> str:
+def label_row(row: Row) -> str:
     """Returns the label of a comparison: its types, and its control if it has one."""
     group = row.comparison.group
     if group == TEXT:
@@ -405,7 +424,7 @@ def label_types(row: Row) -> str:
     return "all together" if subject == "all" else subject.replace("+", " + ")
 
 
-def difference(metrics: PairedMetrics) -> Estimate | float:
+def estimate_difference(metrics: PairedMetrics) -> Estimate | float:
     """Returns the difference of a comparison with its interval, if it has one."""
     interval = interval_of(metrics)
     return metrics.difference if interval is None else Estimate(metrics.difference, interval)
@@ -430,6 +449,6 @@ def _cells(row: Row, heads: Sequence[str]) -> list[Cell]:
     if row.metrics is None:
         return [0 if head == DOCUMENTS else None for head in heads]
     return [
-        COLUMNS[head][1](row, row.metrics) if row.compares or head in OF_TEXT else None
+        COLUMNS[head].make_cell(row, row.metrics) if row.compares or head in OF_TEXT else None
         for head in heads
     ]

@@ -174,7 +174,9 @@ class CausalLanguageModel(Task):
             compile_layers(model)
         return model
 
-    def _load_model(self, architecture: Architecture, implementation: str) -> PreTrainedModel:
+    def _load_model(
+        self, architecture: Architecture, implementation: str | None
+    ) -> PreTrainedModel:
         """Loads the weights, or draws random ones if only a configuration file is given."""
         options = {"dtype": torch.float32, "attn_implementation": implementation}
         if self._config.model_config_file is None:

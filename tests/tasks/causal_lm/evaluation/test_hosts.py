@@ -13,7 +13,7 @@ from scipy.stats import binom, t
 from bsmeta.report.inference import clusters_of_hosts
 from bsmeta.tasks.causal_lm.arms import Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluate import compare_models
-from bsmeta.tasks.causal_lm.headline import headline
+from bsmeta.tasks.causal_lm.headline import make_headline
 from bsmeta.tasks.causal_lm.results import (
     ComparisonSums,
     ModelReport,
@@ -21,7 +21,7 @@ from bsmeta.tasks.causal_lm.results import (
     compute_paired_metrics,
     make_rows,
 )
-from bsmeta.tasks.causal_lm.tables import MAIN, comparison_table
+from bsmeta.tasks.causal_lm.tables import MAIN, make_comparison_table
 
 LN2 = math.log(2)
 ALL = Comparison("all", "all", Arm(), Arm(("url",)))
@@ -124,7 +124,7 @@ def _by_bin(differences: np.ndarray) -> np.ndarray:
 
 def test_the_interval_over_hosts_stands_beside_that_over_documents() -> None:
     report = evaluated(by_host=False)
-    sentences = headline(report)
+    sentences = make_headline(report)
     assert "over 60 documents)" in sentences
     # the hosts differ by 0.4: an error of 0.2 with one degree of freedom, 12.706 of them
     assert (
@@ -132,12 +132,12 @@ def test_the_interval_over_hosts_stands_beside_that_over_documents() -> None:
         "(cluster=host). 2 hosts are few: intervals over them are wide"
     ) in sentences
     assert json.loads(json.dumps(report.as_dict()))["over_hosts"]["all"]["hosts"] == 2
-    assert "bootstraps over documents" in comparison_table(report, MAIN).note
+    assert "bootstraps over documents" in make_comparison_table(report, MAIN).note
 
 
 def test_the_words_of_an_evaluation_over_hosts() -> None:
     report = evaluated(by_host=True)
-    sentences = headline(report)
+    sentences = make_headline(report)
     assert "-2.7412 to +2.3412, over 60 documents of 2 hosts (jackknife)" in sentences
     assert "Over the 2 hosts" not in sentences
-    assert "Student's, over hosts (jackknife)" in comparison_table(report, MAIN).note
+    assert "Student's, over hosts (jackknife)" in make_comparison_table(report, MAIN).note

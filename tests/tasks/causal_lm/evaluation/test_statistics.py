@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bsmeta.report.inference import Interval, bootstrap
 from bsmeta.tasks.causal_lm.arms import Arm, Comparison
-from bsmeta.tasks.causal_lm.headline import headline
+from bsmeta.tasks.causal_lm.headline import make_headline
 from bsmeta.tasks.causal_lm.results import ModelReport, Row, compute_paired_metrics, sign_test
 from bsmeta.tasks.causal_lm.scoring import Reading, sum_paired, utf8_lengths
 
@@ -165,7 +165,7 @@ def test_an_interval_over_few_documents_is_called_rough(documents: int, note: st
     sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]] * documents])
     (metrics,) = compute_paired_metrics(sums, resamples=100, seed=1)
     row = Row(Comparison("all", "all", Arm(), Arm(("url",))), metrics)
-    sentence = headline(ModelReport("a", "a", {}, [row], [], [], {}))
+    sentence = make_headline(ModelReport("a", "a", {}, [row], [], [], {}))
     assert sentence.endswith(f"separator]).{note}")
     assert ("rough" in sentence) == bool(note)
 
