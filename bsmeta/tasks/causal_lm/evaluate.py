@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from bsmeta.config.causal_lm import EvaluateConfig
+from bsmeta.config.causal_lm import CausalLMConfig, EvaluateConfig
 from bsmeta.config.data import REMOTE, in_dataset
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, nearest
@@ -163,20 +163,7 @@ def _evaluate_model(
     _check_hosts(config, hosts, str(documents.path))
     slices = make_slices(config.slices, documents, metadata)
 
-    model, tokenizer = load_model(location, train, config.precision, context.device)
-    evaluation = PairedEvaluation(
-        data,
-        tokenizer,
-        documents,
-        comparisons,
-        windows=config.windows,
-        position_edges=config.position_edges,
-        ranks=context,
-        seed=config.seed,
-    )
-    sums = evaluation.run(model, context.device, progress=progress)
-    refuse_nothing_scored(sums, f"checkpoint={location.name}")
-
+    sums = _score_documents(config, location, train, documents, comparisons, context, progress)
     clusters = clusters_of_hosts(hosts)
     metrics_of = partial(
         compute_paired_metrics,
@@ -208,6 +195,36 @@ def _evaluate_model(
         hosts=hosts,
         over_hosts=over_hosts,
     )
+
+
+def _score_documents(
+    config: EvaluateConfig,
+    location: Location,
+    train: CausalLMConfig,
+    documents: HeldOutDocuments,
+    comparisons: Sequence[Comparison],
+    context: Processes,
+    progress: Advance,
+) -> dict[str, ComparisonSums]:
+    """Loads a model and scores the documents with it; returns the sums of each comparison.
+
+    Args:
+        train: The configuration of the model's run, with the changes of the evaluation.
+    """
+    model, tokenizer = load_model(location, train, config.precision, context.device)
+    evaluation = PairedEvaluation(
+        train.data_config,
+        tokenizer,
+        documents,
+        comparisons,
+        windows=config.windows,
+        position_edges=config.position_edges,
+        ranks=context,
+        seed=config.seed,
+    )
+    sums = evaluation.run(model, context.device, progress=progress)
+    refuse_nothing_scored(sums, f"checkpoint={location.name}")
+    return sums
 
 
 def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> None:

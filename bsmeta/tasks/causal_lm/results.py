@@ -333,12 +333,12 @@ class ComparisonSums:
         return self.values[:, 0].sum(axis=1)
 
 
-def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], where: str) -> None:
+def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], model_setting: str) -> None:
     """Refuses results in which the tokenizer loses all text that could be scored.
 
     Args:
         sums: The sums of an evaluation by comparison, including the text alone.
-        where: The model that was evaluated, for the message.
+        model_setting: The setting that names the model, for the message.
 
     Raises:
         DataError: There are no bytes left to score.
@@ -347,7 +347,7 @@ def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], where: str) -> Non
     lost = int(text.lost_bytes.sum())
     if lost and not text.totals[:, BYTES].any():
         raise DataError(
-            f"{where}: no bytes are left to score: the tokenizer of the model loses "
+            f"{model_setting}: no bytes are left to score: the tokenizer of the model loses "
             f"{lost:,} bytes of the held-out text (unknown tokens, or characters "
             "that it changes or drops), and no other byte has a probability; expected a model with "
             "a tokenizer that gives the text back, such as byte-level BPE"
