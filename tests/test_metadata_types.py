@@ -18,7 +18,7 @@ from bsmeta.metadata.records import BadDocument, Record
 from bsmeta.tasks.causal_lm.arms import StyledRenderer
 from bsmeta.tasks.causal_lm.decoding import Contexts
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.model_card import example
+from bsmeta.tasks.causal_lm.model_card import render_example
 from tests.data.helpers import batches, small_config, small_tokenizer, write_shard
 from tests.metadata.helpers import chunks, config, local, render, world
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows
@@ -169,7 +169,7 @@ def test_both_are_evaluated(tmp_path: Path) -> None:
 
 
 def test_both_are_on_the_model_card() -> None:
-    shown = example(config(TYPES))
+    shown = render_example(config(TYPES))
     assert shown.prefix + shown.lead + shown.body == (
         "passage | Language: en ||| Ada Lovelace wrote a <fr>program</fr>."
     )

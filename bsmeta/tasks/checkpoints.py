@@ -1,6 +1,7 @@
 """Locates a trained model (in a checkpoint, a run, or on the Hub), and opens its task.
 
-And what `evaluate.py` does for each of the tasks on tables: its keys, the run, the folder.
+It also holds the steps of `evaluate.py` that all tasks on tables share: checking its keys, reading
+the run's configuration, and choosing the folder of the report.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ HUB = "hf://"
 RECIPE = "metadata.yaml"
 """File in an exported model with the part of the run's configuration that using it requires."""
 RECIPE_KEYS = ("metadata_config", "row_budget", "row_metadata_budget")
-"""The keys of `data_config` in that file: those that rendering depends on. No others are used."""
+"""The keys of `data_config` in that file on which rendering depends. No others are used."""
 
 SOURCE = ".source"
-"""In the folder of a report on other data than those of the run: the path of these data."""
+"""File in the folder of a report on other data than the run's: the path of the data."""
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -48,12 +49,12 @@ INSTEAD = {
     "benchmarks": "validation_file",
     "benchmark_lines": "max_documents",
 }
-"""Keys of a training run in whose place `evaluate.py` has one of its own."""
+"""Keys of a training run that `evaluate.py` replaces with keys of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A checkpoint that was found.
+    """The location of a checkpoint.
 
     Attributes:
         name: The checkpoint as the user gave it.
@@ -81,10 +82,15 @@ class Location:
 
 
 def locate(checkpoint: str) -> Location:
-    """Find the model in a run folder, a checkpoint folder, a model folder, or on the Hub."""
+    """Locates the model in a run folder, a checkpoint folder, a model folder, or on the Hub.
+
+    Raises:
+        DataError: There is no such folder, or no model in it.
+    """
     if checkpoint.startswith(HUB):
         name = checkpoint.removeprefix(HUB)
         return Location(checkpoint, name, _recipe_on_hub(name), None)
+
     folder = Path(checkpoint)
     if folder.name == "model" and lacks_model(folder.parent):
         raise DataError(f"checkpoint={checkpoint}: {how_to_export(folder.parent)}")
@@ -94,36 +100,53 @@ def locate(checkpoint: str) -> Location:
             "folder, a checkpoint-{step}step folder, or a folder that from_pretrained loads; "
             f"a model of the Hub is named {HUB}owner/name"
         )
-    saved = [found.folder for found in list_checkpoints(folder)]
+
+    model = _find_model(folder, checkpoint)
+    ancestors = [folder.resolve(), *folder.resolve().parents[:2]]
+    run_folder = next((path for path in ancestors if (path / "metrics.jsonl").is_file()), None)
+    return Location(checkpoint, str(model), _find_config(model), run_folder)
+
+
+def _find_model(folder: Path, checkpoint: str) -> Path:
+    """Returns the folder of the model: the folder itself, or its newest exported model.
+
+    Raises:
+        DataError: There is no model; the message says how to export one, if that is possible.
+    """
+    saved = [saved_checkpoint.folder for saved_checkpoint in list_checkpoints(folder)]
     models = (folder, folder / "model", *(path / "model" for path in reversed(saved)))
-    model = next((path for path in models if (path / "config.json").is_file()), None)
-    if model is None:
-        without = [path for path in (folder, *saved) if lacks_model(path)]
-        if without:
-            raise DataError(f"checkpoint={checkpoint}: {how_to_export(without[-1])}")
-        raise DataError(
-            f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
-            "a checkpoint-{step}step folder (a run has its first at save_steps)"
-        )
-    near, real = [model], model.resolve()
-    if real.name == "model":  # of a run; a configuration near any other model is not its own
-        near.append(real.parent)
-        if CHECKPOINT_NAME.fullmatch(real.parent.name):
-            near.append(real.parent.parent)
-    files = (*(path / "config.yaml" for path in near), model / RECIPE)
-    config = next((path for path in files if path.is_file()), None)
-    above = [folder.resolve(), *folder.resolve().parents[:2]]
-    run_folder = next((folder for folder in above if (folder / "metrics.jsonl").is_file()), None)
-    return Location(checkpoint, str(model), config, run_folder)
+    for path in models:
+        if (path / "config.json").is_file():
+            return path
+
+    not_exported = [path for path in (folder, *saved) if lacks_model(path)]
+    if not_exported:
+        raise DataError(f"checkpoint={checkpoint}: {how_to_export(not_exported[-1])}")
+    raise DataError(
+        f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
+        "a checkpoint-{step}step folder (a run has its first at save_steps)"
+    )
 
 
-def untrained(location: Location) -> Location:
-    """The initial model of the run that wrote this checkpoint."""
+def _find_config(model: Path) -> Path | None:
+    """Returns the configuration of the model's run, or the model's own recipe."""
+    folders = [model]
+    resolved = model.resolve()
+    if resolved.name == "model":  # of a run; a configuration near any other model is not its own
+        folders.append(resolved.parent)
+        if CHECKPOINT_NAME.fullmatch(resolved.parent.name):
+            folders.append(resolved.parent.parent)
+    files = (*(folder / "config.yaml" for folder in folders), model / RECIPE)
+    return next((path for path in files if path.is_file()), None)
+
+
+def locate_initial_model(location: Location) -> Location:
+    """Returns the location of the initial model of the run that wrote a checkpoint."""
     return replace(location, name=f"untrained ({location.name})", untrained=True)
 
 
 def _recipe_on_hub(name: str) -> Path | None:
-    """The `metadata.yaml` of a repository; None if it has none or cannot be accessed.
+    """Returns the `metadata.yaml` of a repository; None if it has none or cannot be accessed.
 
     Problems with the repository itself are reported when its model is loaded.
     """
@@ -134,7 +157,7 @@ def _recipe_on_hub(name: str) -> Path | None:
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
-    """Reads the `metadata.yaml` of a model: the keys that rendering depends on, and no others.
+    """Reads the `metadata.yaml` of a model: the keys on which rendering depends, and no others.
 
     Raises:
         ConfigurationError: If it cannot be read, or has something to resolve.
@@ -143,18 +166,20 @@ def read_recipe(file: Path) -> dict[str, Any]:
     data = values.get("data_config", {})
     if not isinstance(data, dict):
         return {"data_config": data}  # which is refused with its type
+
     ignored = [f"data_config.{name}" for name in data if name not in RECIPE_KEYS]
     ignored += [str(name) for name in values if name != "data_config"]
     if ignored:
         logger.warning(
-            "%s: %s ignored, because a model says only how its metadata is rendered", file,
+            "%s: %s ignored, because a model says only how its metadata is rendered",
+            file,
             show(", ".join(ignored)),
-        )  # fmt: skip
+        )
     return {"data_config": {name: data[name] for name in RECIPE_KEYS if name in data}}
 
 
 def task_of(location: Location, training_config: str | None = None) -> str:
-    """The task that a checkpoint was trained on.
+    """Returns the task that a checkpoint was trained on.
 
     It is causal_lm if no run's configuration is beside it: any model of the Hub may be evaluated.
 
@@ -169,7 +194,7 @@ def task_of(location: Location, training_config: str | None = None) -> str:
 
 
 def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path]:
-    """The task of a checkpoint, and the folder of its exported model.
+    """Returns the task of a checkpoint, and the folder of its exported model.
 
     Args:
         checkpoint: A run folder, a checkpoint folder, or the model's folder in one of them.
@@ -191,35 +216,43 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
 
 
 def _without_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
-    """A run's configuration without what it lets its run write on the machine that it trained on.
+    """Returns a run's configuration without its permissions to write on this machine.
 
-    It may be someone else's. Data that is encoded with other settings is not replaced, and a table
-    gets its new database beside it, not under any name. `overrides` may say otherwise.
+    The configuration may be someone else's. Data that is encoded with other settings is not
+    replaced, and the database of a table is built beside the table, not under any name.
+    `overrides` may permit both.
     """
-    data, given = getattr(config, "data_config", None), overrides.get("data_config") or {}
+    data = getattr(config, "data_config", None)
+    overridden = overrides.get("data_config") or {}
     changes: dict[str, Any] = {}
-    if getattr(data, "overwrite_prep", False) and "overwrite_prep" not in given:
+    if getattr(data, "overwrite_prep", False) and "overwrite_prep" not in overridden:
         changes["overwrite_prep"] = False
+
     database = getattr(data, "database", None)
-    if database is not None and "database" not in given and not os.path.exists(database):
+    if database is not None and "database" not in overridden and not os.path.exists(database):
         message = (
             f"data_config.database={database!r} does not exist: the database is built beside the "
             "table; +overrides.data_config.database=FILE names another place"
         )
         log_once(logger, logging.WARNING, message)
         changes["database"] = None
+
     if not changes:
         return config
     return replace(config, **{"data_config": replace(cast(Any, data), **changes)})
 
 
 def begin_with(config: RunConfig, location: Location) -> None:
-    """Names the checkpoint's model in a run's configuration.
+    """Names the checkpoint's model in a run's configuration, in place of its initial model.
 
-    What the run itself began with may not be on this machine.
+    The initial model of the run may not be on this machine.
     """
-    own = {"model_name": location.model, "model_config_file": None}
-    for name, value in {**own, "tokenizer_name": location.model}.items():
+    values = {
+        "model_name": location.model,
+        "model_config_file": None,
+        "tokenizer_name": location.model,
+    }
+    for name, value in values.items():
         if hasattr(config, name):
             setattr(config, name, value)
 
@@ -229,7 +262,7 @@ def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
 
     Args:
         task: The task, as messages name it.
-        own_key: The key that has a meaning for it beside those of all tasks.
+        own_key: The key that applies to this task only, beside the keys of all tasks.
 
     Raises:
         ConfigurationError: If a key has no meaning for the task, or an override no effect.
@@ -238,35 +271,46 @@ def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
         raise ConfigurationError(
             f"overrides.{key} would have no effect; expected {INSTEAD[key]}={config.overrides[key]}"
         )
-    used = (
-        "checkpoint", "training_config", "overrides", "out_dir", "validation_file", own_key,
-        "bootstrap_resamples", "seed",
-    )  # fmt: skip
-    refuse_unused(config, used, f"a checkpoint of {task}")
+
+    used_keys = (
+        "checkpoint",
+        "training_config",
+        "overrides",
+        "out_dir",
+        "validation_file",
+        own_key,
+        "bootstrap_resamples",
+        "seed",
+    )
+    refuse_unused(config, used_keys, f"a checkpoint of {task}")
 
 
 def training_run(config: EvaluateConfig, location: Location, *schemas: type[Config]) -> Config:
-    """The configuration that a checkpoint was trained with, and the resamples that are asked for.
+    """Returns a checkpoint's training configuration, with the resampling of the evaluation.
 
     Raises:
         ConfigurationError: If it does not fit any of the schemas.
     """
     file = location.config if config.training_config is None else Path(config.training_config)
     assert file is not None  # the task is known from it
-    names = [schema().task for schema in schemas]
-    saved = saved_config(file, {name: TASKS[name] for name in names}, config.overrides)
-    found = _without_permissions(saved, config.overrides)
-    assert isinstance(found, schemas)
+    entries = {}
+    for schema in schemas:
+        task = schema().task
+        entries[task] = TASKS[task]
+
+    train = _without_permissions(saved_config(file, entries, config.overrides), config.overrides)
+    assert isinstance(train, schemas)
     changes: dict[str, Any] = {
-        "bootstrap_resamples": config.bootstrap_resamples, "seed": config.seed
-    }  # fmt: skip
-    return replace(found, **changes)
+        "bootstrap_resamples": config.bootstrap_resamples,
+        "seed": config.seed,
+    }
+    return replace(train, **changes)
 
 
 def announce_data(
     config: EvaluateConfig | GenerateConfig, location: Location, key: str, path: str | None
 ) -> None:
-    """Logs the data that an evaluation reads, and what names it.
+    """Logs the data that an evaluation reads, and the configuration that names it.
 
     By default that is the configuration of the model's run, which may be someone else's, and may
     name any file of this machine or of a server.
@@ -279,23 +323,25 @@ def announce_data(
         return
     source = f"as {config.training_config or location.config} says"
     if config.validation_file is not None:
-        key, source = "validation_file", "as this call says"
+        key = "validation_file"
+        source = "as this call says"
     logger.info("reading %s=%r, %s", key, redact(path), source)
 
 
 def report_folder(config: EvaluateConfig, location: Location, *, has_other_data: bool) -> Path:
-    """`out_dir`; by default in the run folder, or next to the model.
+    """Returns `out_dir`; by default a folder in the run folder, or next to the model.
 
-    The files of the training run's own report are in `evaluation/`; those of another checkpoint of
-    the run, or of `validation_file`, have its name in that of their folder. Where that would be the
-    folder of another file of the same name, the name of the file's own folder is added. Only rank 0
-    calls it.
+    The report of the training run itself is in `evaluation/`. The folder of another checkpoint of
+    the run, or of `validation_file`, has its name appended. Where a report on another file of the
+    same name is, the name of the file's folder is appended, too, or else a hash of its path. Such a
+    folder is created, to reserve it for the file; only rank 0 calls this.
 
     Args:
         has_other_data: Whether `validation_file` is not the data of the run.
     """
     if config.out_dir is not None:
         return Path(config.out_dir)
+
     parts = ["evaluation"]
     folder = Path() if location.is_on_hub else Path(location.name)
     if location.run_folder is not None and folder.resolve() != location.run_folder:
@@ -303,19 +349,23 @@ def report_folder(config: EvaluateConfig, location: Location, *, has_other_data:
         folder = location.run_folder
     if not has_other_data:
         return folder / "-".join(parts)
+
     assert config.validation_file is not None
     data = Path(config.validation_file)
     source = redact(str(data.absolute()) if data.exists() else config.validation_file)
     parts.append(data.name if data.is_dir() else data.name.partition(".")[0])
     digest = xxhash.xxh3_64_hexdigest(source.encode())[:8]
-    names = ["-".join([*parts, *more]) for more in ([], [data.absolute().parent.name], [digest])]
-    return next(
-        (folder / name for name in names if _is_free(folder / name, source)), folder / names[-1]
-    )
+    endings: list[list[str]] = [[], [data.absolute().parent.name], [digest]]
+    names = ["-".join([*parts, *ending]) for ending in endings]
+
+    for name in names:
+        if _reserve_folder(folder / name, source):
+            return folder / name
+    return folder / names[-1]
 
 
-def _is_free(folder: Path, source: str) -> bool:
-    """Whether a folder may have the reports on these data; if it is new, it gets them."""
+def _reserve_folder(folder: Path, source: str) -> bool:
+    """Creates a folder for the reports on some data; returns False if it belongs to other data."""
     record = folder / SOURCE
     if folder.exists():
         return record.is_file() and record.read_text() == source

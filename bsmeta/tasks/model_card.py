@@ -2,7 +2,7 @@
 
 The card is the README of the folder. Its facts come from the configuration and from the run's
 `metrics.jsonl`. The language model has a card of its own (`causal_lm/model_card.py`), which also
-describes how its metadata reads.
+describes the format of its metadata.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ README = "README.md"
 TEMPLATE = "tasks/model_card.md.j2"
 
 
-def front_matter(
+def make_front_matter(
     config: RunConfig,
     pipeline_tag: str,
     *,
@@ -36,19 +36,23 @@ def front_matter(
     results: Mapping[str, float] | None = None,
     held_out: str = "held-out data",
 ) -> str:
-    """Return the YAML that the Hub reads, without the lines of `---`.
+    """Returns the YAML that the Hub reads, without the lines of `---`.
 
     License, languages and data sets of `model_card` are left out if they describe other data than
     the run trains on.
 
     Args:
         pipeline_tag: The kind of task, as the Hub names it.
-        datasets: Data sets of the Hub that the run trains on, beside those of `model_card`.
+        datasets: Data sets of the Hub that the run trains on, in addition to `model_card.datasets`.
         results: Metrics by name, for the `model-index`.
-        held_out: The data on which they were measured, by name.
+        held_out: The name of the data on which the metrics were measured.
     """
     card = config.model_card if describes_training_data(config) else type(config.model_card)()
     names = list(dict.fromkeys([*card.datasets, *datasets]))
+    tags = ["bsmeta"]
+    if config.task == "causal_lm":
+        tags.append("metadata")
+
     data = ModelCardData(
         language=card.language or None,
         license=card.license or None,  # type: ignore[arg-type]  # the Hub accepts a list
@@ -56,9 +60,9 @@ def front_matter(
         pipeline_tag=pipeline_tag,
         base_model=_base_model(config),
         datasets=names or None,
-        tags=["bsmeta", *(["metadata"] if config.task == "causal_lm" else [])],
+        tags=tags,
         model_name=model_name(config),
-        eval_results=_results(pipeline_tag, results or {}, held_out),
+        eval_results=_make_results(pipeline_tag, results or {}, held_out),
     )
     return data.to_yaml() + "\n"
 
@@ -70,14 +74,14 @@ def describes_training_data(config: RunConfig) -> bool:
 
 
 def model_name(config: RunConfig) -> str:
-    """The name of the model: that of its repository, else that of its run."""
+    """Returns the name of the model's repository, or of its run without a repository."""
     return config.push_to_hub or Path(config.out_dir).name
 
 
 def write_task_card(
     config: RunConfig, folder: Path, *, pipeline_tag: str, about: str, prediction: str
 ) -> None:
-    """Write the card of a model of another task than the language model.
+    """Writes the card of a model of another task than the language model.
 
     Args:
         folder: The folder of the exported model.
@@ -91,24 +95,25 @@ def write_task_card(
         for name in config.metrics or ()
         if isinstance(event.get(name), (int, float)) and math.isfinite(event[name])
     }
+
     template = load_template(TEMPLATE, inline=inline, fenced=fenced, cells=table)
     card = template.render(
-        front_matter=front_matter(config, pipeline_tag, results=results),
+        front_matter=make_front_matter(config, pipeline_tag, results=results),
         name=model_name(config),
         repository=config.push_to_hub,
         about=about,
         prediction=f"bsmeta predict checkpoint=model {prediction}",
         step=event.get("step"),
         metrics={inline(name): f"{value:.4f}" for name, value in results.items()},
-        facts={name: inline(value) for name, value in _facts(config).items()},
+        facts={name: inline(value) for name, value in _list_facts(config).items()},
         command=training_command(sys.argv),
     )
     text = redact(card.rstrip("\n")) + "\n"
     (folder / README).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _facts(config: RunConfig) -> dict[str, str]:
-    """How the model was trained, by name."""
+def _list_facts(config: RunConfig) -> dict[str, str]:
+    """Returns facts about the training run, by name."""
     data = attrgetter(config.training_data_key)(config)
     files = data if isinstance(data, list) else [data]
     length = f"{config.max_train_steps:,} steps"
@@ -124,43 +129,47 @@ def _facts(config: RunConfig) -> dict[str, str]:
 
 
 def training_command(command: Sequence[str]) -> str | None:
-    """The command that trains the model, if this process was started by one."""
+    """Returns the command that trains the model, if this process was started by one."""
     if not command or Path(command[0]).stem.removeprefix("bsmeta ") != "train":
         return None
-    given = [own.removeprefix("++") for own in command[1:] if not own.startswith("hydra")]
-    return shlex.join(["accelerate", "launch", "bsmeta/train.py", *given])
+    arguments = [
+        argument.removeprefix("++") for argument in command[1:] if not argument.startswith("hydra")
+    ]
+    return shlex.join(["accelerate", "launch", "bsmeta/train.py", *arguments])
 
 
 def public_name(path: str) -> str:
-    """The last part of a path on this machine; names on the Hub stay as they are."""
+    """Returns the last part of a path on this machine; names on the Hub stay as they are."""
     return Path(path).name if Path(path).is_absolute() else shown_url(path)
 
 
-# A secret is recognized before it is escaped.
+# Secrets are redacted before they are escaped, because an escaped secret would not be recognized.
 def inline(text: str) -> str:
-    """Text within a line of Markdown, without secrets."""
+    """Escapes text for a line of Markdown, without secrets."""
     return markdown.inline(redact(text))
 
 
 def fenced(text: str, language: str) -> str:
-    """Text as a block of code, without secrets."""
+    """Returns text as a block of code, without secrets."""
     return markdown.fenced(redact(text), language)
 
 
 def table(heads: Sequence[str], rows: Iterable[tuple[str, str]]) -> str:
-    """A table of Markdown, of cells that are Markdown."""
+    """Returns a table in Markdown; its cells are Markdown, too."""
     return markdown.table(heads, [[*row] for row in rows], [False] * len(heads))
 
 
 def _base_model(config: RunConfig) -> str | None:
+    """Returns the name of the initial model on the Hub, if the run began with one."""
     if not isinstance(config, PretrainedConfig) or config.model_config_file is not None:
         return None
     return None if Path(config.model_name).exists() else config.model_name
 
 
-def _results(
+def _make_results(
     pipeline_tag: str, results: Mapping[str, float], held_out: str
 ) -> list[EvalResult] | None:
+    """Returns the metrics as entries of the `model-index`; None without metrics."""
     if not results:
         return None
     return [

@@ -91,7 +91,7 @@ def scored_batches() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     places = np.arange(4, dtype=np.int32)
     window = scoring.Window(places, places, places + 1, places > 0, 0)
-    with scoring.scoring(model, CPU) as scorer:
+    with scoring.open_scorer(model, CPU) as scorer:
         scorer.score([[window]] * 6)
 
 

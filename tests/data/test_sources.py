@@ -118,7 +118,7 @@ def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path)
     given = stream(second, 1, survey)
     assert len(hub.requests) == before
     found = survey.remote_held_out
-    held_out = HeldOutDocuments(second, max_documents=None, deduplicate=False, found=found)
+    held_out = HeldOutDocuments(second, max_documents=None, deduplicate=False, remote_file=found)
     assert len(held_out) == 31
     assert isinstance(held_out.path, FileRef)
     assert held_out.path.settings.folder == str(tmp_path / "cache-1" / "hub")

@@ -24,9 +24,9 @@ from bsmeta.tasks.causal_lm.results import (
     ComparisonSums,
     ModelReport,
     Report,
-    paired_metrics,
-    rows_of,
-    slice_rows_of,
+    compute_paired_metrics,
+    make_rows,
+    make_slice_rows,
 )
 from bsmeta.tasks.causal_lm.scoring import (
     BYTES,
@@ -95,7 +95,7 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
         everyone = np.ones(count, bool)
         sums[comparison.name] = ComparisonSums(values, everyone, random.random(count) < 0.2)
     totals = sizes[:, 0].sum(1)
-    metrics_of = partial(paired_metrics, resamples=200, seed=1)
+    metrics_of = partial(compute_paired_metrics, resamples=200, seed=1)
     slices = slices_of(
         [SliceConfig(by="length", edges=[3000])], {"length": totals.astype(int).tolist()}
     )
@@ -105,9 +105,9 @@ def evaluation_page(folder: Path, marks: Marks = PLAIN) -> Path:
         model=checkpoint,
         data={"file": file, "documents": count, "left_out": {reason: 3},
               "metadata_list": types, "max_seq_len": 1024},
-        rows=rows_of(comparisons, sums, totals, edges, metrics_of),
+        rows=make_rows(comparisons, sums, totals, edges, metrics_of),
         names=names, digests=[*range(count)], totals={n: own.totals for n, own in sums.items()},
-        slices=slice_rows_of(slices, comparisons, sums, metrics_of),
+        slices=make_slice_rows(slices, comparisons, sums, metrics_of),
     )  # fmt: skip
     folder.mkdir(parents=True)
     events = [

@@ -15,14 +15,14 @@ from bsmeta.config.compose import compose
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.model_card import describes_training_data, front_matter, write_task_card
+from bsmeta.tasks.model_card import describes_training_data, make_front_matter, write_task_card
 from bsmeta.tasks.spelling.config import SecConfig
 
 TASK_FILES = sorted((Path(__file__).resolve().parents[2] / "bsmeta" / "tasks").rglob("*.py"))
 
 
 def read_front_matter(config: RunConfig, **given: Any) -> dict[str, Any]:
-    text = front_matter(config, "text-generation", **given)
+    text = make_front_matter(config, "text-generation", **given)
     values: dict[str, Any] = yaml.safe_load(text)
     return values
 

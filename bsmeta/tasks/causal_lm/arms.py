@@ -1,14 +1,15 @@
-"""Arms: the ways in which a document is presented to the model, and the comparisons between them.
+"""Arms, the ways in which a document is presented to the model, and the comparisons of two arms.
 
 An arm defines the metadata that a document is rendered with; a comparison pairs two arms.
 
-Some arms are controls. If a model gains from `url: …` whatever the address is, it gains from the
-form and not from the content. Values of other documents (`bsmeta.metadata.rendering`) show what the
-content is worth. A prefix of junk words, or only the end of a prefix, has form without content: its
-gain is the effect of form, such as the sign that a document begins here. The prompt style,
-`Title: …; URL: …; Entities: A, B.` before the unchanged text, is how a user would write metadata
-for a model that was never trained on it: markup is left out, local metadata whose values are words
-is listed.
+Some arms are controls. If a model gains from `url: …` with any address, it gains from the form and
+not from the content. Values of other documents (`bsmeta.metadata.rendering`) separate the two. A
+prefix of junk words, or only the end of a prefix, has form without content: its gain is the effect
+of form, such as the sign that a document begins here.
+
+The prompt style, `Title: …; URL: …; Entities: A, B.` before the unchanged text, is how a user would
+write metadata for a model that was never trained on it: markup is left out, and local metadata
+whose values are words is listed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ from bsmeta.metadata.rendering import Rendered, Renderer
 TEXT = "text"
 """The group whose only comparison has identical arms: every document as text alone."""
 
-TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
+TRAINING = "training"
+PROMPT = "prompt"
+FORM = "form"
+SEPARATOR = "separator"
+"""Styles of arms, see `Arm.style`."""
+
 AGAINST = "own_against_"
 """Prefix of the groups that compare an arm with its control instead of with no metadata."""
 
@@ -43,8 +49,9 @@ class Arm:
 
     Attributes:
         types: The metadata types to use (where the document has them).
-        values: `own`: the document's values; `shuffled`: another document's; `wrong`: another
-            document's that differ from its own; `matched`: wrong values of similar length.
+        values: `own`: the document's values; `shuffled`: values of another document; `wrong`:
+            values of another document that differ from its own; `matched`: wrong values of similar
+            length.
         style: `training`: as in training; `prompt`: field names in plain English; `form`: a prefix
             of junk words of similar length; `separator`: only the end of a prefix.
     """
@@ -56,8 +63,9 @@ class Arm:
     def __str__(self) -> str:
         if not self.types:
             return "without metadata"
+        types = ", ".join(self.types)
         variants = [name for name in (self.values, self.style) if name not in (OWN, TRAINING)]
-        return ", ".join(self.types) + (f" ({', '.join(variants)})" if variants else "")
+        return f"{types} ({', '.join(variants)})" if variants else types
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +84,11 @@ class Comparison:
 
     @property
     def subject(self) -> str:
-        """What it is about, whatever its group: `all`, or types joined by +."""
+        """The name without the group: `all`, or types joined by +."""
         return self.name.partition("/")[2] or self.name
 
-    def varied(self, group: str, *, base: Arm | None = None, test: Arm | None = None) -> Comparison:
-        """The comparison with another arm, in another group."""
+    def vary(self, group: str, *, base: Arm | None = None, test: Arm | None = None) -> Comparison:
+        """Returns the comparison with another arm, in another group."""
         name = f"{group}/{self.subject}"
         return Comparison(name, group, base or self.base, test or self.test)
 
@@ -91,55 +99,73 @@ TEXT_ALONE = Comparison(TEXT, TEXT, NOTHING, NOTHING)
 
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:
-    """The comparisons of these groups, in the order of the groups."""
+    """Returns the comparisons of these groups, in the order of the groups."""
     everything = Arm(tuple(types))
-    found = []
+    comparisons = []
     for group in groups:
         if group == "all":
-            found.append(Comparison(group, group, NOTHING, everything))
+            comparisons.append(Comparison(group, group, NOTHING, everything))
             continue
         for name in types:
-            alone, others = Arm((name,)), Arm(tuple(other for other in types if other != name))
-            pairs = {
-                "each": (NOTHING, alone), "left_out": (NOTHING, others),
+            alone = Arm((name,))
+            others = Arm(tuple(other for other in types if other != name))
+            arms = {
+                "each": (NOTHING, alone),
+                "left_out": (NOTHING, others),
                 "added": (others, everything),
-            }  # fmt: skip
-            found.append(Comparison(f"{group}/{name}", group, *pairs[group]))
-    return found
+            }
+            base, test = arms[group]
+            comparisons.append(Comparison(f"{group}/{name}", group, base, test))
+    return comparisons
 
 
 def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
-    """The text alone, then all comparisons that the configuration requests.
+    """Returns the text alone, then all comparisons that the configuration requests.
 
     Raises:
         ConfigurationError: A name is unknown; the message lists all of them.
     """
+    plain = plan_comparisons(config.comparisons, types) + _chosen_comparisons(config, types)
+
+    # Comparisons with the text alone are repeated for each control, and for the prompt style.
+    repeated = [comparison for comparison in plain if comparison.group in ("all", "each", "chosen")]
+
+    against_nothing = []
+    against_control = []
+    for control in config.controls:
+        for comparison in repeated:
+            arm = apply_control(comparison.test, control)
+            against_nothing.append(comparison.vary(control, test=arm))
+            against_control.append(comparison.vary(AGAINST + control, base=arm))
+
+    prompts = []
+    if config.prompt:
+        for comparison in repeated:
+            arm = replace(comparison.test, style=PROMPT)
+            prompts.append(comparison.vary(PROMPT, test=arm))
+    return [TEXT_ALONE, *plain, *against_nothing, *against_control, *prompts]
+
+
+def _chosen_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
+    """Returns the comparisons of `chosen`, each of types joined by +."""
     problems: list[str] = []
-    plain = plan_comparisons(config.comparisons, types)
+    comparisons = []
     for entry in config.chosen:
-        wanted = entry.split("+")
+        names = entry.split("+")
         problems += [
             f"chosen={list(config.chosen)}: {name} is not in metadata_list {list(types)}"
-            for name in wanted
+            for name in names
             if name not in types
         ]
-        own = Arm(tuple(name for name in types if name in wanted))
-        plain.append(Comparison(f"chosen/{entry}", "chosen", NOTHING, own))
+        arm = Arm(tuple(name for name in types if name in names))
+        comparisons.append(Comparison(f"chosen/{entry}", "chosen", NOTHING, arm))
     if problems:
         raise ConfigurationError("\n".join(problems))
-    repeated = [own for own in plain if own.group in ("all", "each", "chosen")]
-    pairs = [(control, own) for control in config.controls for own in repeated]
-    varied = [own.varied(control, test=controlled(own.test, control)) for control, own in pairs]
-    varied += [
-        own.varied(AGAINST + control, base=controlled(own.test, control)) for control, own in pairs
-    ]
-    if config.prompt:
-        varied += [own.varied(PROMPT, test=replace(own.test, style=PROMPT)) for own in repeated]
-    return [TEXT_ALONE, *plain, *varied]
+    return comparisons
 
 
-def controlled(arm: Arm, control: str) -> Arm:
-    """The arm with the values of another document, or in a style without content."""
+def apply_control(arm: Arm, control: str) -> Arm:
+    """Returns the arm with the values of another document, or in a style without content."""
     if control in (FORM, SEPARATOR):
         return replace(arm, style=control)
     return replace(arm, values=control)
@@ -162,43 +188,49 @@ class StyledRenderer:
         self._renderer = Renderer(config)
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """The document with its metadata of these types; the text alone if they give no prefix.
+        """Renders a document with its metadata of these types; the text alone without a prefix.
 
-        Only the style of training has local metadata at its places: it is content.
+        Only the style of training has local metadata at its places, because it is content.
         """
         if self._style == TRAINING:
             return self._renderer.render(document, types)
         plain = Rendered(document.text, body=document.text)
         if self._style == PROMPT:
-            return self._as_prompt(document, types, plain)
-        own = self._renderer.render(document, types)
-        start, end = self.config.metadata_prefix_start_seq, self.config.metadata_prefix_sep
-        room = len(own.prefix) - len(start) - len(end)
-        words = _junk(own.prefix, room) if self._style == FORM else ""
+            return self._render_prompt(document, types, plain)
+        return self._render_form(document, types, plain)
+
+    def _render_form(self, document: Document, types: Sequence[str], plain: Rendered) -> Rendered:
+        """Renders the text after a prefix of junk words, or after only the end of a prefix."""
+        trained = self._renderer.render(document, types)
+        start = self.config.metadata_prefix_start_seq
+        end = self.config.metadata_prefix_sep
+        room = len(trained.prefix) - len(start) - len(end)
+        words = _draw_junk(trained.prefix, room) if self._style == FORM else ""
         prefix = (start + words + end).lstrip()
-        if not own.prefix or not prefix:
+        if not trained.prefix or not prefix:
             return plain
         return replace(
             plain,
             prefix=prefix,
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
-            prefix_token_types=own.prefix_token_types[:1],
-            lead=own.lead,
-            types=own.types,
+            prefix_token_types=trained.prefix_token_types[:1],
+            lead=trained.lead,
+            types=trained.types,
         )
 
-    def _as_prompt(self, document: Document, types: Sequence[str], plain: Rendered) -> Rendered:
-        """The text after a sentence with its metadata."""
+    def _render_prompt(self, document: Document, types: Sequence[str], plain: Rendered) -> Rendered:
+        """Renders the text after a sentence with its metadata."""
         config = self.config
-        fields = {
-            key: text
-            for key in config.metadata_list
-            if key in types and (text := _field(key, document))
-        }
+        fields = {}
+        for key in config.metadata_list:
+            field = _make_field(key, document) if key in types else ""
+            if field:
+                fields[key] = field
         if not fields:
             return plain
+
         *strings, last = fields.values()
-        strings = [text + config.metadata_sep for text in strings]
+        strings = [field + config.metadata_sep for field in strings]
         strings.append(last + config.metadata_prefix_sep)
         bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
         token_types = [1 + config.metadata_list.index(key) for key in fields]
@@ -212,8 +244,8 @@ class StyledRenderer:
         )
 
 
-def _junk(prefix: str, room: int) -> str:
-    """Random words of at least `room` characters in total, always the same for the same prefix."""
+def _draw_junk(prefix: str, room: int) -> str:
+    """Draws random words of at least `room` characters in total, the same for the same prefix."""
     draw = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
     words = ""
     while len(words) < room:
@@ -221,11 +253,13 @@ def _junk(prefix: str, room: int) -> str:
     return words
 
 
-def _field(key: str, document: Document) -> str:
-    """`Title: Sets`; "" if the document has no value of the type that is words."""
+def _make_field(key: str, document: Document) -> str:
+    """Returns a type with its values, such as `Title: Sets`; "" if no value of it is text."""
     kind = type_of(key)
-    records = document.records(key)
-    shown = [record for record in records if kind.is_listed or not record.is_local()]
-    values = [kind.prompt_value(str(record.value)) for record in shown]
+    values = [
+        kind.prompt_value(str(record.value))
+        for record in document.records(key)
+        if kind.is_listed or not record.is_local()
+    ]
     name = kind.prompt_label or key.replace("_", " ").capitalize()
     return f"{name}: {', '.join(dict.fromkeys(values))}" if values else ""

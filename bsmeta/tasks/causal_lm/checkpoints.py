@@ -1,7 +1,4 @@
-"""Loads the language model of a checkpoint, and checks what it was trained on.
-
-A held-out file that was part of the training data is reported.
-"""
+"""Loads the language model of a checkpoint, and refuses to evaluate it on its training data."""
 
 from __future__ import annotations
 
@@ -47,9 +44,10 @@ from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
 
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
-    """The training run's configuration with the changes that the evaluation makes."""
-    train = run_config(location, config.training_config, config.overrides)
-    data, metadata = train.data_config, train.data_config.metadata_config
+    """Returns the training run's configuration with the changes that the evaluation makes."""
+    train = read_run_config(location, config.training_config, config.overrides)
+    data = train.data_config
+    metadata = data.metadata_config
     if config.metadata_list is not None:  # the run may not have read the columns of these types
         metadata = replace(
             metadata, metadata_list=list(config.metadata_list), metadata_column_list=None
@@ -61,15 +59,21 @@ def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig
     return replace(train, data_config=replace(data, metadata_config=metadata))
 
 
-def run_config(
+def read_run_config(
     location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
 ) -> CausalLMConfig:
-    """The configuration that the model was trained with (a Hub model: the default one)."""
+    """Returns the configuration that the model was trained with (a Hub model: the default one).
+
+    Args:
+        training_config_file: The `config.yaml` of the run; None: the one beside the model.
+        overrides: Keys of the configuration to change.
+    """
     path = Path(training_config_file) if training_config_file else location.config
     if path is None:
         return changed(CausalLMConfig(), overrides)
     if path.name == RECIPE:
         return changed(to_config(read_recipe(path), CausalLMConfig, str(path)), overrides)
+
     config = saved_config(path, {"causal_lm": TASKS["causal_lm"]}, overrides)
     assert isinstance(config, CausalLMConfig)
     return config
@@ -82,7 +86,7 @@ class OpenedModel:
         training_config: The `config.yaml` of its run; None: the one beside it.
         overrides: Keys of that configuration to change.
         precision: `auto`, `float32` or `bfloat16`.
-        device: None: a GPU if there is one.
+        device: The device of the model; None: a GPU if there is one.
 
     Attributes:
         train: The configuration that it was trained with, after overrides.
@@ -98,7 +102,7 @@ class OpenedModel:
         device: torch.device | None = None,
     ) -> None:
         self.location = location
-        self.train = run_config(location, training_config, overrides)
+        self.train = read_run_config(location, training_config, overrides)
         self.device = device or default_device()
         self._precision = precision
 
@@ -121,108 +125,124 @@ class OpenedModel:
 def load_model(
     location: Location, train: CausalLMConfig, precision: str, device: torch.device
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """The model, on its device and in evaluation mode, and its tokenizer."""
+    """Loads the model, on its device and in evaluation mode, and its tokenizer.
+
+    Raises:
+        UserError: They cannot be loaded, or do not fit together or the configuration.
+    """
     use_bfloat16 = precision == "bfloat16"
     if precision == "auto":
         use_bfloat16 = device.type == "cuda" and train.mixed_precision == "bf16"
     dtype = torch.bfloat16 if use_bfloat16 else torch.float32
-    where = f"checkpoint={location.name}"
+
+    setting = f"checkpoint={location.name}"
     if location.untrained:  # only its tokenizer is used
-        check_files(location.model, where)
-        tokenizer = _load_tokenizer(location.model, where)
-        model = _first_model(location, train, len(tokenizer), dtype)
+        check_files(location.model, setting)
+        tokenizer = _load_tokenizer(location.model, setting)
+        model = _make_initial_model(location, train, len(tokenizer), dtype)
     else:
-        model = load_weights(location.model, where, dtype=dtype)
-        tokenizer = _load_tokenizer(location.model, where)
+        model = load_weights(location.model, setting, dtype=dtype)
+        tokenizer = _load_tokenizer(location.model, setting)
+
     _check_fit(model, tokenizer, train.data_config)
     return model.to(device).eval(), tokenizer
 
 
-def _load_tokenizer(source: str, where: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(source: str, setting: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = read_tokenizer(source)
     except (OSError, ValueError) as error:
-        raise DataError(f"{where}: the tokenizer of {source} cannot be loaded: {error}") from error
-    check_vocabulary(tokenizer, where)
+        raise DataError(
+            f"{setting}: the tokenizer of {source} cannot be loaded: {error}"
+        ) from error
+    check_vocabulary(tokenizer, setting)
     return tokenizer
 
 
-def _first_model(
+def _make_initial_model(
     location: Location, train: CausalLMConfig, vocabulary: int, dtype: torch.dtype
 ) -> nn.Module:
-    """The initial model of a run: random weights, or those of the configured `model_name`."""
+    """Makes the initial model of a run: random weights, or the weights of its `model_name`."""
     if not location.has_run_config or train.model_config_file is not None:
         shape = read_shape(location.model)
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)
             return new_model(AutoModelForCausalLM, shape, dtype=dtype)
-    where = f"{location.name}: model_name={train.model_name}"
-    model = load_weights(train.model_name, where, dtype=dtype)
+
+    setting = f"{location.name}: model_name={train.model_name}"
+    model = load_weights(train.model_name, setting, dtype=dtype)
     if vocabulary > vocabulary_of(model):
         model.resize_token_embeddings(vocabulary)  # the special tokens that training added
     return model
 
 
 def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
+    """Checks that the model has embeddings for all tokens, and positions for all sequences."""
     rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise ConfigurationError(
             f"the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings: "
             "it is not the tokenizer that the model was trained with"
         )
-    longest = positions_of(model.config)
-    if longest is not None and row_length(data) > longest:
-        length, room = data.metadata_config.max_seq_len, metadata_room(data)
+
+    positions = positions_of(model.config)
+    if positions is not None and row_length(data) > positions:
+        length = data.metadata_config.max_seq_len
+        room = metadata_room(data)
         with_room = f" (and {room} of metadata)" if room else ""
         raise ConfigurationError(
             f"data_config.metadata_config.max_seq_len={length}{with_room}, but the model has only "
-            f"{longest} positions; +overrides.data_config.metadata_config.max_seq_len="
-            f"{longest // 2 if room else longest}"
+            f"{positions} positions; +overrides.data_config.metadata_config.max_seq_len="
+            f"{positions // 2 if room else positions}"
         )
 
 
 def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMConfig) -> None:
-    """Reject a held-out file that is one of the run's training shards.
+    """Rejects a held-out file that is one of the run's training shards.
 
-    The shards are those that a checkpoint of the run lists, and those in its configuration that
-    still exist on this machine. Local shards are identified by their content, shards on the Hub by
-    name and size, objects in buckets by their ETag.
+    The training shards are listed by a checkpoint of the run, or match its configuration on this
+    machine. Local shards are identified by their content, shards on the Hub by name and size,
+    objects in buckets by their ETag.
 
     Args:
         data: The data configuration of the evaluation.
         train: The configuration of its run, without the changes that the evaluation makes.
+
+    Raises:
+        DataError: The held-out file was trained on.
     """
     path = validation_path(data)
     if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
         return  # reported when it is read
-    own = Shard(os.path.basename(str(path)), path, size_of(path))
-    content = _content(own)
-    same = [
-        name
-        for name, listed in _listed_by_checkpoint(location).items()
-        if listed == content and (os.path.basename(name) == own.name or isinstance(listed, dict))
-    ]
-    same += [
-        str(shard.path)
-        for shard in _on_this_machine(train.data_config)
-        if shard.size == own.size and _content(shard) == content
-    ]
+
+    held_out = Shard(os.path.basename(str(path)), path, size_of(path))
+    content = _identify_content(held_out)
+    same: list[str] = []
+    for name, listed_content in _list_checkpoint_shards(location).items():
+        has_same_name = os.path.basename(name) == held_out.name
+        # A shard of the Hub is identified by its size alone: then the names must agree, too.
+        if listed_content == content and (has_same_name or isinstance(listed_content, dict)):
+            same.append(name)
+    for shard in _list_local_shards(train.data_config):
+        if shard.size == held_out.size and _identify_content(shard) == content:
+            same.append(str(shard.path))
+
     if same:
-        own_file = train.data_config.validation_file
+        run_file = train.data_config.validation_file
         raise DataError(
             f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
             f"{same[0]}); expected a file that it was not trained on"
-            + (f", such as validation_file={own_file}" if own_file else "")
+            + (f", such as validation_file={run_file}" if run_file else "")
         )
 
 
-def _content(shard: Shard) -> Any:
-    """A shard's entry in the fingerprint of a run: its size, and a hash if it is local."""
+def _identify_content(shard: Shard) -> Any:
+    """Returns a shard's entry in the fingerprint of a run: its size, and a hash if it is local."""
     return shards_fingerprint(with_samples([shard]))[shard.name]
 
 
-def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
-    """Training shards and their fingerprints as listed by a checkpoint of the run; {} if none."""
+def _list_checkpoint_shards(location: Location) -> dict[str, Any]:
+    """Returns training shards and their fingerprints from a checkpoint of the run; {} if none."""
     folders = [Path(location.model).parent, Path(location.name)]
     if location.run_folder is not None:
         folders += sorted(location.run_folder.glob("checkpoint-*step"))
@@ -235,12 +255,15 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
     return {}
 
 
-def _on_this_machine(data: DataConfig) -> list[Shard]:
-    """The training shards of the configuration, if all of them are local files."""
+def _list_local_shards(data: DataConfig) -> list[Shard]:
+    """Returns the training shards of the configuration, if all of them are local files."""
     if any("://" in entry for _, entry in train_entries(data)):
         return []
-    sources = [own for own in source_configs(data).values() if own.train_file]
+    shards: list[Shard] = []
     try:
-        return [shard for own in sources for shard in list_shards(own)]
+        for source in source_configs(data).values():
+            if source.train_file:
+                shards += list_shards(source)
     except UserError:  # they were moved or deleted
         return []
+    return shards

@@ -40,9 +40,13 @@ from bsmeta.data.stream.columns import column_problems, missing_types, type_prob
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 from bsmeta.tasks.causal_lm.data_rows import size_rows
 
-FLASH, FLEX = "flash_attention_2", "flex_attention"
-# Suffixes of common training data formats that are not supported.
+FLASH = "flash_attention_2"
+FLEX = "flex_attention"
+"""Values of `attn_implementation` that run on GPUs only."""
+
 FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
+"""Suffixes of common training data formats that are not supported."""
+
 _METADATA = "data_config.metadata_config"
 
 
@@ -55,27 +59,34 @@ def value_problems(config: CausalLMConfig, composition: Composition = NOTHING) -
     if data.train_file is None and data.dataset_name is None and not data.sources:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
-    problems = list(data_problems(data))
-    yield from problems
-    yield from _lora(config)
+
+    values = list(data_problems(data))
+    yield from values
+    yield from _lora_problems(config)
     files = list(file_problems(config))
     yield from files
-    if checks_for_all() and not problems:
+
+    # The content of files is checked only if the keys that name them are right.
+    if checks_for_all() and not values:
         refused = {problem.key for problem in files}
-        yield from (found for found in column_problems(data) if found.key not in refused)
+        for problem in column_problems(data):
+            if problem.key not in refused:
+                yield problem
         yield from type_problems(data)
 
 
-def _lora(config: CausalLMConfig) -> Iterator[Problem]:
+def _lora_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields adapters of random weights or without their library, and keys without effect."""
     lora = config.lora
     if lora.rank == 0:
         default = LoraKeys()
         for name in ("alpha", "dropout", "targets"):
-            if (value := getattr(lora, name)) != getattr(default, name):
+            value = getattr(lora, name)
+            if value != getattr(default, name):
                 expected = "nothing, because there are no adapters (lora.rank=0)"
                 yield Problem(f"lora.{name}", HYDRA, show(value), expected, "lora.rank=16, say")
         return
+
     if config.model_config_file is not None:
         expected = "0: adapters of a model whose weights are random (model_config_file)"
         fix = "model_config_file=null model_name=FOLDER, or lora.rank=0"
@@ -88,48 +99,55 @@ def _lora(config: CausalLMConfig) -> Iterator[Problem]:
 def start_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields problems that depend on the launch or the DeepSpeed JSON."""
-    streams, workers = config.data_config.num_streams, max(1, config.data_config.num_workers)
+    """Yields problems that depend on the launch or the DeepSpeed JSON.
+
+    Args:
+        document: The DeepSpeed JSON, if there is one.
+    """
+    streams = config.data_config.num_streams
+    workers = max(1, config.data_config.num_workers)
     readers = launch.num_processes * workers
-    if streams >= 1 and streams % readers:  # every worker of every process gets equally many
-        sum_ = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
+    if streams >= 1 and streams % readers:  # every worker of every process gets the same number
+        product = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
+        expected = f"a multiple of {product} = {readers}"
         fix = (
             f"data_config.num_streams={-(-streams // readers) * readers}, or (on a resumed "
             "run, which must keep num_streams) other numbers of processes or workers"
         )
-        expected = f"a multiple of {sum_} = {readers}"
         yield Problem("data_config.num_streams", HYDRA, str(streams), expected, fix)
-    best = config.keep_best_by if config.eval_steps else None
-    asked = {"keep_best_by": best, "start_with_eval": config.start_with_eval or None}
-    for key, value in asked.items():
+
+    # Keys that need evaluations, with their values if they are set.
+    values = {
+        "keep_best_by": config.keep_best_by if config.eval_steps else None,
+        "start_with_eval": config.start_with_eval or None,
+    }
+    for key, value in values.items():
         if value is not None and config.data_config.validation_file is None:
             expected = "no evaluation, because there is no held-out file"
             fix = f"data_config.validation_file=FILE, or leave {key} out"
             yield Problem(key, HYDRA, show(value), expected, fix)
+
     yield from speed_problems(config, launch, document)
 
 
 def speed_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields options that cannot run here, and keys without effect."""
-    yield from _attention(config, launch)
+    """Yields options for speed that cannot run here, and keys without effect.
+
+    Args:
+        document: The DeepSpeed JSON, if there is one.
+    """
+    yield from _attention_problems(config, launch)
     if config.liger_kernel:
-        yield from _only_on_gpus("liger_kernel", True, launch, "liger_kernel=false")
-        if importlib.util.find_spec("liger_kernel") is None:
-            fix = "pip install liger-kernel, or liger_kernel=false"
-            yield Problem("liger_kernel", HYDRA, show(True), "an installed library", fix)
-        if config.deterministic:
-            # They do not ask torch, and add with atomic operations: in mixtures of experts, and in
-            # LayerNorm from pull request 815 to 945 of linkedin/Liger-Kernel.
-            expected = "false with deterministic=true: its kernels may add in any order"
-            fix = "liger_kernel=false, or deterministic=false"
-            yield Problem("liger_kernel", HYDRA, show(True), expected, fix)
+        yield from _liger_problems(config, launch)
+
     stage = None if document is None else look_up(document, "zero_optimization.stage")
     if config.torch_compile and stage == 3:
         expected = "false under ZeRO-3, which gathers weights between the compiled operations"
         fix = "torch_compile=false, or ZeRO-2"
         yield Problem("torch_compile", HYDRA, show(True), expected, fix)
+
     every = config.gradient_checkpointing_every
     if every > 1 and not config.gradient_checkpointing:
         key = "gradient_checkpointing_every"
@@ -137,42 +155,61 @@ def speed_problems(
         yield Problem(key, HYDRA, show(every), expected, "gradient_checkpointing=true")
 
 
-def _attention(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
-    key, found = "attn_implementation", config.attn_implementation
-    if found in (FLASH, FLEX):
-        yield from _only_on_gpus(key, found, launch, f"{key}=sdpa")
-    if found != FLASH:
+def _liger_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
+    yield from _missing_gpu("liger_kernel", True, launch, "liger_kernel=false")
+    if importlib.util.find_spec("liger_kernel") is None:
+        fix = "pip install liger-kernel, or liger_kernel=false"
+        yield Problem("liger_kernel", HYDRA, show(True), "an installed library", fix)
+    if config.deterministic:
+        # The kernels do not ask torch whether to be deterministic, and add with atomic operations:
+        # in mixtures of experts, and in LayerNorm from pull request 815 to 945 of
+        # linkedin/Liger-Kernel.
+        expected = "false with deterministic=true: its kernels may add in any order"
+        fix = "liger_kernel=false, or deterministic=false"
+        yield Problem("liger_kernel", HYDRA, show(True), expected, fix)
+
+
+def _attention_problems(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
+    key = "attn_implementation"
+    implementation = config.attn_implementation
+    if implementation in (FLASH, FLEX):
+        yield from _missing_gpu(key, implementation, launch, f"{key}=sdpa")
+    if implementation != FLASH:
         return
+
     if config.mixed_precision == "no":
         expected = "another one in float32: flash attention computes in bf16 or fp16"
-        yield Problem(key, HYDRA, show(found), expected, f"mixed_precision=bf16, or {key}=sdpa")
+        fix = f"mixed_precision=bf16, or {key}=sdpa"
+        yield Problem(key, HYDRA, show(implementation), expected, fix)
     if config.torch_compile:
         expected = "another one with torch_compile: documents' borders have no fixed shape"
         fix = f"torch_compile=false, or {key}=varlen"
-        yield Problem(key, HYDRA, show(found), expected, fix)
+        yield Problem(key, HYDRA, show(implementation), expected, fix)
     if importlib.util.find_spec("flash_attn") is None:
+        expected = "an installed library (flash_attn)"
         fix = f"pip install flash-attn, or {key}=varlen"
-        yield Problem(key, HYDRA, show(found), "an installed library (flash_attn)", fix)
+        yield Problem(key, HYDRA, show(implementation), expected, fix)
 
 
-def _only_on_gpus(key: str, found: object, launch: Launch, fix: str) -> Iterator[Problem]:
+def _missing_gpu(key: str, value: object, launch: Launch, fix: str) -> Iterator[Problem]:
+    """Yields a problem if a value that needs GPUs is set for a launch without any."""
     if launch.gpus == 0:
-        yield Problem(key, HYDRA, show(found), "another value: there is no GPU to train on", fix)
+        yield Problem(key, HYDRA, show(value), "another value: there is no GPU to train on", fix)
 
 
 def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields missing model and data files; data only if it is to be read on this machine.
+    """Yields missing model and data files; data only if this machine is to read them.
 
     The Hub and other remote file systems are not queried; the run itself does that.
     """
     yield from model_problems(config)
-    yield from _positions(config)
+    yield from _local_positions_problems(config)
     if config.accelerate_config_file is None and checks_for_all():
-        yield from _data(config)
-        yield from _missing_held_out(config)
+        yield from _shard_problems(config)
+        yield from _held_out_problems(config)
 
 
-def _data(config: CausalLMConfig) -> Iterator[Problem]:
+def _shard_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields missing files of the data, and files in a format that is not supported."""
     data = config.data_config
     if data.prepared is not None:
@@ -180,16 +217,19 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
             fix = "make it with python -m bsmeta.data.prepare … out=FOLDER"
             yield missing("data_config.prepared", data.prepared, "a folder", fix)
         return
+
     folder = local_dataset(data)
     if folder is not None and not os.path.isdir(folder):
         fix = "correct it, or name a data set on the Hub (OWNER/NAME)"
         yield missing("data_config.dataset_name", folder, "the folder of the shards", fix)
         return
-    start = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
+
+    base = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
     for key, entry in missing_shards(config):
-        fix = f"correct it; a relative path begins in {start}"
         expected = "shards: a file, a folder or a glob that matches some"
+        fix = f"correct it; a relative path begins in {base}"
         yield missing(key, entry, expected, fix)
+
     entries = [*train_entries(data)]
     if data.validation_file:
         entries.append(("data_config.validation_file", data.validation_file))
@@ -200,16 +240,18 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
             yield Problem(key, HYDRA, show(entry), expected, fix)
 
 
-def _missing_held_out(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields a held-out file that is missing; a folder is none.
+def _held_out_problems(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields a problem if the held-out file is missing, or is a folder.
 
-    Without it, its documents could not be kept out of training. Prepared data had it when it was
-    made: a run on it needs the file for evaluations only.
+    Without it, its documents could not be excluded from training. Prepared data were made with the
+    held-out file: a run on them needs the file only for evaluations.
     """
-    data, key = config.data_config, "data_config.validation_file"
+    key = "data_config.validation_file"
+    data = config.data_config
     held_out = data.validation_file and in_dataset(data.validation_file, data)
-    if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
+    if not held_out or not _is_local(held_out) or os.path.isfile(held_out):
         return
+
     evaluates = (
         config.eval_steps > 0 or config.start_with_eval or bool(config.extra_steps_to_eval_save_at)
     )
@@ -224,25 +266,26 @@ def _missing_held_out(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
-    """The local entries of `train_file` that match no file on this machine, with their keys."""
+    """Returns the local entries of `train_file` that match no file on this machine, with keys."""
     data = config.data_config
-    entries = [] if data.prepared is not None else train_entries(data)
+    if data.prepared is not None:
+        return []
     return [
         (key, entry)
-        for key, entry in entries
-        if _is_here(entry)
+        for key, entry in train_entries(data)
+        if _is_local(entry)
         and not os.path.exists(entry)
         and next(glob.iglob(entry, recursive=True), None) is None
     ]
 
 
-def _is_here(entry: str) -> bool:
+def _is_local(entry: str) -> bool:
     """Whether an entry is a path rather than an address such as hf://… or gs://…."""
     return "://" not in entry
 
 
 def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
-    """Yields a `model_name` of the command line that other keys of a file override."""
+    """Yields a problem if other keys override the `model_name` of the command line."""
     if "model_name" in overridden and not uses_model_name(config):
         expected = (
             f"no such override: model_config_file ({config.model_config_file}, random weights) and "
@@ -252,7 +295,7 @@ def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> 
         yield Problem("model_name", HYDRA, show(config.model_name), expected, fix)
 
 
-def _positions(config: CausalLMConfig) -> Iterator[Problem]:
+def _local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Checks the positions of the model, if its config is on this disk."""
     key = "model_config_file" if config.model_config_file is not None else "model_name"
     name = getattr(config, key)
@@ -275,32 +318,40 @@ def positions_problems(
         source: The key that names the model, and its value.
     """
     data = config.data_config
-    length, room = data.metadata_config.max_seq_len, metadata_room(data)
-    if positions is not None and length + room > positions:
-        key = "data_config.metadata_config.max_seq_len"
-        expected = f"at most {positions}, the positions of the model ({source})"
-        found, fix = show(length), f"{key}={positions}"
-        if room:
-            expected += ", with the tokens of metadata (data_config.row_metadata_budget)"
-            found += f" and {room} of metadata"
-            fix = f"{key}={positions // 2} data_config.row_metadata_budget={positions // 2}"
-        yield Problem(key, HYDRA, found, expected, fix)
+    length = data.metadata_config.max_seq_len
+    room = metadata_room(data)
+    if positions is None or length + room <= positions:
+        return
+
+    key = "data_config.metadata_config.max_seq_len"
+    current = show(length)
+    expected = f"at most {positions}, the positions of the model ({source})"
+    fix = f"{key}={positions}"
+    if room:
+        current += f" and {room} of metadata"
+        expected += ", with the tokens of metadata (data_config.row_metadata_budget)"
+        fix = f"{key}={positions // 2} data_config.row_metadata_budget={positions // 2}"
+    yield Problem(key, HYDRA, current, expected, fix)
 
 
 def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
-    """Rows for model, data and metadata; batch and length of the run are also given in tokens."""
+    """Returns the rows for model, data, metadata, batch (also in tokens) and length of the run."""
     data = config.data_config
-    length = data.metadata_config.max_seq_len
-    plan = BatchPlan.of(config, launch.num_processes)
-    batch = plan.global_batch
-    tokens = "text tokens" if data.row_budget == BY_TEXT else "tokens"
-    model, shards = config.model_name, train_files(data)
+    metadata = data.metadata_config
+    model = config.model_name
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
+
+    shards = train_files(data)
     if data.dataset_name:
         shards += f" in {local_dataset(data) or f'{data.dataset_name} (Hugging Face Hub)'}"
     if missing_shards(config):  # the launch may be on another machine; otherwise they are refused
         shards += "; not on this machine"
+
+    plan = BatchPlan.of(config, launch.num_processes)
+    batch = plan.global_batch
+    length = metadata.max_seq_len
+    tokens = "text tokens" if data.row_budget == BY_TEXT else "tokens"
     return [
         ("model", model),
         ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
@@ -309,8 +360,8 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
         ("held-out file", data.validation_file or "– (no evaluation)"),
         (
             "metadata",
-            f"{', '.join(data.metadata_config.metadata_list)}; in "
-            f"{data.metadata_config.metadata_probability:.0%} of the documents",
+            f"{', '.join(metadata.metadata_list)}; in {metadata.metadata_probability:.0%} of the "
+            "documents",
         ),
         (
             "global batch",
@@ -328,51 +379,62 @@ def summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
 
 
 def notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
-    """One line for each setting that has no effect."""
-    data, metadata = config.data_config, config.data_config.metadata_config
-    found = []
+    """Returns one line for each setting that has no effect."""
+    data = config.data_config
+    metadata = data.metadata_config
+    lines = []
     if config.model_name != CausalLMConfig.model_name and not uses_model_name(config):
-        found.append(
+        lines.append(
             f"model_name: {config.model_name} is not used: model_config_file and tokenizer_name "
             "are set"
         )
-    found += _phases(metadata, config.max_train_steps, decay_start(config, config.max_train_steps))
-    found += _excluded(data)
-    columns = dict.fromkeys(name for own in source_configs(data).values() for name in own.columns)
+
+    start_of_decay = decay_start(config, config.max_train_steps)
+    lines += _list_empty_phases(metadata, config.max_train_steps, start_of_decay)
+    lines += _list_unused_exclusions(data)
+
+    columns: dict[str, None] = {}  # an ordered set
+    for source in source_configs(data).values():
+        columns |= dict.fromkeys(source.columns)
     unused = [name for name in columns if name not in ("text", *metadata.metadata_list)]
     if unused:
-        found.append(f"data_config.columns: {', '.join(unused)} not in metadata_list, so not used")
+        lines.append(f"data_config.columns: {', '.join(unused)} not in metadata_list, so not used")
+
     if data.row_metadata_budget is not None and data.row_budget != BY_TEXT:
-        found.append(
+        lines.append(
             f"data_config.row_metadata_budget is not used: under row_budget={data.row_budget}, "
             "metadata shares the max_seq_len tokens of a row with the text"
         )
-    return [*found, *metadata_notes(metadata), *missing_types(data)]
+    return [*lines, *metadata_notes(metadata), *missing_types(data)]
 
 
-def _phases(config: MetadataConfig, max_train_steps: int, decay_start: int | None) -> Iterator[str]:
+def _list_empty_phases(
+    config: MetadataConfig, max_train_steps: int, decay_start: int | None
+) -> Iterator[str]:
+    """Yields the phases of the metadata schedule that never take place."""
     starts = [*phase_starts(config, max_train_steps, decay_start), max_train_steps]
     for number, (start, end) in enumerate(pairwise(starts)):
-        if start == end and config.schedule:
-            phase = config.schedule[number]
-            reason = (
-                "the learning rate of this run never decays (a run of decay_from may have it)"
-                if phase.at_decay
-                else f"its share of {phase.share:g} is less than one of {max_train_steps:,} steps"
-            )
-            yield f"{_METADATA}.schedule.{number} never takes place: {reason}"
+        if start != end or not config.schedule:
+            continue
+        phase = config.schedule[number]
+        if phase.at_decay:
+            reason = "the learning rate of this run never decays (a run of decay_from may have it)"
+        else:
+            reason = f"its share of {phase.share:g} is less than one of {max_train_steps:,} steps"
+        yield f"{_METADATA}.schedule.{number} never takes place: {reason}"
 
 
-def _excluded(config: DataConfig) -> Iterator[str]:
+def _list_unused_exclusions(config: DataConfig) -> Iterator[str]:
     """Yields the entries of `exclude` that match none of the training shards on this disk."""
     paths = [entry for _, entry in train_entries(config)]
     if not config.exclude or config.prepared or any("://" in path for path in paths):
         return
+
     files: list[str] = []
     for path in paths:
         pattern = os.path.join(path, "*") if os.path.isdir(path) else path
         files += glob.glob(pattern, recursive=True)
     names = [*map(os.path.basename, files), *map(os.path.abspath, files)]
-    for excluded in config.exclude:
-        if not any(fnmatch(name, excluded) for name in names):
-            yield f"data_config.exclude: {excluded} matches none of {len(files)} training shards"
+    for pattern in config.exclude:
+        if not any(fnmatch(name, pattern) for name in names):
+            yield f"data_config.exclude: {pattern} matches none of {len(files)} training shards"

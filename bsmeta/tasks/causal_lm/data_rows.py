@@ -1,4 +1,4 @@
-"""The size of the training data in the start-up table, beside what a run would read of it."""
+"""The size of the training data in the start-up table, and the number of epochs of the run."""
 
 from __future__ import annotations
 
@@ -17,71 +17,78 @@ MANY_EPOCHS = 4
 """Up to here, repeated data is worth about as much as new (Muennighoff et al. 2023, "Scaling
 data-constrained language models", arXiv 2305.16264)."""
 
-_SIZES: dict[str, DataSize | None] = {}
-"""The last size, by what it depends on."""
+_LAST_SIZE: dict[str, DataSize | None] = {}
+"""The last estimate, by the settings and files that it depends on."""
 
 
 def size_rows(config: CausalLMConfig, launch: Launch) -> Iterator[Row]:
-    """Yields the row of the data's size, if it is on this machine."""
-    size = _size(config)
+    """Yields the row of the data's size, if the data is on this machine."""
+    size = _find_size(config)
     if size is None:
         return
-    by = "" if size.is_tokenized else f" ({BYTES_PER_TOKEN:g} bytes each)"
+
+    token_length = "" if size.is_tokenized else f" ({BYTES_PER_TOKEN:g} bytes each)"
     about = "" if size.is_exact and size.is_tokenized else "about "
-    epochs = _planned_tokens(config, launch) / size.tokens
+    epochs = _count_planned_tokens(config, launch) / size.tokens
     yield (
         "data size",
-        f"{about}{count(size.documents)} documents, {count(size.text_bytes)}B of text, "
-        f"{count(size.tokens)} tokens{by}; the run reads it {_times(epochs)}",
+        f"{about}{format_count(size.documents)} documents, "
+        f"{format_count(size.text_bytes)}B of text, "
+        f"{format_count(size.tokens)} tokens{token_length}; "
+        f"the run reads it {_format_times(epochs)}",
     )
 
 
 def size_notes(config: CausalLMConfig, launch: Launch) -> Iterator[str]:
     """Yields a note if the run repeats its data more often than is useful."""
-    size = _size(config)
+    size = _find_size(config)
     if size is None:
         return
-    planned = _planned_tokens(config, launch)
+
+    planned = _count_planned_tokens(config, launch)
     epochs = planned / size.tokens
     if epochs > MANY_EPOCHS:
         steps = max(int(MANY_EPOCHS * config.max_train_steps / epochs), 1)
         yield (
-            f"max_train_steps={config.max_train_steps}: {count(planned)} tokens are "
-            f"{_times(epochs)} the training data (about {count(size.tokens)} tokens); beyond "
-            f"{MANY_EPOCHS} epochs, repeated data adds little: max_train_steps={steps} makes "
-            f"{MANY_EPOCHS} epochs, or lower the global batch"
+            f"max_train_steps={config.max_train_steps}: {format_count(planned)} tokens are "
+            f"{_format_times(epochs)} the training data "
+            f"(about {format_count(size.tokens)} tokens); "
+            f"beyond {MANY_EPOCHS} epochs, repeated data adds little: max_train_steps={steps} "
+            f"makes {MANY_EPOCHS} epochs, or lower the global batch"
         )
 
 
-def count(number: float) -> str:
-    """A number with three digits and a unit, such as `13.1 G`; below 1,000 without a unit."""
+def format_count(number: float) -> str:
+    """Formats a number with three digits and a unit, such as `13.1 G`; no unit below 1,000."""
     units = ["", " k", " M", " G", " T"]
     while number >= 999.5 and len(units) > 1:
         number /= 1000
         del units[0]
-    shown = f"{number:.0f}" if units[0] == "" else f"{number:#.3g}".rstrip(".")
-    return f"{shown}{units[0]}"
+    digits = f"{number:.0f}" if units[0] == "" else f"{number:#.3g}".rstrip(".")
+    return f"{digits}{units[0]}"
 
 
-def _times(epochs: float) -> str:
+def _format_times(epochs: float) -> str:
     return f"{epochs:,.0f} times" if epochs >= 10 else f"{epochs:.2g} times"
 
 
-def _planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
+def _count_planned_tokens(config: CausalLMConfig, launch: Launch) -> int:
+    """Counts the tokens in all steps of the run."""
     batch = BatchPlan.of(config, launch.num_processes).global_batch
     return config.max_train_steps * batch * config.data_config.metadata_config.max_seq_len
 
 
-def _size(config: CausalLMConfig) -> DataSize | None:
-    """The size of the data, which the table and its notes both show; it is estimated once."""
+def _find_size(config: CausalLMConfig) -> DataSize | None:
+    """Returns the size of the data, which is estimated once for the table and its notes."""
     shards = [local_shards(data) for data in source_configs(config.data_config).values()]
     key = repr((config.data_config, config.tokenizer_name, config.model_name, shards))
-    if key not in _SIZES:
-        _SIZES.clear()
-        _SIZES[key] = _estimated_size(config)
-    return _SIZES[key]
+    if key not in _LAST_SIZE:
+        _LAST_SIZE.clear()
+        _LAST_SIZE[key] = _estimate_size(config)
+    return _LAST_SIZE[key]
 
 
-def _estimated_size(config: CausalLMConfig) -> DataSize | None:
+def _estimate_size(config: CausalLMConfig) -> DataSize | None:
+    """Estimates the size with the tokenizer of the run, if the tokenizer is on this machine."""
     folder = config.tokenizer_name or config.model_name
     return data_size(config.data_config, folder if os.path.isdir(folder) else None)

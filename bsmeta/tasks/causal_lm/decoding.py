@@ -7,8 +7,8 @@ With guidance g, the next token is drawn from `null + g (metadata - null)`, in l
 (classifier-free guidance; Sanchez et al. 2023, equation 7; Fan et al. 2025 use it with URLs). A
 text then has two rows in the batch, one for each context. Rows are padded on the left.
 
-`generate()` of transformers is not used: its settings and its random numbers are those of a batch,
-where here each text has its own, so that a text does not depend on the others.
+`generate()` of transformers is not used, because it has one setting and one random generator for a
+whole batch. Here each text has its own, so a text does not depend on the others in its batch.
 """
 
 from __future__ import annotations
@@ -92,22 +92,20 @@ class Decoder:
 
     @torch.no_grad()
     def run(self, draws: Sequence[Draw]) -> list[Continuation]:
-        """Generate a continuation per draw; their contexts must be shorter than `max_length`.
+        """Generates a continuation per draw; their contexts must be shorter than `max_length`.
 
         Raises:
             DataError: The model's probabilities are NaN.
         """
         batch = _Batch(draws, self._device)
-        room = [
+        limits = [
             min(draw.max_new_tokens, self._max_length - max(map(len, _rows_of(draw))))
             for draw in draws
         ]
-        written = [Continuation() for _ in draws]
-        width, cache = max(map(len, batch.rows)), None
-        padded = [[self._eos] * (width - len(row)) + list(row) for row in batch.rows]
-        ids = torch.tensor(padded, device=self._device)
-        used = [[0] * (width - len(row)) + [1] * len(row) for row in batch.rows]
-        mask = torch.tensor(used, device=self._device)
+        continuations = [Continuation() for _ in draws]
+        ids, mask = self._pad_rows(batch.rows)
+        cache = None
+
         while True:
             # Each row begins at 0 after its padding. A finished row continues while other rows are
             # unfinished, but its positions stay below `max_length`.
@@ -122,37 +120,56 @@ class Decoder:
             )
             cache = output.past_key_values
             tokens = batch.choose(output.logits[:, -1, : self._vocabulary].double())
-            for own, token, draw, most in zip(written, tokens.tolist(), draws, room, strict=True):
-                if own.finished:
+
+            states = zip(continuations, tokens.tolist(), draws, limits, strict=True)
+            for continuation, token, draw, limit in states:
+                if continuation.finished:
                     continue
                 if token == self._eos:
-                    own.finished = "eos"
+                    continuation.finished = "eos"
                     continue
-                own.ids.append(token)
-                if len(own.ids) >= most:
-                    is_asked = most == draw.max_new_tokens
-                    own.finished = "max_new_tokens" if is_asked else "max_seq_len"
-            if all(continuation.finished for continuation in written):
-                return written
+                continuation.ids.append(token)
+                if len(continuation.ids) >= limit:
+                    is_requested = limit == draw.max_new_tokens
+                    continuation.finished = "max_new_tokens" if is_requested else "max_seq_len"
+            if all(continuation.finished for continuation in continuations):
+                return continuations
+
             ids = tokens[batch.owners, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
 
+    def _pad_rows(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pads rows on the left; returns their ids and the mask of the padding, [rows, width]."""
+        width = max(map(len, rows))
+        ids = [[self._eos] * (width - len(row)) + list(row) for row in rows]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
+
 
 def _rows_of(draw: Draw) -> list[Sequence[int]]:
-    """The contexts that affect a text, its own first."""
+    """Returns the contexts that affect a text, the null context last."""
     if draw.guidance == 1 or list(draw.context) == list(draw.null_context):
         return [draw.context]
-    return [draw.null_context] if draw.guidance == 0 else [draw.context, draw.null_context]
+    if draw.guidance == 0:
+        return [draw.null_context]
+    return [draw.context, draw.null_context]
 
 
 class _Batch:
-    """Maps texts to rows of the model input, and chooses tokens from the logits of the rows."""
+    """Maps texts to rows of the model input, and chooses tokens from the logits of the rows.
+
+    Attributes:
+        rows: The contexts to continue, one or two for each text.
+        owners: The number of the text of each row.
+    """
 
     def __init__(self, draws: Sequence[Draw], device: torch.device) -> None:
         self.rows: list[Sequence[int]] = []
-        self._main: list[int] = []  # for each text: its row, and the row of the null context
-        self._null: list[int] = []  # (the same row if only one context affects the text)
         self.owners: list[int] = []
+        # For each text: its row, and the row of the null context (the same row if only one context
+        # affects the text).
+        self._main: list[int] = []
+        self._null: list[int] = []
         for number, draw in enumerate(draws):
             rows = _rows_of(draw)
             self._main.append(len(self.rows))
@@ -164,15 +181,15 @@ class _Batch:
         def column(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
-        guided = [main != null for main, null in zip(self._main, self._null, strict=True)]
-        self._is_guided = torch.tensor(guided, device=device)[:, None]
+        is_guided = [main != null for main, null in zip(self._main, self._null, strict=True)]
+        self._is_guided = torch.tensor(is_guided, device=device)[:, None]
         self._guidance = column([draw.guidance for draw in draws])
         self._temperature = column([draw.temperature for draw in draws])
         self._top_p = column([draw.top_p for draw in draws])
         self._device = device
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """The next token of each text (int64 [texts]), from the logits [rows, vocabulary]."""
+        """Chooses the next token of each text (int64 [texts]) by the logits [rows, vocabulary]."""
         scores = torch.log_softmax(logits, dim=-1)
         if scores.isnan().any():
             raise DataError(
@@ -180,26 +197,29 @@ class _Batch:
                 "its weights, or what it computes in this precision, are not finite. Expected "
                 "another checkpoint, or precision=float32"
             )
-        main, null = scores[self._main], scores[self._null]
+
+        main = scores[self._main]
+        null = scores[self._null]
         guided = torch.where(self._is_guided, null + self._guidance * (main - null), main)
+
         numbers = [
             torch.rand(1, generator=generator, dtype=torch.float64)
             for generator in self._generators
         ]
-        drawn = torch.cat(numbers)[:, None].to(self._device)
-        return pick(guided, self._temperature, self._top_p, drawn)
+        points = torch.cat(numbers)[:, None].to(self._device)
+        return draw_tokens(guided, self._temperature, self._top_p, points)
 
 
-def pick(
-    scores: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, drawn: torch.Tensor
+def draw_tokens(
+    scores: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, points: torch.Tensor
 ) -> torch.Tensor:
-    """Draw a token per row from unnormalized log-probabilities.
+    """Draws a token per row from unnormalized log-probabilities.
 
     Args:
         scores: float64 [n, vocabulary].
         temperature: float64 [n, 1]; 0 takes the most likely token.
         top_p: float64 [n, 1], above 0.
-        drawn: float64 [n, 1], uniform in [0, 1): the point in the cumulative distribution of the
+        points: float64 [n, 1], uniform in [0, 1): the point in the cumulative distribution of the
             tokens, sorted by descending probability.
 
     Returns:
@@ -208,14 +228,19 @@ def pick(
     is_greedy = temperature == 0
     if is_greedy.all():
         return scores.argmax(dim=-1)
+
     scaled = scores / torch.where(is_greedy, 1.0, temperature)
     probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+
+    # The nucleus: the tokens that begin below top_p in the cumulative distribution.
     before = probabilities.cumsum(dim=-1) - probabilities
-    kept = torch.where(before < top_p, probabilities, 0.0).cumsum(dim=-1)
-    place = torch.searchsorted(kept, drawn * kept[:, -1:], right=True)
-    last = (before < top_p).sum(dim=-1, keepdim=True) - 1
-    place = torch.where(is_greedy, 0, torch.minimum(place, last))
-    return order.gather(1, place)[:, 0]
+    is_in_nucleus = before < top_p
+    cumulative = torch.where(is_in_nucleus, probabilities, 0.0).cumsum(dim=-1)
+
+    position = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
+    last = is_in_nucleus.sum(dim=-1, keepdim=True) - 1
+    position = torch.where(is_greedy, 0, torch.minimum(position, last))
+    return order.gather(1, position)[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +270,7 @@ class Contexts:
         self._is_apart = config.row_budget == BY_TEXT  # the separator merges with no word
 
     def make(self, metadata: Mapping[str, Any], prompt: str) -> Context:
-        """Build the context of metadata followed by a prompt.
+        """Builds the context of metadata followed by a prompt.
 
         If both are empty, the context is an end-of-text token.
 
@@ -254,7 +279,7 @@ class Contexts:
                 a local type.
             prompt: The text to continue; may be empty.
         """
-        head = self._rendered(metadata)
+        head = self._render(metadata)
         rendered = Rendered(
             prompt,
             prefix=head.prefix,
@@ -265,39 +290,50 @@ class Contexts:
             body=prompt,
         )
         (encoded,) = self._encoder.encode([rendered])
-        body, joint = encoded.ids[:-1].tolist(), ""
+
+        joint = ""
+        body = encoded.ids[:-1].tolist()
         if not prompt and not self._is_apart:
-            body, joint = self._begun(head.lead)
+            body, joint = self._split_lead(head.lead)
         ids = [*encoded.prefix_ids.tolist(), *body]
         return Context(head.prefix, ids or [int(self._tokenizer.eos_token_id)], joint)
 
-    def _rendered(self, metadata: Mapping[str, Any]) -> Rendered:
-        given = {key: value for key, value in metadata.items() if value is not None}
-        check_metadata(given, self._config)
-        records = {key: _records(key, value) for key, value in given.items()}
+    def _render(self, metadata: Mapping[str, Any]) -> Rendered:
+        """Renders metadata without a text.
+
+        Raises:
+            ConfigurationError: The metadata cannot be in the prefix of this model.
+        """
+        values = {key: value for key, value in metadata.items() if value is not None}
+        check_metadata(values, self._config)
+        records = {key: _make_records(key, value) for key, value in values.items()}
         try:
-            rendered = self._renderer.render(Document("", None, records), tuple(given))
+            rendered = self._renderer.render(Document("", None, records), tuple(values))
         except BadDocument as error:
-            raise ConfigurationError(f"metadata={given}: {error}") from error
-        if given and not rendered.prefix:
-            raise ConfigurationError(f"metadata={given}: nothing of it can be rendered")
+            raise ConfigurationError(f"metadata={values}: {error}") from error
+        if values and not rendered.prefix:
+            raise ConfigurationError(f"metadata={values}: nothing of it can be rendered")
         return rendered
 
-    def _begun(self, lead: str) -> tuple[list[int], str]:
-        """The tokens of the separator that do not merge with the first word, and its remainder.
+    def _split_lead(self, lead: str) -> tuple[list[int], str]:
+        """Splits the separator between prefix and text, for a context without a prompt.
 
-        A space, for example, is part of the token of the word after it.
+        Some of it merges with the first word: a space, for example, is part of the token of the
+        word after it.
+
+        Returns:
+            The tokens that do not merge, and the characters that do.
         """
         if not lead:
             return [], ""
-        followed = f"{lead}A"
-        (encoded,) = self._encoder.encode([Rendered(followed, body=followed)])
-        inside = encoded.text_ends[:-1] <= len(lead)
-        end = int(encoded.text_ends[:-1][inside].max(initial=0))
-        return encoded.ids[:-1][inside].tolist(), lead[end:]
+        with_word = f"{lead}A"
+        (encoded,) = self._encoder.encode([Rendered(with_word, body=with_word)])
+        is_inside = encoded.text_ends[:-1] <= len(lead)
+        end = int(encoded.text_ends[:-1][is_inside].max(initial=0))
+        return encoded.ids[:-1][is_inside].tolist(), lead[end:]
 
 
-def _records(key: str, value: Any) -> list[Record]:
+def _make_records(key: str, value: Any) -> list[Record]:
     if type_of(key).is_local:  # only announced in the prefix: its insertion is not used
         return [Record(value="", key=key, type="local", char_start_idx=0, char_end_idx=0)]
     values = value if isinstance(value, list) else [value]
@@ -305,49 +341,68 @@ def _records(key: str, value: Any) -> list[Record]:
 
 
 def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
-    """Reject metadata that cannot be in the prefix of this model; None leaves a type out."""
+    """Rejects metadata that cannot be in the prefix of this model; None leaves a type out.
+
+    Raises:
+        ConfigurationError: A type or a value is not possible.
+    """
     for key, value in metadata.items():
         if value is None:
             continue
         check_type(key, f"metadata.{key}", config)
-        kind, values = type_of(key), value if isinstance(value, list) else [value]
-        are_values = [
-            isinstance(one, (str, int, float)) and not isinstance(one, bool) for one in values
-        ]
-        problem = None
-        if kind.is_local and not (value is True and is_announced(key, config)):
-            problem = (
-                f"{value}: {key} is a local type; it stands at places in the text and cannot be "
-                "given as a value before it; "
-            )
-            problem += (
-                f"the prefix only announces it: metadata.{key}=true"
-                if is_announced(key, config)
-                else f"and training did not announce it in the prefix: leave out metadata.{key}"
-            )
-        elif kind.always_present and not kind.is_local and value is not True:
-            problem = f"{value}: expected true, they have no value"
-        elif not (kind.is_local or kind.always_present) and not (values and all(are_values)):
-            problem = f"{value!r}: expected a string or a number"
+        problem = _value_problem(key, value, config)
         if problem is not None:
             raise ConfigurationError(f"metadata.{key}={problem}")
 
 
+def _value_problem(key: str, value: Any, config: MetadataConfig) -> str | None:
+    """Returns the value with the reason why it cannot be in the prefix; None if it can."""
+    kind = type_of(key)
+    if kind.is_local:
+        announced = is_announced(key, config)
+        if value is True and announced:
+            return None
+        problem = (
+            f"{value}: {key} is a local type; it stands at places in the text and cannot be "
+            "given as a value before it; "
+        )
+        if announced:
+            return problem + f"the prefix only announces it: metadata.{key}=true"
+        return problem + f"and training did not announce it in the prefix: leave out metadata.{key}"
+
+    if kind.always_present:
+        return None if value is True else f"{value}: expected true, they have no value"
+
+    values = value if isinstance(value, list) else [value]
+    if values and all(_is_text_or_number(entry) for entry in values):
+        return None
+    return f"{value!r}: expected a string or a number"
+
+
+def _is_text_or_number(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
 def check_type(key: str, name: str, config: MetadataConfig) -> None:
-    """Reject a metadata type that cannot be in the prefix of this model.
+    """Rejects a metadata type that cannot be in the prefix of this model.
 
     Args:
-        name: What the user set, for the message.
+        name: The setting of the user, for the message.
+
+    Raises:
+        ConfigurationError: The model was not trained with the type, or not with a prefix.
     """
-    known, kind = config.metadata_list, type_of(key)
-    if key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
-        near = column_keys().get(key) or next(iter(close), None)
-        hint = f"; did you mean {near}?" if near in known else ""
-        given = [key for key in known if not type_of(key).is_local]
+    trained_types = config.metadata_list
+    kind = type_of(key)
+    if key not in trained_types:
+        close = difflib.get_close_matches(key, trained_types, n=1)
+        suggestion = column_keys().get(key) or next(iter(close), None)
+        hint = f"; did you mean {suggestion}?" if suggestion in trained_types else ""
+        possible = [other for other in trained_types if not type_of(other).is_local]
         raise ConfigurationError(
-            f"{name}: the model was not trained with this type; expected any of {given}{hint}"
+            f"{name}: the model was not trained with this type; expected any of {possible}{hint}"
         )
+
     if config.metadata_position == "append" and not kind.is_local and not kind.always_present:
         raise ConfigurationError(
             f"{name}: the model was trained with metadata_position=append: it reads metadata after "
@@ -357,5 +412,5 @@ def check_type(key: str, name: str, config: MetadataConfig) -> None:
 
 def is_announced(key: str, config: MetadataConfig) -> bool:
     """Whether the prefix names a local type that a document has."""
-    named = (config.local_metadata_special_tokens or {}).get(key, key) != ""
-    return config.add_local_metadata_special_tokens_in_prefix and named
+    has_name = (config.local_metadata_special_tokens or {}).get(key, key) != ""
+    return config.add_local_metadata_special_tokens_in_prefix and has_name

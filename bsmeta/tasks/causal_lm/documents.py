@@ -1,9 +1,9 @@
 """The held-out shard: the documents to score, each decoded on access, and slices of them.
 
 One pass over the file selects documents (it drops bad lines, empty texts and duplicates, and stops
-at the maximum) and keeps a few numbers per document; the lines are kept in a temporary file, so
-that memory grows only by these numbers. Every selected document is known to render, so all ranks
-agree on the documents and none fails later.
+at the maximum) and keeps a few numbers per document. The lines are kept in a temporary file, so
+memory grows only by these numbers. Each document is rendered once before it is selected, so all
+ranks agree on the documents and none fails later.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class NamedDocuments(Documents, Protocol):
         """Length of each text in characters."""
 
     def name(self, index: int) -> str:
-        """The name of a document, for messages."""
+        """Returns the name of a document, for messages."""
 
 
 class GivenDocuments:
-    """Documents in memory, none of them without text, and the name of each."""
+    """Documents in memory, each with text and a name."""
 
     def __init__(self, documents: Sequence[Document], names: Sequence[str]) -> None:
         self._documents = documents
@@ -77,7 +77,7 @@ class HeldOutDocuments:
         config: The file, the metadata to decode, and the handling of bad documents.
         max_documents: Keep at most this many documents (None: all).
         deduplicate: Keep only the first of several documents with the same text.
-        found: The file, if it is remote and was looked up before.
+        remote_file: The file, if it is remote and was already located.
 
     Attributes:
         numbers: Line (from 0) of each document in the file.
@@ -99,22 +99,9 @@ class HeldOutDocuments:
         *,
         max_documents: int | None,
         deduplicate: bool,
-        found: FileRef | None = None,
+        remote_file: FileRef | None = None,
     ) -> None:
-        path = validation_path(config) if found is None else found
-        if not path:
-            raise ConfigurationError(
-                "data_config.validation_file is not set; expected the path of a held-out "
-                ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
-            )
-        if not isinstance(path, FileRef) and not os.path.isfile(path):
-            raise DataError(
-                f"validation_file={path} does not exist (from {os.getcwd()}); "
-                "expected the path of a held-out .jsonl.gz shard"
-            )
-        if found is not None:  # by another process, which has a cache of its own
-            path = replace(found, settings=remote_settings(config))
-        self.path: str | FileRef = path
+        self.path = _locate_file(config, remote_file)
         self.numbers = array("q")
         self.sizes = array("q")
         self.bytes = array("q")
@@ -122,6 +109,7 @@ class HeldOutDocuments:
         self.carried: Counter[str] = Counter()
         self.changed = 0
         self.left_out: Counter[str] = Counter()
+
         self._config = config
         self._decoder = self.decoder(config.metadata_config)
         self._renderer = Renderer(config.metadata_config)
@@ -129,15 +117,10 @@ class HeldOutDocuments:
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
+
         self._select(max_documents)
         if not len(self):
-            start = explain_no_document(self.path)
-            if start is not None:
-                raise DataError(f"data_config.validation_file: {self.path} {start}")
-            raise DataError(
-                f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
-                "expected at least one JSON object a line with a non-empty `text`"
-            )
+            self._refuse_empty()
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -146,37 +129,42 @@ class HeldOutDocuments:
         return self._decoder.decode(self.line(index))
 
     def decoder(self, metadata: MetadataConfig) -> Decoder:
-        """A decoder of the documents' lines, for the types of `metadata`."""
+        """Makes a decoder of the documents' lines, for the types of `metadata`."""
         return make_decoder(metadata, self._config.columns, content=self._config.content)
 
     def line(self, index: int) -> bytes:
-        """The line that a document was read from."""
-        start, stop = self._offsets[index], self._offsets[index + 1]
+        """Returns the line that a document was read from."""
+        start = self._offsets[index]
+        stop = self._offsets[index + 1]
         self._lines.seek(start)
         return self._lines.read(stop - start)
 
     def name(self, index: int) -> str:
-        """`<shard file name>:<document number>`, the name that training uses as well."""
+        """Returns `<shard file name>:<document number>`, the name that training uses as well."""
         return f"{os.path.basename(str(self.path))}:{self.numbers[index]}"
 
     def columns(self) -> list[str]:
-        """The metadata types for which the documents have columns (`metadata_…`, or mapped)."""
+        """Returns the metadata types for which the documents have columns.
+
+        They are mapped by the configuration, or else named `metadata_…`.
+        """
         if self._config.columns:
             return sorted(key for key in self._config.columns if key != TEXT)
-        names = {
-            name.removeprefix("metadata_")
-            for index in range(len(self))
-            for name in decode_json(self.line(index))
-            if name.startswith("metadata_")
-        }
+
+        names: set[str] = set()
+        for index in range(len(self)):
+            for name in decode_json(self.line(index)):
+                if name.startswith("metadata_"):
+                    names.add(name.removeprefix("metadata_"))
         keys = column_keys()
         return sorted(keys.get(name, name) for name in names)
 
-    def _select(self, most: int | None) -> None:
-        reader, numbers = open_shard(self.path), itertools.count()
+    def _select(self, max_documents: int | None) -> None:
+        reader = open_shard(self.path)
+        numbers = itertools.count()
         while lines := reader.read(reader.line, LINES_AT_ONCE):
             for line, number in zip(lines, numbers, strict=False):
-                if most is not None and len(self) >= most:
+                if max_documents is not None and len(self) >= max_documents:
                     return
                 self._consider(number, bytes(line))
         if reader.damage:
@@ -184,6 +172,7 @@ class HeldOutDocuments:
         reader.close()
 
     def _consider(self, number: int, line: bytes) -> None:
+        """Selects the document of a line, unless it is bad, empty or a duplicate."""
         try:
             document = self._decoder.decode(line)
             rendered = self._renderer.render(document, self._types)
@@ -191,9 +180,11 @@ class HeldOutDocuments:
         except BadDocument as error:
             self._refuse(number, reason_of(line, error))
             return
+
         if not document.text:
             self.left_out["empty_text"] += 1
             return
+
         text = document.text.encode("utf-8", "surrogatepass")
         digest = xxhash.xxh3_64_intdigest(text)
         if self._seen is not None:
@@ -201,17 +192,19 @@ class HeldOutDocuments:
                 self.left_out["duplicate_text"] += 1
                 return
             self._seen.add(digest)
+
         self.numbers.append(number)
         self.sizes.append(len(document.text))
         self.bytes.append(len(text))
         self.digests.append(digest)
         self.carried.update(rendered.types)
         self.changed += bool(rendered.prefix) or rendered.body != document.text
+
         self._lines.write(line)
         self._offsets.append(self._offsets[-1] + len(line))
 
     def _refuse(self, number: int, error: BadDocument) -> None:
-        """Count a bad document, or raise if `bad_documents` is `strict`."""
+        """Counts a bad document, or raises an error if `bad_documents` is `strict`."""
         if self._config.bad_documents == "strict":
             refuse_bad_copy(self.path)
             if number == 0:
@@ -221,6 +214,34 @@ class HeldOutDocuments:
                 "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1
+
+    def _refuse_empty(self) -> None:
+        """Raises an error that says why no document was selected."""
+        reason = explain_no_document(self.path)
+        if reason is not None:
+            raise DataError(f"data_config.validation_file: {self.path} {reason}")
+        raise DataError(
+            f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
+            "expected at least one JSON object a line with a non-empty `text`"
+        )
+
+
+def _locate_file(config: DataConfig, remote_file: FileRef | None) -> str | FileRef:
+    """Returns the held-out file; a remote file gets the cache settings of this configuration."""
+    path = validation_path(config) if remote_file is None else remote_file
+    if not path:
+        raise ConfigurationError(
+            "data_config.validation_file is not set; expected the path of a held-out "
+            ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
+        )
+    if not isinstance(path, FileRef) and not os.path.isfile(path):
+        raise DataError(
+            f"validation_file={path} does not exist (from {os.getcwd()}); "
+            "expected the path of a held-out .jsonl.gz shard"
+        )
+    if remote_file is not None:  # located by another process, which has a cache of its own
+        return replace(remote_file, settings=remote_settings(config))
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +262,7 @@ class Slice:
 def make_slices(
     configs: Sequence[SliceConfig], documents: HeldOutDocuments, metadata: MetadataConfig
 ) -> list[Slice]:
-    """The slices that the configuration declares; empty slices are left out.
+    """Returns the slices that the configuration declares, except empty ones.
 
     Raises:
         ConfigurationError: A declaration is invalid; the message lists all of them.
@@ -250,83 +271,100 @@ def make_slices(
 
 
 def slices_of(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list[Slice]:
-    """The slices of documents of which only the facts are known (`document_facts`).
+    """Returns the slices of documents of which only the facts are given (`document_facts`).
 
     Raises:
         ConfigurationError: A declaration is invalid; the message lists all of them.
     """
-    problems = [problem for config in configs for problem in _problems(config)]
+    problems: list[str] = []
+    for config in configs:
+        problems += _slice_problems(config)
     if problems:
         raise ConfigurationError("\n".join(problems))
-    made: list[Slice] = []
+
+    slices: list[Slice] = []
     for config in configs:
         values = facts[config.by]
-        made += _by_site(config, values) if config.by == "site" else _by_band(config, values)
-    return [part for part in made if part.members.any()]
+        if config.by == "site":
+            slices += _slice_by_site(config, values)
+        else:
+            slices += _slice_by_band(config, values)
+    return [part for part in slices if part.members.any()]
 
 
-def _problems(config: SliceConfig) -> Iterator[str]:
-    edges, sites, where = list(config.edges), list(config.sites), f"slices: by={config.by}"
+def _slice_problems(config: SliceConfig) -> Iterator[str]:
+    edges = list(config.edges)
+    sites = list(config.sites)
+    prefix = f"slices: by={config.by}"
     if config.by == "site":
         if edges:
-            yield f"{where}: edges={edges}: expected by=length or by=time"
+            yield f"{prefix}: edges={edges}: expected by=length or by=time"
         return
     if not edges or edges != sorted(set(edges)):
-        yield f"{where}: edges={edges}: expected rising numbers, at least one"
+        yield f"{prefix}: edges={edges}: expected rising numbers, at least one"
     if sites:
-        yield f"{where}: sites={sites}: expected by=site"
+        yield f"{prefix}: sites={sites}: expected by=site"
 
 
 def document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
-    """Host, length in bytes and year of each document (None if it has no address or no time)."""
+    """Returns the host, the length in bytes and the year of each document.
+
+    The lists are by grouping (`site`, `length`, `time`); a document without an address or a time
+    has None there.
+    """
     grouping = {kind.slice_by: key for key, kind in PROCESSORS.items() if kind.slice_by}
     decoder = documents.decoder(
         replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
     )
+
     facts: dict[str, list] = {"length": documents.bytes.tolist(), **{by: [] for by in grouping}}
     for index in range(len(documents)):
         document = decoder.decode(documents.line(index))
         for by, key in grouping.items():
-            facts[by].append(_group(document, key))
+            facts[by].append(_find_group(document, key))
     return facts
 
 
-def _group(document: Document, key: str) -> str | None:
-    """The group of a document by the value of a type, under the default metadata settings."""
+def _find_group(document: Document, key: str) -> str | None:
+    """Returns the group of a document by the value of a type, under the default settings."""
     kind = type_of(key)
     values = [str(record.value) for record in document.records(key)]
     if kind.is_address and document.url:
         values.insert(0, document.url)
     try:
         return kind.group(values[0], MetadataConfig()) if values and values[0] else None
-    except BadDocument:  # not a valid value of the type: in none of its slices
+    except BadDocument:  # not a valid value of the type: the document is in none of its slices
         return None
 
 
-def _by_site(config: SliceConfig, hosts: Sequence[str | None]) -> list[Slice]:
-    """One slice for each pattern, or for each of the most frequent hosts."""
+def _slice_by_site(config: SliceConfig, hosts: Sequence[str | None]) -> list[Slice]:
+    """Makes one slice for each pattern, or for each of the most frequent hosts."""
     counts = Counter(host for host in hosts if host)
     patterns = list(config.sites) or [host for host, _ in counts.most_common(config.top)]
     names = [host or "" for host in hosts]
-    return [
-        Slice("site", pattern, np.array([bool(name) and fnmatch(name, pattern) for name in names]))
-        for pattern in patterns
-    ]
+
+    slices = []
+    for pattern in patterns:
+        members = np.array([bool(name) and fnmatch(name, pattern) for name in names])
+        slices.append(Slice("site", pattern, members))
+    return slices
 
 
-def _by_band(config: SliceConfig, values: Sequence[int | str | None]) -> list[Slice]:
-    """Slices below the first edge, between adjacent edges, and from the last edge up."""
-    unit, number = (" bytes", "{:,}") if config.by == "length" else ("", "{}")
+def _slice_by_band(config: SliceConfig, values: Sequence[int | str | None]) -> list[Slice]:
+    """Makes slices below the first edge, between adjacent edges, and from the last edge up."""
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     edges = [int(edge) for edge in config.edges]
-    names = [
-        f"below {number.format(edges[0])}{unit}",
-        *(
-            f"{number.format(low)} to {number.format(high - 1)}{unit}"
-            for low, high in itertools.pairwise(edges)
-        ),
-        f"{number.format(edges[-1])}{unit} and more",
-    ]
+
+    unit = ""
+    number = "{}"
+    if config.by == "length":
+        unit = " bytes"
+        number = "{:,}"
+    names = [f"below {number.format(edges[0])}{unit}"]
+    for low, high in itertools.pairwise(edges):
+        names.append(f"{number.format(low)} to {number.format(high - 1)}{unit}")
+    names.append(f"{number.format(edges[-1])}{unit} and more")
+
     bounds = itertools.pairwise([-np.inf, *edges, np.inf])
     return [
         Slice(config.by, name, (numbers >= low) & (numbers < high))

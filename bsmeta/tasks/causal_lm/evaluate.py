@@ -1,4 +1,4 @@
-"""The work of `evaluate.py` for `task=causal_lm`, from the configuration to the report."""
+"""Evaluates language models for `evaluate.py`, from the configuration to the report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import REMOTE, in_dataset
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
@@ -34,8 +35,8 @@ from bsmeta.tasks.causal_lm.arms import TEXT, Comparison, configured_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import (
     check_not_trained_on,
     load_model,
+    read_run_config,
     resolve_config,
-    run_config,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts, make_slices
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
@@ -46,23 +47,31 @@ from bsmeta.tasks.causal_lm.results import (
     PairedMetrics,
     PairRow,
     Report,
-    paired_metrics,
+    compute_paired_metrics,
+    make_rows,
+    make_slice_rows,
     refuse_nothing_scored,
-    rows_of,
     sign_test,
-    slice_rows_of,
 )
 from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.checkpoints import Location, announce_data, locate, report_folder, untrained
+from bsmeta.tasks.checkpoints import (
+    Location,
+    announce_data,
+    locate,
+    locate_initial_model,
+    report_folder,
+)
 from bsmeta.training.processes import Processes
 
 HOST = "host"
+"""Value of `cluster` for intervals over hosts."""
+
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
-"""The arms in which models are compared: for each, its comparison and its column of the sums."""
+"""The arms in which models are compared: the name of a comparison, and its column of the sums."""
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:
-    """Locate the models that the configuration names.
+    """Locates the models that the configuration names.
 
     Raises:
         UserError: A model does not exist, or the value is not a name or a list of names.
@@ -72,8 +81,10 @@ def locations_of(config: EvaluateConfig) -> list[Location]:
         raise ConfigurationError(
             f"checkpoint={config.checkpoint}: expected a name or a list of them"
         )
-    found = [locate(name) for name in names]
-    return [*found, untrained(found[0])] if config.untrained else found
+    locations = [locate(name) for name in names]
+    if config.untrained:
+        locations.append(locate_initial_model(locations[0]))
+    return locations
 
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
@@ -88,18 +99,20 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
 
 
 def has_other_data(config: EvaluateConfig, location: Location) -> bool:
-    """Whether the held-out file is not that of the run, which may have been moved since."""
+    """Whether the held-out file differs from the run's held-out file, which may have been moved."""
     if config.validation_file is None:
         return False
-    data = run_config(location, config.training_config, config.overrides).data_config
+    data = read_run_config(location, config.training_config, config.overrides).data_config
     if data.validation_file is None:
         return True
-    own, asked = (in_dataset(name, data) for name in (data.validation_file, config.validation_file))
-    if os.path.basename(own) != os.path.basename(asked):
+
+    run_file = in_dataset(data.validation_file, data)
+    held_out = in_dataset(config.validation_file, data)
+    if os.path.basename(run_file) != os.path.basename(held_out):
         return True
-    if own.startswith(REMOTE) or asked.startswith(REMOTE):
-        return own != asked
-    return os.path.exists(own) and os.path.realpath(own) != os.path.realpath(asked)
+    if run_file.startswith(REMOTE) or held_out.startswith(REMOTE):
+        return run_file != held_out
+    return os.path.exists(run_file) and os.path.realpath(run_file) != os.path.realpath(held_out)
 
 
 def evaluate(
@@ -108,17 +121,19 @@ def evaluate(
     context: Processes,
     progress: Advance = lambda share: None,
 ) -> Report:
-    """Score the held-out documents with each model; every rank gets the same report."""
+    """Scores the held-out documents with each model; every rank gets the same report."""
     edges = config.position_edges
     if edges[:1] != [0] or any(np.diff(edges) <= 0):
         raise ConfigurationError(f"position_edges={edges}: expected rising bytes that begin with 0")
+
     models = []
     for number, location in enumerate(locations):
 
         def advance(share: float, done: int = number) -> None:
             progress((done + share) / len(locations))
 
-        models.append(_evaluate_one(config, location, context, advance))
+        models.append(_evaluate_model(config, location, context, advance))
+
     pairs = compare_models(
         models,
         resamples=config.bootstrap_resamples,
@@ -128,27 +143,78 @@ def evaluate(
     return Report(settings=redact_values(asdict(config)), models=models, pairs=pairs)
 
 
-def _evaluate_one(
+def _evaluate_model(
     config: EvaluateConfig, location: Location, context: Processes, progress: Advance
 ) -> ModelReport:
     train = resolve_config(config, location)
     data = train.data_config
+    metadata = data.metadata_config
     if data.validation_file is not None and context.is_main:
         path = in_dataset(data.validation_file, data)
         announce_data(config, location, "data_config.validation_file", path)
-    # errors in the configuration and the data are reported before a model is loaded
-    comparisons = configured_comparisons(config, data.metadata_config.metadata_list)
-    check_not_trained_on(data, location, run_config(location, config.training_config, {}))
+
+    # Errors in the configuration and the data are reported before a model is loaded.
+    comparisons = configured_comparisons(config, metadata.metadata_list)
+    check_not_trained_on(data, location, read_run_config(location, config.training_config, {}))
     documents = HeldOutDocuments(
         data, max_documents=config.max_documents, deduplicate=config.deduplicate
     )
-    _check_types(config, documents, data.metadata_config)
-    hosts = [host or "" for host in document_facts(documents, data.metadata_config)["site"]]
+    _check_types(config, documents, metadata)
+    hosts = [host or "" for host in document_facts(documents, metadata)["site"]]
     _check_hosts(config, hosts, str(documents.path))
-    slices = make_slices(config.slices, documents, data.metadata_config)
+    slices = make_slices(config.slices, documents, metadata)
+
+    sums = _score_documents(config, location, train, documents, comparisons, context, progress)
+    clusters = clusters_of_hosts(hosts)
+    metrics_of = partial(
+        compute_paired_metrics,
+        resamples=config.bootstrap_resamples,
+        seed=config.seed,
+        clusters=clusters if config.cluster == HOST else None,
+    )
+    over_hosts = {}
+    if config.cluster != HOST and len(set(hosts) - {""}) > 1:
+        over_hosts = _compute_metrics_over_hosts(comparisons, sums, clusters)
+
+    return ModelReport(
+        checkpoint=location.name,
+        model=location.model,
+        data={
+            "file": os.path.basename(str(documents.path)),
+            "documents": len(documents),
+            "left_out": dict(documents.left_out),
+            "metadata_list": list(metadata.metadata_list),
+            "max_seq_len": metadata.max_seq_len,
+        },
+        rows=make_rows(
+            comparisons, sums, np.array(documents.bytes), config.position_edges, metrics_of
+        ),
+        names=[documents.name(index) for index in range(len(documents))],
+        digests=list(documents.digests),
+        totals={name: comparison_sums.totals for name, comparison_sums in sums.items()},
+        slices=make_slice_rows(slices, comparisons, sums, metrics_of),
+        hosts=hosts,
+        over_hosts=over_hosts,
+    )
+
+
+def _score_documents(
+    config: EvaluateConfig,
+    location: Location,
+    train: CausalLMConfig,
+    documents: HeldOutDocuments,
+    comparisons: Sequence[Comparison],
+    context: Processes,
+    progress: Advance,
+) -> dict[str, ComparisonSums]:
+    """Loads a model and scores the documents with it; returns the sums of each comparison.
+
+    Args:
+        train: The configuration of the model's run, with the changes of the evaluation.
+    """
     model, tokenizer = load_model(location, train, config.precision, context.device)
     evaluation = PairedEvaluation(
-        data,
+        train.data_config,
         tokenizer,
         documents,
         comparisons,
@@ -159,40 +225,11 @@ def _evaluate_one(
     )
     sums = evaluation.run(model, context.device, progress=progress)
     refuse_nothing_scored(sums, f"checkpoint={location.name}")
-    clusters = clusters_of_hosts(hosts)
-    metrics_of = partial(
-        paired_metrics,
-        resamples=config.bootstrap_resamples,
-        seed=config.seed,
-        clusters=clusters if config.cluster == HOST else None,
-    )
-    over_hosts = {}
-    if config.cluster != HOST and len(set(hosts) - {""}) > 1:
-        over_hosts = _metrics_over_hosts(comparisons, sums, clusters)
-    return ModelReport(
-        checkpoint=location.name,
-        model=location.model,
-        data={
-            "file": os.path.basename(str(documents.path)),
-            "documents": len(documents),
-            "left_out": dict(documents.left_out),
-            "metadata_list": list(data.metadata_config.metadata_list),
-            "max_seq_len": data.metadata_config.max_seq_len,
-        },
-        rows=rows_of(
-            comparisons, sums, np.array(documents.bytes), config.position_edges, metrics_of
-        ),
-        names=[documents.name(index) for index in range(len(documents))],
-        digests=list(documents.digests),
-        totals={name: found.totals for name, found in sums.items()},
-        slices=slice_rows_of(slices, comparisons, sums, metrics_of),
-        hosts=hosts,
-        over_hosts=over_hosts,
-    )
+    return sums
 
 
 def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> None:
-    """Refuse hosts as the units where no interval over them exists."""
+    """Refuses hosts as the units if there are too few of them for an interval."""
     count = len(set(hosts) - {""})
     if config.cluster == HOST and count < 2:
         raise ConfigurationError(
@@ -201,24 +238,26 @@ def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> Non
         )
 
 
-def _metrics_over_hosts(
+def _compute_metrics_over_hosts(
     comparisons: Sequence[Comparison], sums: Mapping[str, ComparisonSums], clusters: np.ndarray
 ) -> dict[str, PairedMetrics]:
-    """The metrics of each comparison with hosts as the units."""
+    """Computes the metrics of each comparison with hosts as the units."""
     names = [comparison.name for comparison in comparisons if comparison.group != TEXT]
     if not names:
         return {}
     stacked = np.stack([sums[name].totals for name in names])
-    metrics = paired_metrics(
+    results = compute_paired_metrics(
         stacked, resamples=1, seed=0, family=range(len(names)), clusters=clusters
     )
-    return {name: own for name, own in zip(names, metrics, strict=True) if own is not None}
+    return {
+        name: metrics for name, metrics in zip(names, results, strict=True) if metrics is not None
+    }
 
 
 def _check_types(
     config: EvaluateConfig, documents: HeldOutDocuments, metadata: MetadataConfig
 ) -> None:
-    """Reject types that no document has, and comparisons that are 0 for every model."""
+    """Rejects types that no document has, and comparisons that are 0 for every model."""
     for name in config.metadata_list or ():
         if not documents.carried[name]:
             raise ConfigurationError(
@@ -226,8 +265,9 @@ def _check_types(
                 f"{documents.path} has {name}; expected some of its types"
                 f"{nearest(name, documents.columns())}"
             )
-    appends = metadata.metadata_position == "append" and bool(metadata.metadata_list)
-    if appends and (config.comparisons or config.chosen) and not documents.changed:
+
+    is_appended = metadata.metadata_position == "append" and bool(metadata.metadata_list)
+    if is_appended and (config.comparisons or config.chosen) and not documents.changed:
         raise ConfigurationError(
             "data_config.metadata_config.metadata_position=append: the model reads metadata only "
             "after the text, so no probability of the text can change and every comparison would "
@@ -238,61 +278,72 @@ def _check_types(
 def compare_models(
     models: Sequence[ModelReport], *, resamples: int, seed: int, by_host: bool = False
 ) -> list[PairRow]:
-    """Compare every pair of models in each of the ARMS that both were scored in.
+    """Compares every pair of models in each of the ARMS in which both were scored.
 
     Two models may have different tokenizers and windows, so the bits of each are summed over the
     bytes that it scored, and the bits per byte are compared over the documents that both scored.
     """
-    rows = [
-        row
-        for first, second in itertools.combinations(models, 2)
-        for shown in ARMS
-        if (row := _compare(first, second, shown, resamples, seed, by_host)) is not None
+    rows = []
+    for first, second in itertools.combinations(models, 2):
+        for arm in ARMS:
+            row = _compare_pair(first, second, arm, resamples, seed, by_host)
+            if row is not None:
+                rows.append(row)
+
+    p_values = holm([row.sign_test_p for row in rows])
+    return [
+        replace(row, sign_test_p_holm=p_value) for row, p_value in zip(rows, p_values, strict=True)
     ]
-    corrected = holm([row.sign_test_p for row in rows])
-    return [replace(row, sign_test_p_holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
-def _compare(
+def _compare_pair(
     first: ModelReport,
     second: ModelReport,
-    shown: str,
+    arm: str,
     resamples: int,
     seed: int,
     by_host: bool,
 ) -> PairRow | None:
-    """Compare two models in one arm; None if no document was scored by both in it."""
-    comparison, column = ARMS[shown]
+    """Compares two models in one arm; None if no document was scored by both in it."""
+    comparison, column = ARMS[arm]
     if not all(comparison in model.totals for model in (first, second)):
         return None
-    _, own, other = np.intersect1d(
+
+    _, first_indices, second_indices = np.intersect1d(
         np.array(first.digests, np.uint64), np.array(second.digests, np.uint64), return_indices=True
     )
-    sums = np.stack([first.totals[comparison][own], second.totals[comparison][other]])
-    by_both = (sums[:, :, BYTES] > 0).all(axis=0)
-    sums = sums[:, by_both]
+    sums = np.stack(
+        [first.totals[comparison][first_indices], second.totals[comparison][second_indices]]
+    )
+    is_scored_by_both = (sums[:, :, BYTES] > 0).all(axis=0)
+    sums = sums[:, is_scored_by_both]
     count = sums.shape[1]
     if not count:
         return None
-    bits, sizes = sums[:, :, column] / math.log(2), sums[:, :, BYTES]
-    totals = bits.sum(axis=1) / sizes.sum(axis=1)
-    each = bits[1] / sizes[1] - bits[0] / sizes[0]
-    better, worse = int((each < 0).sum()), int((each > 0).sum())
+
+    bits = sums[:, :, column] / math.log(2)
+    sizes = sums[:, :, BYTES]
+    bits_per_byte = bits.sum(axis=1) / sizes.sum(axis=1)
+    differences = bits[1] / sizes[1] - bits[0] / sizes[0]
+    better = int((differences < 0).sum())
+    worse = int((differences > 0).sum())
+
     if by_host:
-        hosts = [first.hosts[number] for number in own[by_both]]
+        hosts = [first.hosts[index] for index in first_indices[is_scored_by_both]]
         interval, p_value = _compare_over_hosts(bits, sizes, clusters_of_hosts(hosts))
     else:
         ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
         interval = central(ratios[:, 1] - ratios[:, 0]) if count > 1 else None
         p_value = sign_test(better, worse)
+
     return PairRow(
         first=first.checkpoint,
         second=second.checkpoint,
-        shown=shown,
+        shown=arm,
         documents=count,
-        bits_per_byte_first=float(totals[0]),
-        bits_per_byte_second=float(totals[1]),
-        difference=float(totals[1] - totals[0]),
+        bits_per_byte_first=float(bits_per_byte[0]),
+        bits_per_byte_second=float(bits_per_byte[1]),
+        difference=float(bits_per_byte[1] - bits_per_byte[0]),
         difference_low=interval.low if interval else None,
         difference_high=interval.high if interval else None,
         documents_better=better,
@@ -305,21 +356,26 @@ def _compare(
 def _compare_over_hosts(
     bits: np.ndarray, sizes: np.ndarray, clusters: np.ndarray
 ) -> tuple[Interval | None, float]:
-    """The interval of the second model minus the first over hosts, and the p-value of their signs.
+    """Compares two models over hosts, second minus first.
 
     Args:
         bits, sizes: float64 [2, documents].
         clusters: int64 [documents], the number of each document's host.
+
+    Returns:
+        The interval of the difference (None for a single host), and the p-value of the sign test.
     """
-    values, weights = sum_by_cluster(bits, clusters), sum_by_cluster(sizes, clusters)
-    each = values[1] / weights[1] - values[0] / weights[0]
-    p_value = sign_test(int((each < 0).sum()), int((each > 0).sum()))
-    count = len(each)
+    values = sum_by_cluster(bits, clusters)
+    weights = sum_by_cluster(sizes, clusters)
+    differences = values[1] / weights[1] - values[0] / weights[0]
+    p_value = sign_test(int((differences < 0).sum()), int((differences > 0).sum()))
+    count = len(differences)
     if count < 2:
         return None, p_value
+
     changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
-    degrees = min(cluster_degrees(own) for own in weights)
+    degrees = min(cluster_degrees(model_weights) for model_weights in weights)
     half = half_width([Source(jackknife_variance(changes, count), degrees)])
-    totals = values.sum(axis=1) / weights.sum(axis=1)
-    difference = float(totals[1] - totals[0])
+    bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
+    difference = float(bits_per_byte[1] - bits_per_byte[0])
     return Interval(difference - half, difference + half), p_value

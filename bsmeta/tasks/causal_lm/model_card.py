@@ -1,8 +1,8 @@
 """The README of an exported model: data, metadata format, metrics, and the training command.
 
-Written next to the weights whenever a model is exported. `model_card.md.j2` is its text; what that
-is filled with comes from the configuration and the run's `metrics.jsonl`, and the renderer of the
-training data renders the examples.
+It is written next to the weights whenever a model is exported. `model_card.md.j2` is its template;
+the values come from the configuration and the run's `metrics.jsonl`, and the examples are rendered
+like training data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.tasks.model_card import (
     README,
     fenced,
-    front_matter,
     inline,
+    make_front_matter,
     model_name,
     public_name,
     table,
@@ -48,48 +48,55 @@ METRICS = {
     "difference": "difference",
     "text_bits_per_byte": "bits per byte of all documents, text alone",
 }
+"""Metrics of the card, with their descriptions."""
+
+PROMPT = EXAMPLE_TEXT[:12]
+"""The beginning of the example text, as a prompt."""
 
 
 def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
-    """The card, as Markdown with the front matter of the Hub.
+    """Returns the card, as Markdown with the front matter of the Hub.
 
     Args:
-        metrics: Its `metrics.jsonl`; may be missing.
+        metrics: The `metrics.jsonl` of the run; may be missing.
         command: The command line of the training process (`sys.argv`).
     """
-    data, metadata = config.data_config, config.data_config.metadata_config
+    data = config.data_config
+    metadata = data.metadata_config
     events = last_events(metrics)
-    step, event = events.get("step"), events.get("eval")
-    kinds = {key: type_of(key) for key in metadata.metadata_list}
-    given = [
-        shlex.quote(f'metadata={{{key}: "{kind.example}"}}')
-        for key, kind in kinds.items()
-        if not kind.is_local and kind.example is not None
-    ]
-    checkpoint = f"hf://{config.push_to_hub}" if config.push_to_hub else "model"
-    prompt = f"'prompt=\"{EXAMPLE_TEXT[:12]}\"'"
+    step = events.get("step")
+    event = events.get("eval")
     results = {name: event[name] for name in METRICS if event and event.get(name) is not None}
-    shown = example(metadata)
+
+    rendered = render_example(metadata)
+    parts = [
+        json.dumps(part, ensure_ascii=False)
+        for part in (rendered.prefix, rendered.lead + PROMPT)
+        if part
+    ]
+
     template = load_template(
-        "tasks/causal_lm/model_card.md.j2", public=public_name, percent="{:.0%}".format,
-        inline=inline, fenced=fenced, cells=table,
-    )  # fmt: skip
+        "tasks/causal_lm/model_card.md.j2",
+        public=public_name,
+        percent="{:.0%}".format,
+        inline=inline,
+        fenced=fenced,
+        cells=table,
+    )
     card = template.render(
         config=config,
         data=data,
         metadata=metadata,
         name=model_name(config),
         model=json.dumps(config.push_to_hub or "model"),
-        parts=[
-            json.dumps(part, ensure_ascii=False)
-            for part in (shown.prefix, shown.lead + EXAMPLE_TEXT[:12])
-            if part
-        ],
-        front_matter=_front_matter(config, results),
+        parts=parts,
+        front_matter=_make_front_matter(config, results),
         room=metadata_room(data),
-        example=shown.whole,
-        alone={markdown.code_cell(key): _alone(key, metadata) for key in kinds},
-        given=f"bsmeta generate checkpoint={checkpoint} {given[0]} {prompt}" if given else None,
+        example=rendered.whole,
+        alone={
+            markdown.code_cell(key): _render_alone(key, metadata) for key in metadata.metadata_list
+        },
+        given=_generate_command(config),
         # of the training documents that had metadata: the least and the most
         shares=sorted(phase.metadata_probability for phase in phase_configs(metadata)),
         recipe=RECIPE,
@@ -97,16 +104,29 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         event=event,
         rough=rough_intervals(event["documents"], "documents") if event else (),
         metrics={METRICS[name]: f"{value:.4f}" for name, value in results.items()},
-        training=_training(config, step),
+        training=_describe_training(config, step),
         command=training_command(command),
     )
     return redact(card.rstrip("\n")) + "\n"
 
 
+def _generate_command(config: CausalLMConfig) -> str | None:
+    """Returns a command that generates text with the first type that has an example value."""
+    checkpoint = f"hf://{config.push_to_hub}" if config.push_to_hub else "model"
+    prompt = f"'prompt=\"{PROMPT}\"'"
+    for key in config.data_config.metadata_config.metadata_list:
+        kind = type_of(key)
+        if not kind.is_local and kind.example is not None:
+            metadata = shlex.quote(f'metadata={{{key}: "{kind.example}"}}')
+            return f"bsmeta generate checkpoint={checkpoint} {metadata} {prompt}"
+    return None
+
+
 def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
-    """Write the card, and the metadata configuration that it describes to `metadata.yaml`."""
+    """Writes the card, and the metadata configuration that it describes to `metadata.yaml`."""
     card = model_card(config, metrics, command)
     (folder / README).write_text(card, encoding="utf-8", errors="backslashreplace")
+
     data = config.data_config
     recipe: dict[str, Any] = {"metadata_config": asdict(data.metadata_config)}
     if data.row_budget == BY_TEXT:
@@ -116,56 +136,65 @@ def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], fo
     (folder / RECIPE).write_text(text, encoding="utf-8")
 
 
-def example(config: MetadataConfig) -> Rendered:
-    """A small document with all types of the configuration, rendered for this model.
+def render_example(config: MetadataConfig) -> Rendered:
+    """Renders a small document with all types of the configuration, as for this model.
 
-    Those are left out whose example value does not suit their settings.
+    It leaves out types whose example value does not suit their settings.
     """
     renderer = Renderer(config)
-    shown = Rendered(EXAMPLE_TEXT, body=EXAMPLE_TEXT)
+    rendered = Rendered(EXAMPLE_TEXT, body=EXAMPLE_TEXT)
     keys: list[str] = []
     for key in config.metadata_list:
         try:
-            shown = _with_types(renderer, *keys, key)
+            rendered = _render_types(renderer, *keys, key)
         except BadDocument:
             continue
         keys.append(key)
-    return shown
+    return rendered
 
 
-def _with_types(renderer: Renderer, *keys: str) -> Rendered:
+def _render_types(renderer: Renderer, *keys: str) -> Rendered:
+    """Renders the example text with the example values of some types."""
     records = {key: [type_of(key).example_record(key)] for key in keys}
     return renderer.render(Document(EXAMPLE_TEXT, None, records), keys)
 
 
-def _front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
-    dataset = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
-    names = []
+def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
+    prefix = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
+    datasets = []
     for _, entry in train_entries(config.data_config):
-        if entry.startswith(dataset):
-            owner, name = entry.removeprefix(dataset).split("/")[:2]
-            names.append(f"{owner}/{name.partition('@')[0]}")
-    held_out = public_name(config.data_config.validation_file or "none")
-    return front_matter(
-        config, "text-generation", library="transformers", datasets=names, results=results,
-        held_out=held_out,
-    )  # fmt: skip
+        if entry.startswith(prefix):
+            owner, name = entry.removeprefix(prefix).split("/")[:2]
+            datasets.append(f"{owner}/{name.partition('@')[0]}")
+    return make_front_matter(
+        config,
+        "text-generation",
+        library="transformers",
+        datasets=datasets,
+        results=results,
+        held_out=public_name(config.data_config.validation_file or "none"),
+    )
 
 
-def _alone(key: str, config: MetadataConfig) -> str:
+def _render_alone(key: str, config: MetadataConfig) -> str:
+    """Renders a type by itself, as a cell of a table; "" if its example is not possible."""
     try:
-        shown = _with_types(Renderer(config), key)
+        rendered = _render_types(Renderer(config), key)
     except BadDocument:
         return ""
-    return markdown.code_cell(redact(shown.whole))
+    return markdown.code_cell(redact(rendered.whole))
 
 
-def _training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, str]:
-    """How the model was trained, as Markdown by name."""
+def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, str]:
+    """Returns facts about the training run by name, as Markdown.
+
+    Args:
+        step: The last step in the log, if there is one.
+    """
     data = config.data_config
-    rows = {
-        "training shards": ", ".join(public_name(entry) for _, entry in train_entries(data))
-        or "none",
+    shards = ", ".join(public_name(entry) for _, entry in train_entries(data))
+    facts = {
+        "training shards": shards or "none",
         "held-out shard": public_name(data.validation_file or "none"),
         "steps": f"{config.max_train_steps:,}",
         "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}, "
@@ -174,5 +203,5 @@ def _training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, 
         "seed": str(config.seed),
     }
     if step is not None:
-        rows["loss of the last step"] = f"{step['loss']:.4f} nats per token"
-    return {name: inline(value) for name, value in rows.items()}
+        facts["loss of the last step"] = f"{step['loss']:.4f} nats per token"
+    return {name: inline(value) for name, value in facts.items()}

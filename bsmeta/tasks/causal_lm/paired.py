@@ -3,11 +3,11 @@
     documents -> blocks of this rank -> render, encode, windows -> batches -> model
     -> log-probabilities -> readings -> paired sums -> gathered from all ranks
 
-A block is a group of documents, rendered in every arm; an arm is scored once, however many
+A block is a group of documents, rendered in every arm; an arm is scored once, even if several
 comparisons use it. Blocks are built, scored and freed one at a time, so memory does not grow with
-the set. All ranks call the model equally often (otherwise collective forward passes would hang): a
-rank with fewer batches makes dummy calls. During training, a fixed subset in two arms is prepared
-once and scored repeatedly.
+the number of documents. All ranks make the same number of model calls (otherwise collective forward
+passes would hang): a rank with fewer batches makes dummy calls. During training, a fixed subset in
+two arms is prepared once and scored repeatedly.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from bsmeta.tasks.causal_lm.arms import (
     plan_comparisons,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
-from bsmeta.tasks.causal_lm.results import ComparisonSums, paired_metrics
+from bsmeta.tasks.causal_lm.results import ComparisonSums, compute_paired_metrics
 from bsmeta.tasks.causal_lm.scoring import (
     COLUMNS,
     WINDOWS,
     Reading,
     Scorer,
     Window,
-    lost_bytes,
-    max_batch_tokens,
-    paired_sums,
+    count_lost_bytes,
+    limit_batch_tokens,
+    make_reading,
+    open_scorer,
     plan_batches,
-    reading_of,
-    scoring,
+    sum_paired,
 )
 from bsmeta.training.processes import ALONE, Processes
 
@@ -66,18 +66,18 @@ DOCUMENTS_PER_BLOCK = 64
 """Documents (on average) that are rendered, encoded and kept in memory at one time."""
 
 FAILURES_SHOWN = 5
+
 RESAMPLES = 10_000
+"""Bootstrap resamples of an evaluation during training."""
+
 FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
 """The most important metrics, which come first so that a narrow screen shows them."""
 
 logger = logging.getLogger(__name__)
 
-_Compared = tuple[str, int, bool, int, np.ndarray]
-"""Name of the comparison, document index, whether a prefix was truncated, lost bytes, sums."""
-
 
 def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
-    """Group documents into blocks of similar document lengths and about equal total cost.
+    """Groups documents into blocks of similar document lengths and about equal total cost.
 
     Args:
         costs: The cost of each document (for example its characters).
@@ -86,24 +86,47 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
         Blocks of document indices, the longest documents first.
     """
     count = len(costs)
-    wanted = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
-    share = sum(costs) / wanted
+    block_count = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
+    share = sum(costs) / block_count
+
     blocks: list[list[int]] = []
-    filled = 0.0
+    block_cost = 0.0
     for index in sorted(range(count), key=lambda i: (-costs[i], i)):
-        if not blocks or filled + costs[index] / 2 > share:
+        if not blocks or block_cost + costs[index] / 2 > share:
             blocks.append([])
-            filled = 0.0
+            block_cost = 0.0
         blocks[-1].append(index)
-        filled += costs[index]
+        block_cost += costs[index]
     return blocks
 
 
-def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
-    """The blocks that a rank scores; every rank gets the same number, possibly some empty."""
-    mine = [*blocks[rank::world_size]]
+def take_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
+    """Returns the blocks that a rank scores: the same number for every rank, some perhaps empty."""
+    rank_blocks = [*blocks[rank::world_size]]
     rounds = -(-len(blocks) // world_size)
-    return mine + [[] for _ in range(rounds - len(mine))]
+    return rank_blocks + [[] for _ in range(rounds - len(rank_blocks))]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRendering:
+    """The rendering of a document in an arm.
+
+    Attributes:
+        number: Index of the rendering in its block; arms with the same rendering share it.
+        types: The metadata types that the rendering contains.
+    """
+
+    number: int
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDocument:
+    """A document of a block, with its rendering in each arm."""
+
+    index: int
+    text: str
+    renderings: dict[Arm, ArmRendering]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +134,38 @@ class Block:
     """A group of documents, ready to be scored.
 
     Attributes:
-        documents: Index and text of each document; and by arm the place of its rendering in
-            `windows` (one that several arms share is stored once) and the types in it.
+        documents: The documents, with their renderings by arm.
         windows: The windows of each rendering.
         prefix_cut: For each rendering, whether its prefix was too long and was truncated.
         lost: For each rendering, the characters that its tokens lose; None: none.
-        batches: The windows to score. Of those with the same key there is one: they get the same
-            scores, whatever they are batched with.
+        batches: The windows to score, one for each key: windows with the same key get the same
+            scores in any batch.
     """
 
-    documents: list[tuple[int, str, dict[Arm, tuple[int, tuple[str, ...]]]]]
+    documents: list[BlockDocument]
     windows: list[list[Window]]
     prefix_cut: list[bool]
     lost: list[np.ndarray | None]
     batches: list[list[Window]]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSums:
+    """The sums of one document in one comparison, as ranks exchange them.
+
+    Attributes:
+        comparison: Name of the comparison.
+        document: Index of the document.
+        prefix_cut: Whether a prefix of either arm was truncated.
+        lost_bytes: Bytes that are left out because the tokenizer loses text.
+        values: float64 [2, bins, COLUMNS], see `sum_paired`.
+    """
+
+    comparison: str
+    document: int
+    prefix_cut: bool
+    lost_bytes: int
+    values: np.ndarray
 
 
 class PairedEvaluation:
@@ -147,18 +188,19 @@ class PairedEvaluation:
         ranks: Processes = ALONE,
         seed: int = 0,
     ) -> None:
-        # the arms define the metadata here: training's random removal of it must not apply
+        # Here the arms define the metadata: the random removal of training must not apply.
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
         self._config = replace(config, metadata_config=metadata)
         self._documents = documents
         self._comparisons = list(comparisons)
-        arms = ((comparison.base, comparison.test) for comparison in comparisons)
-        self._arms = list(dict.fromkeys(chain.from_iterable(arms)))
+        pairs = ((comparison.base, comparison.test) for comparison in comparisons)
+        self._arms = list(dict.fromkeys(chain.from_iterable(pairs)))
         self._windows = WINDOWS[windows]
         self._edges = np.asarray(position_edges)
         self._ranks = ranks
-        # a document is shown as in training; the controls replace that by something else
-        self._own = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
+
+        # A document is shown with the values of training; controls replace them.
+        self._trained_values = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
         self._styles: dict[str, tuple[StyledRenderer, DocumentEncoder]] = {}
         for style in dict.fromkeys(arm.style for arm in self._arms):
             values = metadata.metadata_values if style == TRAINING else OWN
@@ -166,66 +208,89 @@ class PairedEvaluation:
             # the encoder closes truncated prefixes in the style
             encoder = DocumentEncoder(tokenizer, replace(config, metadata_config=renderer.config))
             self._styles[style] = (renderer, encoder)
+
         self._donors = None
-        if any(self._values(arm) != OWN for arm in self._arms):
+        if any(self._values_of(arm) != OWN for arm in self._arms):
             self._donors = Donors(documents, metadata.metadata_list, seed)
-        self._max_tokens = max_batch_tokens(
+
+        self._max_tokens = limit_batch_tokens(
             len(tokenizer), config.per_device_eval_batch_size, row_length(config)
         )
-        most = 4 * metadata.max_seq_len if windows == "first_piece" else max(documents.sizes)
-        costs = [min(size, most) for size in documents.sizes]  # about four characters per token
-        self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.size)
+        # A first piece costs at most one sequence, with about four characters per token.
+        is_cut = windows == "first_piece"
+        max_cost = 4 * metadata.max_seq_len if is_cut else max(documents.sizes)
+        costs = [min(size, max_cost) for size in documents.sizes]
+        self._plan = take_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.size)
 
     def blocks(self) -> Iterator[Block]:
-        """This rank's blocks, built lazily (a list of them may be scored repeatedly)."""
-        return map(self._block, self._plan)
+        """Returns this rank's blocks, built lazily (a list of them may be scored repeatedly)."""
+        return map(self._build_block, self._plan)
 
-    def _values(self, arm: Arm) -> str:
-        """The values that an arm shows: for its own, those that the model was trained on."""
-        return self._own if arm.values == OWN and arm.types else arm.values
+    def _values_of(self, arm: Arm) -> str:
+        """Returns the kind of values in an arm: for `own`, the kind that the model trained on."""
+        return self._trained_values if arm.values == OWN and arm.types else arm.values
 
-    def _block(self, indices: Sequence[int]) -> Block:
-        block = Block([], [], [], [], [])
-        renderings: list[tuple[str, Rendered]] = []
+    def _build_block(self, indices: Sequence[int]) -> Block:
+        """Renders, encodes and cuts the documents with these indices."""
+        documents = []
+        renderings: list[tuple[str, Rendered]] = []  # with the style of each
         for index in reporting(indices):
             document = self._documents[index]
-            shown = self._render(index, document, renderings)
-            block.documents.append((index, document.text, shown))
-        block.windows.extend([] for _ in renderings)
-        block.prefix_cut.extend(False for _ in renderings)
-        block.lost.extend(None for _ in renderings)
+            arm_renderings = self._render(index, document, renderings)
+            documents.append(BlockDocument(index, document.text, arm_renderings))
+
+        windows: list[list[Window]] = [[] for _ in renderings]
+        prefix_cut = [False] * len(renderings)
+        lost: list[np.ndarray | None] = [None] * len(renderings)
         for style, (_, encoder) in self._styles.items():  # one call of the tokenizer for each
-            places = [i for i, (own, _) in enumerate(renderings) if own == style]
-            encoded = encoder.encode([renderings[i][1] for i in places]) if places else []
-            for place, own in zip(places, encoded, strict=True):
-                block.windows[place] = self._windows(own, self._config)
-                block.prefix_cut[place] = own.prefix_cut
-                block.lost[place] = own.lost
-        every = chain.from_iterable(block.windows)
-        scored = list({window.key: window for window in every if window.scored.any()}.values())
-        for batch in plan_batches([len(window.ids) for window in scored], self._max_tokens):
-            block.batches.append([scored[i] for i in batch])
-        return block
+            numbers = [
+                number
+                for number, (rendering_style, _) in enumerate(renderings)
+                if rendering_style == style
+            ]
+            if not numbers:
+                continue
+            encoded_documents = encoder.encode([renderings[number][1] for number in numbers])
+            for number, encoded in zip(numbers, encoded_documents, strict=True):
+                windows[number] = self._windows(encoded, self._config)
+                prefix_cut[number] = encoded.prefix_cut
+                lost[number] = encoded.lost
+
+        return Block(documents, windows, prefix_cut, lost, self._plan_batches(windows))
+
+    def _plan_batches(self, windows: Sequence[Sequence[Window]]) -> list[list[Window]]:
+        """Groups the distinct windows that have scored tokens into batches."""
+        distinct = {
+            window.key: window for window in chain.from_iterable(windows) if window.scored.any()
+        }
+        scored = list(distinct.values())
+
+        batches = []
+        for indices in plan_batches([len(window.ids) for window in scored], self._max_tokens):
+            batches.append([scored[index] for index in indices])
+        return batches
 
     def _render(
         self, index: int, document: Document, renderings: list[tuple[str, Rendered]]
-    ) -> dict[Arm, tuple[int, tuple[str, ...]]]:
-        """Append the renderings of a document; return the place and the types of each arm's."""
+    ) -> dict[Arm, ArmRendering]:
+        """Renders a document in each arm, and appends the distinct renderings to `renderings`."""
         variants = {OWN: document}
-        known: dict[tuple[str, ...], int] = {}
-        shown: dict[Arm, tuple[int, tuple[str, ...]]] = {}
+        numbers: dict[tuple[str, ...], int] = {}
+        arm_renderings: dict[Arm, ArmRendering] = {}
         for arm in self._arms:
-            values = self._values(arm)
+            values = self._values_of(arm)
             if values not in variants:
                 assert self._donors is not None
                 variants[values] = self._donors.with_values(index, document, values)
-            rendering = self._styles[arm.style][0].render(variants[values], arm.types)
+
+            renderer, _ = self._styles[arm.style]
+            rendering = renderer.render(variants[values], arm.types)
             key = (rendering.prefix, rendering.lead, rendering.body)
-            if key not in known:
-                known[key] = len(renderings)
+            if key not in numbers:
+                numbers[key] = len(renderings)
                 renderings.append((arm.style, rendering))
-            shown[arm] = (known[key], rendering.types)
-        return shown
+            arm_renderings[arm] = ArmRendering(numbers[key], rendering.types)
+        return arm_renderings
 
     def run(
         self,
@@ -235,7 +300,7 @@ class PairedEvaluation:
         blocks: Sequence[Block] | None = None,
         progress: Advance = lambda share: None,
     ) -> dict[str, ComparisonSums]:
-        """Score this rank's share and exchange the sums; every rank must call it.
+        """Scores this rank's share and exchanges the sums; every rank must call it.
 
         Args:
             model: A causal language model, wrapped by a launcher or not.
@@ -248,89 +313,108 @@ class PairedEvaluation:
         Raises:
             DataError: A score is not finite; lists documents and arms, and is raised on every rank.
         """
-        own: list[_Compared] = []
+        rank_sums: list[DocumentSums] = []
         failures: list[str] = []
         progress(0.0)
-        with scoring(model, device) as scorer:
+        with open_scorer(model, device) as scorer:
             for number, block in enumerate(self.blocks() if blocks is None else blocks):
-                own += self._compare(block, self._score(scorer, block, failures))
+                readings = self._score(scorer, block, failures)
+                rank_sums += self._sum_block(block, readings)
                 progress((number + 1) / len(self._plan))
         self._refuse(self._ranks.gather(failures))
-        count = len(self._documents)
-        shape = (count, 2, len(self._edges), COLUMNS)
-        sums = {
-            comparison.name: ComparisonSums(
-                values=np.zeros(shape),
-                takes_part=np.zeros(count, bool),
-                prefix_cut=np.zeros(count, bool),
-                lost_bytes=np.zeros(count, np.int64),
-            )
-            for comparison in self._comparisons
-        }
-        compared = chain.from_iterable(self._ranks.gather(own))
-        for name, document, prefix_cut, lost, values in compared:
-            found = sums[name]
-            found.values[document] = values
-            found.takes_part[document] = True
-            found.prefix_cut[document] = prefix_cut
-            found.lost_bytes[document] = lost
+
+        sums = {comparison.name: self._empty_sums() for comparison in self._comparisons}
+        for document_sums in chain.from_iterable(self._ranks.gather(rank_sums)):
+            comparison_sums = sums[document_sums.comparison]
+            index = document_sums.document
+            comparison_sums.values[index] = document_sums.values
+            comparison_sums.takes_part[index] = True
+            comparison_sums.prefix_cut[index] = document_sums.prefix_cut
+            comparison_sums.lost_bytes[index] = document_sums.lost_bytes
         return sums
 
+    def _empty_sums(self) -> ComparisonSums:
+        count = len(self._documents)
+        return ComparisonSums(
+            values=np.zeros((count, 2, len(self._edges), COLUMNS)),
+            takes_part=np.zeros(count, bool),
+            prefix_cut=np.zeros(count, bool),
+            lost_bytes=np.zeros(count, np.int64),
+        )
+
     def _score(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
-        """Readings of the block's renderings, in order; adds non-finite scores to `failures`."""
+        """Returns the readings of the block's renderings; adds non-finite scores to `failures`."""
         # before the model's first call: all ranks issue collective calls in the same order
         states = self._ranks.gather((len(block.batches), failures))
-        self._refuse([theirs for _, theirs in states])
-        scored, values = chain.from_iterable(block.batches), scorer.score(block.batches)
-        scores = {
-            window.key: own for window, own in zip(scored, chain.from_iterable(values), strict=True)
-        }
+        self._refuse([rank_failures for _, rank_failures in states])
+
+        windows = chain.from_iterable(block.batches)
+        values = chain.from_iterable(scorer.score(block.batches))
+        scores = {window.key: value for window, value in zip(windows, values, strict=True)}
         for _ in range(max(count for count, _ in states) - len(block.batches)):
-            scorer.dummy()
+            scorer.call_dummy()
+
         readings = []
-        for rendering, windows in enumerate(block.windows):
-            found = [scores.get(window.key, np.zeros(0)) for window in windows]
-            if not all(np.isfinite(own).all() for own in found):
-                failures.append(
-                    next(  # of the first document and arm that have this rendering
-                        f"{self._documents.name(index)}, {arm}"
-                        for index, _, shown in block.documents
-                        for arm, (number, _) in shown.items()
-                        if number == rendering
-                    )
-                )
-            readings.append(reading_of(windows, found, block.lost[rendering]))
+        for number, rendering_windows in enumerate(block.windows):
+            rendering_scores = [scores.get(window.key, np.zeros(0)) for window in rendering_windows]
+            if not all(np.isfinite(score).all() for score in rendering_scores):
+                failures.append(self._name_rendering(block, number))
+            readings.append(make_reading(rendering_windows, rendering_scores, block.lost[number]))
         return readings
 
-    def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
-        """Raise on every rank if any rank found scores that are not finite."""
-        listed = list(dict.fromkeys(chain.from_iterable(failures)))
-        if listed:
-            more = f"\n  and {len(listed) - FAILURES_SHOWN} more" if listed[FAILURES_SHOWN:] else ""
-            raise DataError(
-                "the model's log-probabilities are not finite (NaN or infinite), so there is "
-                "nothing to compare; expected a checkpoint with finite weights, or "
-                "precision=float32. Documents and arms:\n  "
-                + "\n  ".join(listed[:FAILURES_SHOWN])
-                + more
-            )
+    def _name_rendering(self, block: Block, number: int) -> str:
+        """Names the first document and arm that have a rendering."""
+        for document in block.documents:
+            for arm, rendering in document.renderings.items():
+                if rendering.number == number:
+                    return f"{self._documents.name(document.index)}, {arm}"
+        raise AssertionError(f"no document has the rendering {number}")
 
-    def _compare(self, block: Block, readings: list[Reading]) -> Iterator[_Compared]:
-        """The sums of each document in each comparison whose arms render it differently."""
-        for index, text, shown in block.documents:
+    def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
+        """Raises an error on every rank if any rank has scores that are not finite."""
+        names = list(dict.fromkeys(chain.from_iterable(failures)))
+        if not names:
+            return
+
+        others = ""
+        if len(names) > FAILURES_SHOWN:
+            others = f"\n  and {len(names) - FAILURES_SHOWN} more"
+        raise DataError(
+            "the model's log-probabilities are not finite (NaN or infinite), so there is "
+            "nothing to compare; expected a checkpoint with finite weights, or "
+            "precision=float32. Documents and arms:\n  "
+            + "\n  ".join(names[:FAILURES_SHOWN])
+            + others
+        )
+
+    def _sum_block(self, block: Block, readings: list[Reading]) -> Iterator[DocumentSums]:
+        """Yields the sums of each document in each comparison whose arms render it differently."""
+        for document in block.documents:
             for comparison in self._comparisons:
-                base, base_types = shown[comparison.base]
-                test, test_types = shown[comparison.test]
-                # With a control, values that are equal by chance are a tie.
-                if comparison.group.startswith(AGAINST):
-                    is_compared = base_types == test_types != ()
-                else:  # appended metadata does not affect the text before it
-                    is_compared = base_types != test_types and base != test
-                if comparison.group == TEXT or is_compared:
-                    pair = (readings[base], readings[test])
-                    sums = paired_sums(*pair, text, self._edges)
-                    is_cut = block.prefix_cut[base] or block.prefix_cut[test]
-                    yield comparison.name, index, is_cut, lost_bytes(*pair, text), sums
+                base = document.renderings[comparison.base]
+                test = document.renderings[comparison.test]
+                if not _takes_part(comparison, base, test):
+                    continue
+
+                pair = (readings[base.number], readings[test.number])
+                yield DocumentSums(
+                    comparison=comparison.name,
+                    document=document.index,
+                    prefix_cut=block.prefix_cut[base.number] or block.prefix_cut[test.number],
+                    lost_bytes=count_lost_bytes(*pair, document.text),
+                    values=sum_paired(*pair, document.text, self._edges),
+                )
+
+
+def _takes_part(comparison: Comparison, base: ArmRendering, test: ArmRendering) -> bool:
+    """Whether a document takes part in a comparison, given its renderings in the two arms."""
+    if comparison.group == TEXT:
+        return True
+    # With a control, values that are equal by chance are a tie.
+    if comparison.group.startswith(AGAINST):
+        return base.types == test.types != ()
+    # Appended metadata does not affect the text before it: the renderings are then the same.
+    return base.types != test.types and base.number != test.number
 
 
 class SubsetEvaluation:
@@ -339,7 +423,7 @@ class SubsetEvaluation:
     Every rank creates one, and all ranks call `run` together.
 
     Args:
-        found: The held-out file, if it is remote and was looked up before.
+        remote_file: The held-out file, if it is remote and was already located.
     """
 
     def __init__(
@@ -350,10 +434,10 @@ class SubsetEvaluation:
         max_documents: int,
         seed: int,
         ranks: Processes,
-        found: FileRef | None = None,
+        remote_file: FileRef | None = None,
     ) -> None:
         documents = HeldOutDocuments(
-            config, max_documents=max_documents, deduplicate=True, found=found
+            config, max_documents=max_documents, deduplicate=True, remote_file=remote_file
         )
         comparisons = plan_comparisons(["all"], config.metadata_config.metadata_list)
         self._evaluation = PairedEvaluation(
@@ -364,14 +448,16 @@ class SubsetEvaluation:
         self._seed = seed
 
     def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Score the subset; return `PairedMetrics` as a flat dict, equal on all ranks.
+        """Scores the subset; returns `PairedMetrics` as a flat dict, equal on all ranks.
 
-        Those of `FIRST` come first. `text_bits_per_byte` is over all documents without metadata; if
-        no document has metadata, it is the only metric besides `documents` and `bytes`.
+        The metrics of `FIRST` come first. `text_bits_per_byte` is over all documents without
+        metadata; if no document has metadata, it is the only metric besides `documents` and
+        `bytes`.
         """
         sums = self._evaluation.run(model, device, blocks=self._blocks)
         stacked = np.stack([sums[name].totals for name in ("text", "all")])
-        text, both = paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
+        text, everything = compute_paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
+
         lost = int(sums["text"].lost_bytes.sum())
         if lost:
             log_once(
@@ -380,11 +466,12 @@ class SubsetEvaluation:
                 f"evaluations leave out {describe_lost_bytes(lost, self._text_bytes)}"
                 + ("; no bytes are left to score" if text is None else ""),
             )
+
         if text is None:
             return {"documents": 0, "bytes": 0}
         metrics = {"text_bits_per_byte": text.bits_per_byte_without}
-        if both is None:
+        if everything is None:
             return {**metrics, "documents": text.documents, "bytes": text.bytes}
         # there are no intervals for a single document
-        metrics |= {name: value for name, value in asdict(both).items() if value is not None}
+        metrics |= {name: value for name, value in asdict(everything).items() if value is not None}
         return {**{name: metrics[name] for name in FIRST}, **metrics}

@@ -1,10 +1,11 @@
-"""From the sums of each document to metrics, and to the rows of a report.
+"""Computes metrics, and the rows of a report, from the sums of each document.
 
 The interval is the percentile bootstrap over documents (Efron and Tibshirani 1993, chapter 13):
 documents are drawn with replacement, so it reflects the choice of held-out documents. All
 comparisons use the same draws, which `scipy.stats.bootstrap` cannot share among hundreds of them.
 With hosts as the units, it is Student's interval with the jackknife over hosts: there are often few
-of them, for which the percentile bootstrap is too narrow.
+hosts, and for few units the percentile bootstrap is too narrow.
+
 Among many comparisons, some differ by chance: the intervals and p-values of a family are corrected
 as `bsmeta.report.inference` defines it, with these standard errors.
 """
@@ -43,6 +44,9 @@ from bsmeta.tasks.causal_lm.scoring import (
     TOKENS_WITH,
 )
 
+MAX_EXPONENT = 700.0
+"""Exponents are capped here, because exp() of larger ones is infinite and JSON has no infinity."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedMetrics:
@@ -55,18 +59,17 @@ class PairedMetrics:
         bits_per_byte_without, bits_per_byte_with: Over exactly those bytes.
         perplexity_without, perplexity_with: Per token of the reading without metadata (the same
             token count for both, so that they can be compared).
-        difference: Bits per byte with metadata, minus those without.
+        difference: Bits per byte with metadata minus bits per byte without.
         difference_low, difference_high: 95% interval over documents (bootstrap) or hosts
-            (jackknife); None if only one takes part.
+            (jackknife); None if only one document or host takes part.
         simultaneous_low, simultaneous_high: Simultaneous 95% interval over the whole family of
             comparisons; None outside the family.
-        mean_document_difference: Mean of the per-document differences (each document has the same
-            weight, whatever its length), with its interval.
+        mean_document_difference: Unweighted mean of the per-document differences, with its
+            interval.
         documents_better, documents_worse: Documents that need fewer or more bits with metadata.
-        sign_test_p: Two-sided p-value of the sign test over documents, or hosts; those that do not
-            differ are left out.
+        sign_test_p: Two-sided p-value of the sign test over documents, or hosts; ties are left out.
         sign_test_p_holm: The p-value after Holm's correction for the family; None outside it.
-        hosts: Hosts that take part, if they are the units; None if documents are.
+        hosts: Number of hosts that take part, if hosts are the units; None if documents are.
     """
 
     documents: int
@@ -96,7 +99,7 @@ class PairedMetrics:
         return self.difference / self.bits_per_byte_without if self.bits_per_byte_without else 0.0
 
 
-def paired_metrics(
+def compute_paired_metrics(
     sums: np.ndarray,
     *,
     resamples: int,
@@ -104,7 +107,7 @@ def paired_metrics(
     family: Sequence[int] = (),
     clusters: np.ndarray | None = None,
 ) -> list[PairedMetrics | None]:
-    """Metrics of several comparisons over one set of documents.
+    """Computes the metrics of several comparisons over one set of documents.
 
     Args:
         sums: float64 [comparisons, documents, COLUMNS]; a document without bytes does not take
@@ -112,29 +115,33 @@ def paired_metrics(
         resamples: Number of bootstrap resamples; all comparisons use the same draws.
         seed: Seed of the draws; the same seed gives the same intervals.
         family: Indices of the comparisons that are corrected jointly.
-        clusters: int64 [documents], the host of each document as a number, to take hosts as the
-            units; None: documents.
+        clusters: int64 [documents], the host of each document as a number, to use hosts as the
+            units; None: documents are the units.
 
     Returns:
         The metrics of each comparison; None if no document has a byte to compare.
     """
-    takes_part = sums[:, :, BYTES] > 0
+    sizes = sums[:, :, BYTES]
+    takes_part = sizes > 0
     bits = (sums[:, :, NATS_WITH] - sums[:, :, NATS_WITHOUT]) / math.log(2)
-    own = np.divide(bits, sums[:, :, BYTES], out=np.zeros_like(bits), where=takes_part)
-    pairs = ((bits, sums[:, :, BYTES]), (own, takes_part.astype(np.float64)))
+    differences = np.divide(bits, sizes, out=np.zeros_like(bits), where=takes_part)
+
     if clusters is None:
-        errors = _errors_over_documents(*pairs, resamples=resamples, seed=seed)
+        errors = _errors_over_documents(
+            bits, sizes, differences, takes_part, resamples=resamples, seed=seed
+        )
     else:
         errors = [
-            _errors_over_hosts(bits[i], sums[i, :, BYTES], own[i], takes_part[i], clusters)
+            _errors_over_hosts(bits[i], sizes[i], differences[i], takes_part[i], clusters)
             for i in range(len(sums))
         ]
-    found: list[PairedMetrics | None] = [
-        _metrics(sums[i][takes_part[i]], errors[i]) if takes_part[i].any() else None
+
+    metrics: list[PairedMetrics | None] = [
+        _make_metrics(sums[i][takes_part[i]], errors[i]) if takes_part[i].any() else None
         for i in range(len(sums))
     ]
-    _correct(found, errors, family)
-    return found
+    _correct_family(metrics, errors, family)
+    return metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +149,15 @@ class _Errors:
     """The uncertainty of a comparison.
 
     Attributes:
-        weighted, plain: Intervals of the difference, and of the mean of the documents'
-            differences; None if only one unit takes part.
+        difference: Interval of the difference; None if only one unit takes part.
+        mean_difference: Interval of the mean of the documents' differences; None likewise.
         source: The error of the difference.
         better, worse: Units that need fewer or more bits with metadata.
         hosts: Hosts that take part; None if documents are the units.
     """
 
-    weighted: Interval | None
-    plain: Interval | None
+    difference: Interval | None
+    mean_difference: Interval | None
     source: Source
     better: int
     worse: int
@@ -158,32 +165,43 @@ class _Errors:
 
 
 def _errors_over_documents(
-    weighted: tuple[np.ndarray, np.ndarray],
-    plain: tuple[np.ndarray, np.ndarray],
+    bits: np.ndarray,
+    sizes: np.ndarray,
+    differences: np.ndarray,
+    takes_part: np.ndarray,
     *,
     resamples: int,
     seed: int,
 ) -> list[_Errors]:
-    """The bootstrap of two ratios, each of values and weights [comparisons, documents]."""
-    bits, sizes = weighted
+    """Bootstraps each comparison over documents.
+
+    Args:
+        bits: float64 [comparisons, documents], bits with metadata minus bits without.
+        sizes: float64 [comparisons, documents], bytes.
+        differences: float64 [comparisons, documents], bits per byte of each document.
+        takes_part: bool [comparisons, documents].
+    """
     ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
-    means = resampled(*plain, resamples=resamples, seed=seed)
+    means = resampled(differences, takes_part.astype(np.float64), resamples=resamples, seed=seed)
+
     errors = []
     for number in range(len(bits)):
-        takes_part = sizes[number] > 0
-        count = int(takes_part.sum())
+        members = takes_part[number]
+        count = int(members.sum())
         if not count:
             errors.append(_Errors(None, None, Source(0.0, 0), 0, 0))
             continue
-        own = bits[number][takes_part]
-        difference = own.sum() / sizes[number].sum()
+
+        member_bits = bits[number][members]
+        difference = member_bits.sum() / sizes[number].sum()
+        variance = float(np.nanmean((ratios[:, number] - difference) ** 2))
         errors.append(
             _Errors(
-                central(ratios[:, number]) if count > 1 else None,
-                central(means[:, number]) if count > 1 else None,
-                Source(float(np.nanmean((ratios[:, number] - difference) ** 2)), count - 1),
-                int((own < 0).sum()),
-                int((own > 0).sum()),
+                difference=central(ratios[:, number]) if count > 1 else None,
+                mean_difference=central(means[:, number]) if count > 1 else None,
+                source=Source(variance, count - 1),
+                better=int((member_bits < 0).sum()),
+                worse=int((member_bits > 0).sum()),
             )
         )
     return errors
@@ -192,43 +210,52 @@ def _errors_over_documents(
 def _errors_over_hosts(
     bits: np.ndarray,
     sizes: np.ndarray,
-    own: np.ndarray,
+    differences: np.ndarray,
     takes_part: np.ndarray,
     clusters: np.ndarray,
 ) -> _Errors:
-    """The jackknife over hosts of a comparison; its arguments are float64 [documents]."""
-    sums = np.stack([np.where(takes_part, bits, 0.0), sizes, own, takes_part.astype(np.float64)])
-    values, weights, differences, counts = sum_by_cluster(sums, clusters)
-    hosts = int((weights > 0).sum())
-    source = ratio_source(values, weights)
+    """Computes the jackknife over hosts of one comparison.
+
+    The arguments are as in `_errors_over_documents`, each [documents].
+    """
+    document_sums = np.stack(
+        [np.where(takes_part, bits, 0.0), sizes, differences, takes_part.astype(np.float64)]
+    )
+    host_bits, host_sizes, host_differences, host_documents = sum_by_cluster(
+        document_sums, clusters
+    )
+    hosts = int((host_sizes > 0).sum())
     return _Errors(
-        _student(values, weights) if hosts > 1 else None,
-        _student(differences, counts) if hosts > 1 else None,
-        source,
-        int((values < 0).sum()),
-        int((values > 0).sum()),
-        hosts,
+        difference=_student(host_bits, host_sizes) if hosts > 1 else None,
+        mean_difference=_student(host_differences, host_documents) if hosts > 1 else None,
+        source=estimate_ratio_error(host_bits, host_sizes),
+        better=int((host_bits < 0).sum()),
+        worse=int((host_bits > 0).sum()),
+        hosts=hosts,
     )
 
 
-def ratio_source(values: np.ndarray, weights: np.ndarray) -> Source:
-    """The error over clusters of sum(values) / sum(weights), each float64 [clusters]."""
+def estimate_ratio_error(values: np.ndarray, weights: np.ndarray) -> Source:
+    """Returns the error over clusters of sum(values) / sum(weights), each float64 [clusters]."""
     changes = leave_one_out(values, weights)
     variance = jackknife_variance(changes, int((weights > 0).sum()))
     return Source(variance, cluster_degrees(weights))
 
 
 def _student(values: np.ndarray, weights: np.ndarray) -> Interval:
+    """Returns Student's interval of sum(values) / sum(weights), each float64 [clusters]."""
     ratio = float(values.sum() / weights.sum())
-    half = half_width([ratio_source(values, weights)])
+    half = half_width([estimate_ratio_error(values, weights)])
     return Interval(ratio - half, ratio + half)
 
 
-def _metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
-    """Metrics of the documents that take part: sums float64 [documents, COLUMNS]."""
+def _make_metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
+    """Computes the metrics of the documents that take part: sums float64 [documents, COLUMNS]."""
     total = sums.sum(axis=0)
     bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
-    weighted, plain = errors.weighted, errors.plain
+    difference = errors.difference
+    mean_difference = errors.mean_difference
+
     return PairedMetrics(
         documents=len(sums),
         bytes=int(total[BYTES]),
@@ -238,11 +265,11 @@ def _metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
         perplexity_without=_exp(total[NATS_WITHOUT] / total[TOKENS]),
         perplexity_with=_exp(total[NATS_WITH] / total[TOKENS]),
         difference=float(bits.sum() / total[BYTES]),
-        difference_low=weighted.low if weighted else None,
-        difference_high=weighted.high if weighted else None,
+        difference_low=difference.low if difference else None,
+        difference_high=difference.high if difference else None,
         mean_document_difference=float((bits / sums[:, BYTES]).mean()),
-        mean_document_difference_low=plain.low if plain else None,
-        mean_document_difference_high=plain.high if plain else None,
+        mean_document_difference_low=mean_difference.low if mean_difference else None,
+        mean_document_difference_high=mean_difference.high if mean_difference else None,
         documents_better=int((bits < 0).sum()),
         documents_worse=int((bits > 0).sum()),
         sign_test_p=sign_test(errors.better, errors.worse),
@@ -250,32 +277,37 @@ def _metrics(sums: np.ndarray, errors: _Errors) -> PairedMetrics:
     )
 
 
-def _correct(
-    found: list[PairedMetrics | None], errors: Sequence[_Errors], family: Sequence[int]
+def _correct_family(
+    comparisons: list[PairedMetrics | None], errors: Sequence[_Errors], family: Sequence[int]
 ) -> None:
-    """Add simultaneous intervals and corrected p-values to the comparisons of the family."""
-    members = [(i, metrics) for i in family if (metrics := found[i]) is not None]
-    halves = simultaneous_half_widths([[errors[i].source] for i, _ in members])
-    corrected = holm([metrics.sign_test_p for _, metrics in members])
-    for (i, metrics), half, p in zip(members, halves, corrected, strict=True):
-        several = metrics.difference_low is not None
-        found[i] = replace(
+    """Adds simultaneous intervals and corrected p-values to the comparisons of the family."""
+    members: list[tuple[int, PairedMetrics]] = []
+    for number in family:
+        metrics = comparisons[number]
+        if metrics is not None:
+            members.append((number, metrics))
+
+    halves = simultaneous_half_widths([[errors[number].source] for number, _ in members])
+    p_values = holm([metrics.sign_test_p for _, metrics in members])
+    for (number, metrics), half, p_value in zip(members, halves, p_values, strict=True):
+        has_interval = metrics.difference_low is not None
+        comparisons[number] = replace(
             metrics,
-            simultaneous_low=metrics.difference - half if several else None,
-            simultaneous_high=metrics.difference + half if several else None,
-            sign_test_p_holm=p,
+            simultaneous_low=metrics.difference - half if has_interval else None,
+            simultaneous_high=metrics.difference + half if has_interval else None,
+            sign_test_p_holm=p_value,
         )
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Two-sided exact binomial test of better against worse; ties are left out."""
+    """Returns the two-sided exact binomial p-value of better against worse, without ties."""
     count = better + worse
     return float(binomtest(better, count).pvalue) if count else 1.0
 
 
 def _exp(value: float) -> float:
-    """exp(value), with the value capped at 700 to keep it finite (JSON has no infinity)."""
-    return math.exp(min(float(value), 700.0))
+    """Returns exp(value), which stays finite (MAX_EXPONENT)."""
+    return math.exp(min(float(value), MAX_EXPONENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +315,10 @@ class ComparisonSums:
     """The per-document sums of a comparison.
 
     Attributes:
-        values: float64 [documents, 2, bins, COLUMNS], see `paired_sums`; zero for documents that
+        values: float64 [documents, 2, bins, COLUMNS], see `sum_paired`; zero for documents that
             are not part of the comparison.
         takes_part: bool [documents], whether a document is part of the comparison.
-        prefix_cut: bool [documents], whether a prefix of either arm was too long and truncated.
+        prefix_cut: bool [documents], whether a prefix of either arm was too long and was truncated.
         lost_bytes: int64 [documents], bytes that are left out because the tokenizer loses text.
     """
 
@@ -297,16 +329,16 @@ class ComparisonSums:
 
     @property
     def totals(self) -> np.ndarray:
-        """float64 [documents, COLUMNS]."""
+        """The sums over all bins: float64 [documents, COLUMNS]."""
         return self.values[:, 0].sum(axis=1)
 
 
-def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], where: str) -> None:
+def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], model_setting: str) -> None:
     """Refuses results in which the tokenizer loses all text that could be scored.
 
     Args:
-        sums: Those of an evaluation, with the text alone.
-        where: What was evaluated, for the message.
+        sums: The sums of an evaluation by comparison, including the text alone.
+        model_setting: The setting that names the model, for the message.
 
     Raises:
         DataError: There are no bytes left to score.
@@ -315,7 +347,7 @@ def refuse_nothing_scored(sums: Mapping[str, ComparisonSums], where: str) -> Non
     lost = int(text.lost_bytes.sum())
     if lost and not text.totals[:, BYTES].any():
         raise DataError(
-            f"{where}: no bytes are left to score: the tokenizer of the model loses "
+            f"{model_setting}: no bytes are left to score: the tokenizer of the model loses "
             f"{lost:,} bytes of the held-out text (unknown tokens, or characters "
             "that it changes or drops), and no other byte has a probability; expected a model with "
             "a tokenizer that gives the text back, such as byte-level BPE"
@@ -327,11 +359,10 @@ class Row:
     """One comparison; `metrics` is None if no document could be compared.
 
     Attributes:
-        text_bytes: All bytes of the documents that take part, including documents of which an arm
-            could not score any.
+        text_bytes: All bytes of the documents that take part, including documents without a byte
+            that both arms score.
         lost_bytes: Of these, bytes that are left out because the tokenizer loses them.
-        prefixes_cut: Number of the documents of the metrics with a prefix that was too long and
-            truncated.
+        prefixes_cut: Documents of the metrics with a prefix that was too long and was truncated.
         positions: The metrics by byte offset in the document, by the first byte of each bin.
         contexts: The same by bytes of preceding text in the same window.
     """
@@ -350,24 +381,25 @@ class Row:
         return self.metrics is not None and self.comparison.group != TEXT
 
     def metrics_dict(self) -> dict[str, Any]:
-        """The metrics as a dict for JSON."""
+        """Returns the metrics as a dict for JSON."""
         return asdict(self.metrics) if self.metrics else {"documents": 0, "bytes": 0}
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as a dict for JSON."""
-        by_position, by_context = (
-            [{"first_byte": byte, **asdict(metrics)} for byte, metrics in bins.items()]
-            for bins in (self.positions, self.contexts)
-        )
+        """Returns the row as a dict for JSON."""
         return {
             **asdict(self.comparison),
             **self.metrics_dict(),
             "text_bytes": self.text_bytes,
             "lost_bytes": self.lost_bytes,
             "prefixes_cut": self.prefixes_cut,
-            "by_position": by_position,
-            "by_context": by_context,
+            "by_position": _list_bins(self.positions),
+            "by_context": _list_bins(self.contexts),
         }
+
+
+def _list_bins(bins: Mapping[int, PairedMetrics]) -> list[dict[str, Any]]:
+    """Returns the metrics of each bin as a dict for JSON."""
+    return [{"first_byte": byte, **asdict(metrics)} for byte, metrics in bins.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +416,8 @@ class ModelReport:
             document takes no part.
         slices: The comparisons over slices of the documents.
         hosts: The host of each document; "" if it is not known.
-        over_hosts: The metrics of the comparisons with hosts as the units, by name, where documents
-            are and at least two hosts are known.
+        over_hosts: The metrics of the comparisons with hosts as the units, by name; empty if hosts
+            are the units of `rows`, too, or fewer than two hosts are known.
     """
 
     checkpoint: str
@@ -405,38 +437,39 @@ class ModelReport:
         return max((row.lost_bytes for row in self.rows), default=0)
 
     def row(self, name: str) -> Row | None:
-        """The comparison of this name, if it was made."""
+        """Returns the comparison of this name; None if it was not made."""
         return next((row for row in self.rows if row.comparison.name == name), None)
 
     def document_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield a flat dict for each document and comparison that it takes part in."""
+        """Yields a flat dict for each document and comparison that it takes part in."""
         for name, totals in self.totals.items():
-            for document, row in zip(self.names, totals.tolist(), strict=True):
-                if row[BYTES]:
-                    yield {
-                        "checkpoint": self.checkpoint,
-                        "comparison": name,
-                        "document": document,
-                        "bytes": int(row[BYTES]),
-                        "tokens_without": int(row[TOKENS]),
-                        "tokens_with": int(row[TOKENS_WITH]),
-                        "nats_without": row[NATS_WITHOUT],
-                        "nats_with": row[NATS_WITH],
-                    }
+            for document, sums in zip(self.names, totals.tolist(), strict=True):
+                if not sums[BYTES]:
+                    continue
+                yield {
+                    "checkpoint": self.checkpoint,
+                    "comparison": name,
+                    "document": document,
+                    "bytes": int(sums[BYTES]),
+                    "tokens_without": int(sums[TOKENS]),
+                    "tokens_with": int(sums[TOKENS_WITH]),
+                    "nats_without": sums[NATS_WITHOUT],
+                    "nats_with": sums[NATS_WITH],
+                }
 
     def as_dict(self) -> dict[str, Any]:
-        """The model as a dict for JSON."""
-        slices = [
-            {
-                "by": part.by,
-                "name": part.name,
-                "documents": int(part.members.sum()),
-                "comparisons": [
-                    {"name": row.comparison.name, **row.metrics_dict()} for row in rows
-                ],
-            }
-            for part, rows in self.slices
-        ]
+        """Returns the model as a dict for JSON."""
+        slices = []
+        for part, rows in self.slices:
+            comparisons = [{"name": row.comparison.name, **row.metrics_dict()} for row in rows]
+            slices.append(
+                {
+                    "by": part.by,
+                    "name": part.name,
+                    "documents": int(part.members.sum()),
+                    "comparisons": comparisons,
+                }
+            )
         return {
             "checkpoint": self.checkpoint,
             "model": self.model,
@@ -455,10 +488,12 @@ class PairRow:
         shown: The arm in which the documents were scored.
         documents: Documents that both scored, matched by their text.
         bits_per_byte_first, bits_per_byte_second: Each over the bytes that the model scored.
-        difference: Bits per byte of the second minus those of the first; its 95% interval over
-            documents (bootstrap) or hosts (jackknife) is None if there is only one.
-        documents_better, documents_worse: Documents for which the second needs fewer or more bits
-            per byte; the p-value of the sign test on these two counts, or on those of hosts.
+        difference: Bits per byte of the second model minus bits per byte of the first.
+        difference_low, difference_high: 95% interval over documents (bootstrap) or hosts
+            (jackknife); None if there is only one document or host.
+        documents_better, documents_worse: Documents for which the second model needs fewer or more
+            bits per byte.
+        sign_test_p: The p-value of the sign test over documents, or hosts.
         sign_test_p_holm: The p-value after Holm's correction for the number of rows.
     """
 
@@ -492,7 +527,7 @@ class Report:
     pairs: list[PairRow] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of `evaluation.json`."""
+        """Returns the content of `evaluation.json`."""
         return {
             "settings": self.settings,
             "models": [model.as_dict() for model in self.models],
@@ -501,23 +536,29 @@ class Report:
 
 
 MetricsOf = Callable[..., list[PairedMetrics | None]]
-"""`paired_metrics` with the settings of the bootstrap."""
+"""`compute_paired_metrics` with the settings of the bootstrap."""
 
 
-def rows_of(
+def make_rows(
     comparisons: Sequence[Comparison],
     sums: Mapping[str, ComparisonSums],
     text_bytes: np.ndarray,
     position_edges: Sequence[int],
     metrics_of: MetricsOf,
 ) -> list[Row]:
-    """Metrics of each comparison, overall and by position; corrected for multiple comparisons.
+    """Computes the metrics of each comparison, overall and by position.
+
+    The comparisons other than the text alone are corrected for their number.
 
     Args:
         text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
     """
-    count, bins = len(comparisons), len(position_edges)
+    count = len(comparisons)
+    bins = len(position_edges)
+
+    # All metrics are computed in one call, which draws the resamples once: first the totals of each
+    # comparison, then the bins of each comparison, by position and by context.
     stacked = [sums[comparison.name].totals[None] for comparison in comparisons]
     for comparison in comparisons:
         # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
@@ -526,37 +567,39 @@ def rows_of(
     family = [i for i, comparison in enumerate(comparisons) if comparison.group != TEXT]
     metrics = metrics_of(np.concatenate(stacked), family=family)
 
-    def binned(start: int) -> dict[int, PairedMetrics]:
-        found = zip(position_edges, metrics[start : start + bins], strict=True)
-        return {edge: here for edge, here in found if here is not None}
+    def select_bins(start: int) -> dict[int, PairedMetrics]:
+        pairs = zip(position_edges, metrics[start : start + bins], strict=True)
+        return {edge: bin_metrics for edge, bin_metrics in pairs if bin_metrics is not None}
 
     rows = []
     for number, comparison in enumerate(comparisons):
-        start, own = count + 2 * bins * number, sums[comparison.name]
+        comparison_sums = sums[comparison.name]
+        is_cut = comparison_sums.prefix_cut & (comparison_sums.totals[:, BYTES] > 0)
+        start = count + 2 * bins * number
         rows.append(
             Row(
                 comparison,
                 metrics[number],
-                text_bytes=int(text_bytes[own.takes_part].sum()),
-                lost_bytes=int(own.lost_bytes.sum()),
-                prefixes_cut=int((own.prefix_cut & (own.totals[:, BYTES] > 0)).sum()),
-                positions=binned(start),
-                contexts=binned(start + bins),
+                text_bytes=int(text_bytes[comparison_sums.takes_part].sum()),
+                lost_bytes=int(comparison_sums.lost_bytes.sum()),
+                prefixes_cut=int(is_cut.sum()),
+                positions=select_bins(start),
+                contexts=select_bins(start + bins),
             )
         )
     return rows
 
 
-def slice_rows_of(
+def make_slice_rows(
     slices: Sequence[Slice],
     comparisons: Sequence[Comparison],
     sums: Mapping[str, ComparisonSums],
     metrics_of: MetricsOf,
 ) -> list[tuple[Slice, list[Row]]]:
-    """Metrics of each comparison over the documents of each slice."""
+    """Computes the metrics of each comparison over the documents of each slice."""
     stacked = np.stack([sums[comparison.name].totals for comparison in comparisons])
-    made = []
+    slice_rows = []
     for part in slices:
         metrics = metrics_of(stacked * part.members[None, :, None])
-        made.append((part, list(map(Row, comparisons, metrics))))
-    return made
+        slice_rows.append((part, list(map(Row, comparisons, metrics))))
+    return slice_rows

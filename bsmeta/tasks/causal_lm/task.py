@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WITHOUT_METADATA = 0
+"""Value of `document_types` for a document without metadata; otherwise bit i: metadata_list[i]."""
+
 LOWER_IS_BETTER = {
     "text_bits_per_byte",
     "bits_per_byte_without",
@@ -74,8 +77,41 @@ LOWER_IS_BETTER = {
 }
 
 
+class Architecture(NamedTuple):
+    """The model's configuration, and the key that names it.
+
+    Attributes:
+        shape: The transformers config of the model.
+        key: `model_config_file` or `model_name`.
+        source: The value of the key: a file, a folder, or a name on the Hub.
+    """
+
+    shape: PretrainedConfig
+    key: str
+    source: str
+
+    @property
+    def setting(self) -> str:
+        """The key with its value, for messages."""
+        return f"{self.key}={self.source}"
+
+
+class LossParts(NamedTuple):
+    """Some named parts of a micro-batch's loss, each a sum over targets with its weight.
+
+    Attributes:
+        names: Names of the parts, as in the log.
+        sums: [parts], sums of losses in nats, or of counts.
+        weights: [parts], numbers of targets, or of choices.
+    """
+
+    names: list[str]
+    sums: torch.Tensor
+    weights: torch.Tensor
+
+
 class CausalLanguageModel(Task):
-    """Predicts the next token of text that has metadata before, in and after it.
+    """Predicts the next token of text with metadata before, in and after it.
 
     Documents that are packed into one sequence do not attend to each other (`models.attention`),
     unless `data_config.cross_document_attention` is set.
@@ -104,39 +140,32 @@ class CausalLanguageModel(Task):
 
     def build_model(self) -> nn.Module:
         config = self._config
-        shape, key, source = self._architecture()
-        self._whole_rows = rows_are_whole(config.data_config, shape)
+        architecture = self._read_architecture()
+        self._whole_rows = rows_are_whole(config.data_config, architecture.shape)
         choice = attention.choose_attention(
             config.attn_implementation,
-            shape,
+            architecture.shape,
             half=config.mixed_precision != "no",
             compiled=config.torch_compile,
             whole_rows=self._whole_rows,
         )
-        how = {"dtype": torch.float32, "attn_implementation": choice.name}
-        if config.model_config_file is not None:
-            with _named(key, source):
-                model = new_model(AutoModelForCausalLM, shape, **how)
-        else:
-            model = load_weights(source, f"{key}={source}", **how)
-        rows, tokens = vocabulary_of(model), len(self.tokenizer)
-        if tokens > rows:
-            model.resize_token_embeddings(tokens)
-            logger.info(
-                "embeddings resized from %d to %d rows: the tokenizer, with the special tokens of "
-                "the metadata, has %d tokens", rows, tokens, tokens,
-            )  # fmt: skip
-        self._prepare(model, f"{key}={source}")
+
+        model = self._load_model(architecture, choice.name)
+        self._resize_embeddings(model)
+        self._adapt_and_freeze(model, architecture.setting)
         fuse_activations(model)
+
         self.attention = str(text_shape(model.config)._attn_implementation)
         logger.info("attention: %s (%s)", self.attention, choice.reason)
         if config.data_config.row_budget == BY_TEXT and not self._has_fixed_length:
             leave_out_planned_attention()
+
         self._vocabulary = vocabulary_of(model)
         if RouterLoss.is_added(model.config):
             self._router = RouterLoss(model)
         if config.loss_chunk_logits and ChunkedLoss.fits(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
+
         if config.liger_kernel:
             use_liger(model)
         if config.gradient_checkpointing:
@@ -145,8 +174,33 @@ class CausalLanguageModel(Task):
             compile_layers(model)
         return model
 
-    def _architecture(self) -> tuple[PretrainedConfig, str, str]:
-        """The model's configuration, and the key and the value that name it.
+    def _load_model(
+        self, architecture: Architecture, implementation: str | None
+    ) -> PreTrainedModel:
+        """Loads the weights, or draws random ones if only a configuration file is given."""
+        options = {"dtype": torch.float32, "attn_implementation": implementation}
+        if self._config.model_config_file is None:
+            return load_weights(architecture.source, architecture.setting, **options)
+        with _loading_errors(architecture.key, architecture.source):
+            return new_model(AutoModelForCausalLM, architecture.shape, **options)
+
+    def _resize_embeddings(self, model: PreTrainedModel) -> None:
+        """Adds embeddings for the special tokens of the metadata, if the model has too few."""
+        rows = vocabulary_of(model)
+        tokens = len(self.tokenizer)
+        if tokens <= rows:
+            return
+        model.resize_token_embeddings(tokens)
+        logger.info(
+            "embeddings resized from %d to %d rows: the tokenizer, with the special tokens of "
+            "the metadata, has %d tokens",
+            rows,
+            tokens,
+            tokens,
+        )
+
+    def _read_architecture(self) -> Architecture:
+        """Reads the model's configuration.
 
         Raises:
             ConfigurationError: If it cannot be loaded or run, or has too few positions.
@@ -154,26 +208,32 @@ class CausalLanguageModel(Task):
         config = self._config
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
-        with _named(key, source):
+        with _loading_errors(key, source):
             shape = read_shape(source)
+
         # transformers builds a model with head groups of unequal size, but cannot run it
         heads, groups = head_groups(shape)
         if heads and groups is not None and (groups < 1 or heads % groups):
-            fitting = [str(number) for number in range(1, heads + 1) if heads % number == 0]
+            divisors = [str(number) for number in range(1, heads + 1) if heads % number == 0]
             raise ConfigurationError(
                 f"{key}: {source} cannot be loaded: num_key_value_heads is {groups}; expected a "
-                f"divisor of num_attention_heads ({heads}): {', '.join(fitting)}"
+                f"divisor of num_attention_heads ({heads}): {', '.join(divisors)}"
             )
-        refuse([*positions_problems(config, positions_of(shape), f"{key}={source}")])
-        return shape, key, source
+
+        architecture = Architecture(shape, key, source)
+        refuse([*positions_problems(config, positions_of(shape), architecture.setting)])
+        return architecture
 
     def rehearse(self, model: nn.Module) -> None:
-        """Exports a model of the same weights that nothing has been changed in for speed."""
+        """Exports a copy with the same weights, but without the changes for speed, as a test."""
         if not is_tried(model):
             return
-        _, key, source = self._architecture()
+
         lora = self._config.lora
-        where = f"lora.targets={lora.targets}" if lora.rank else f"{key}={source}"
+        setting = self._read_architecture().setting
+        if lora.rank:
+            setting = f"lora.targets={lora.targets}"
+
         with torch.random.fork_rng():
             plain = new_model(
                 AutoModelForCausalLM,
@@ -181,47 +241,53 @@ class CausalLanguageModel(Task):
                 dtype=torch.float32,
                 attn_implementation=EAGER,
             )
-            self._adapt(plain)
+            self._add_adapters(plain)
             plain.load_state_dict(model.state_dict())
-            check_export(plain, self.export, where)
+            check_export(plain, self.export, setting)
 
-    def _prepare(self, model: PreTrainedModel, where: str) -> None:
-        """Adds the adapters, and freezes what text alone does not train."""
-        self._adapt(model)
-        freeze_weights(model, unreached_weights(model, self._adapt), where)
+    def _adapt_and_freeze(self, model: PreTrainedModel, setting: str) -> None:
+        """Adds the adapters, and freezes the weights that text alone does not train."""
+        self._add_adapters(model)
+        freeze_weights(model, unreached_weights(model, self._add_adapters), setting)
 
-    def _adapt(self, model: PreTrainedModel) -> None:
-        """Adds the adapters of `lora`, if there are to be any."""
+    def _add_adapters(self, model: PreTrainedModel) -> None:
+        """Adds the adapters of `lora`, unless `lora.rank` is 0."""
         if not self._config.lora.rank:
             return
-        new = new_special_tokens(self._config)
-        if new:
+
+        new_tokens = new_special_tokens(self._config)
+        if new_tokens:
             log_once(
                 logger,
                 logging.INFO,
-                f"lora: the embeddings are trained, too, because {len(new)} special tokens of the "
-                f"metadata are new to the tokenizer ({', '.join(new[:3])}, ...)",
+                f"lora: the embeddings are trained, too, because {len(new_tokens)} special tokens "
+                f"of the metadata are new to the tokenizer ({', '.join(new_tokens[:3])}, ...)",
             )
+
+        # Imported here because peft is an optional dependency.
         from bsmeta.models.lora import add_adapters
 
-        add_adapters(model, self._config.lora, train_embeddings=bool(new))
+        add_adapters(model, self._config.lora, train_embeddings=bool(new_tokens))
 
     def shape(self) -> Shape:
         config = self._config
-        shape, key, source = self._architecture()
-        text = text_shape(shape)
+        architecture = self._read_architecture()
+        text = text_shape(architecture.shape)
         text.vocab_size = max(text.vocab_size, len(self.tokenizer))
-        with torch.device("meta"), _named(key, source):
-            # Attention keeps the same tensors in all implementations but this one.
-            implementation = EAGER if config.attn_implementation == EAGER else None
+
+        # All implementations of attention keep the same tensors for the backward pass, except
+        # this one.
+        implementation = EAGER if config.attn_implementation == EAGER else None
+        with torch.device("meta"), _loading_errors(architecture.key, architecture.source):
             model = new_model(
                 AutoModelForCausalLM,
-                shape,
+                architecture.shape,
                 dtype=torch.float32,
                 attn_implementation=implementation,
             )
-            self._prepare(model, f"{key}={source}")
+            self._adapt_and_freeze(model, architecture.setting)
             fuse_activations(model)
+
         return Shape(
             model,
             model.base_model,
@@ -265,18 +331,18 @@ class CausalLanguageModel(Task):
 
     @property
     def _takes_borders(self) -> bool:
-        """Whether attention is given borders; flash-attn needs them for whole rows, too."""
+        """Whether attention takes borders; flash-attn needs them for whole rows, too."""
         if self.attention == attention.VARLEN:
             return not self._whole_rows
         return self.attention in attention.WITH_BORDERS
 
     @property
     def _has_fixed_length(self) -> bool:
-        """Whether all batches must have one shape, because each is compiled for itself."""
+        """Whether all batches must have one shape, because each shape is compiled separately."""
         return self._config.torch_compile or self.attention == attention.FLEX
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy of the targets: in all, by metadata type and by source.
+        """Computes the cross-entropy of the targets: in total, by metadata type and by source.
 
         Args:
             model: The wrapped model.
@@ -289,52 +355,82 @@ class CausalLanguageModel(Task):
         """
         if self._must_check:
             self._must_check = False
-            self._check_sight(model, batch["input_ids"])
+            self._check_attention(model, batch["input_ids"])
+
         total, losses = self.batch_losses(model, batch)
         is_target = batch["loss_mask"][:, 1:]
-        types = batch["document_types"][:, 1:]
-        bits = torch.arange(len(self._types), dtype=types.dtype, device=types.device)
-        carried = (types >> bits[:, None, None] & 1).bool()
-        where = torch.cat([(types == 0).unsqueeze(0), carried]) & is_target
-        sums, weights = (losses * where).sum((1, 2)), where.sum((1, 2))
-        names = ["without_metadata", *(f"with_{name}" for name in self._types)]
+        names, sums, weights = self._metadata_parts(losses, is_target, batch["document_types"])
+
         if "sources" in batch:
-            own = torch.arange(len(self._sources), device=types.device)[:, None] == batch["sources"]
-            sums = torch.cat([sums, (losses.sum(1) * own).sum(1)])
-            weights = torch.cat([weights, (is_target.sum(1) * own).sum(1)])
-            names += [f"source_{name}" for name in self._sources]
+            source_parts = self._source_parts(losses, is_target, batch["sources"])
+            names += source_parts.names
+            sums = torch.cat([sums, source_parts.sums])
+            weights = torch.cat([weights, source_parts.weights])
+
         if self._router is not None:
-            more_names, more_sums, more_weights = self._router_parts(total, losses, is_target)
-            names += more_names
-            sums, weights = torch.cat([sums, more_sums]), torch.cat([weights, more_weights])
+            router_parts = self._router_parts(total, losses, is_target)
+            names += router_parts.names
+            sums = torch.cat([sums, router_parts.sums])
+            weights = torch.cat([weights, router_parts.weights])
+
         parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
         return Loss(total, dict(parts))
 
+    def _metadata_parts(
+        self, losses: torch.Tensor, is_target: torch.Tensor, document_types: torch.Tensor
+    ) -> LossParts:
+        """Splits the loss into documents without metadata and documents with each type."""
+        types = document_types[:, 1:]
+        bits = torch.arange(len(self._types), dtype=types.dtype, device=types.device)
+        has_type = (types >> bits[:, None, None] & 1).bool()
+        has_none = (types == WITHOUT_METADATA).unsqueeze(0)
+        counts = torch.cat([has_none, has_type]) & is_target
+
+        names = ["without_metadata", *(f"with_{name}" for name in self._types)]
+        return LossParts(names, (losses * counts).sum((1, 2)), counts.sum((1, 2)))
+
+    def _source_parts(
+        self, losses: torch.Tensor, is_target: torch.Tensor, sources: torch.Tensor
+    ) -> LossParts:
+        """Splits the loss by the source of each row."""
+        numbers = torch.arange(len(self._sources), device=losses.device)
+        is_of_source = numbers[:, None] == sources
+
+        names = [f"source_{name}" for name in self._sources]
+        sums = (losses.sum(1) * is_of_source).sum(1)
+        weights = (is_target.sum(1) * is_of_source).sum(1)
+        return LossParts(names, sums, weights)
+
     def _router_parts(
         self, total: torch.Tensor, losses: torch.Tensor, is_target: torch.Tensor
-    ) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """Names, sums and weights of the router's loss, and of the load of each expert.
+    ) -> LossParts:
+        """Computes the parts of the router's loss, and of the load of each expert.
 
-        The load is the share of the tokens' choices, in all layers.
+        The load is the expert's share of the tokens' choices, over all layers.
         """
         assert self._router is not None
         names = ["router"]
-        sums, weights = (total.detach() - losses.sum()).reshape(1), is_target.sum().reshape(1)
+        sums = (total.detach() - losses.sum()).reshape(1)
+        weights = is_target.sum().reshape(1)
+
         counts = self._router.load()
         if counts is not None:
             names += [f"expert_{number}_load" for number in range(len(counts))]
             sums = torch.cat([sums, counts])
             weights = torch.cat([weights, counts.sum().expand_as(counts)])
-        return names, sums, weights
+        return LossParts(names, sums, weights)
 
     def batch_losses(
         self, model: nn.Module, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the sum of losses, with a gradient, and the loss of each token but the first.
 
-        The latter are float32 [micro-batch, sequence length - 1], 0 for tokens that are no target.
+        Returns:
+            The sum, a scalar; float32 [micro-batch, sequence length - 1], the losses, 0 for tokens
+            that are not targets.
         """
-        inputs, borders = batch["input_ids"], batch.get(attention.BORDERS)
+        inputs = batch["input_ids"]
+        borders = batch.get(attention.BORDERS)
         targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
         return self._token_losses(model, inputs, batch["position_ids"], targets, borders)
 
@@ -350,13 +446,16 @@ class CausalLanguageModel(Task):
         arguments = self._arguments(inputs, position_ids, borders)
         # The prediction of the last position is masked by its target, because slicing the logits
         # would copy all of them.
-        filled = functional.pad(targets, (0, 1), value=IGNORED)
+        padded = functional.pad(targets, (0, 1), value=IGNORED)
+
         if self._chunked is not None and self._chunked.pays(inputs.numel()):
-            total, losses = self._chunked(model, filled, **arguments)
+            total, losses = self._chunked(model, padded, **arguments)
         else:
             logits = model(**arguments).logits.flatten(0, 1).float()
-            each = functional.cross_entropy(logits, filled.flatten(), reduction="none")
-            total, losses = each.sum(), each.detach().view(filled.shape)
+            token_losses = functional.cross_entropy(logits, padded.flatten(), reduction="none")
+            total = token_losses.sum()
+            losses = token_losses.detach().view(padded.shape)
+
         if self._router is not None:
             total = total + self._router.total((targets != IGNORED).sum())
         return total, losses[:, :-1]
@@ -364,16 +463,26 @@ class CausalLanguageModel(Task):
     def _arguments(
         self, inputs: torch.Tensor, position_ids: torch.Tensor, borders: torch.Tensor | None
     ) -> dict[str, Any]:
-        """The arguments of the model."""
-        # A class that adds a router's loss would take a mask of pairs of tokens for one of padding.
+        """Builds the keyword arguments of the model."""
+        arguments: dict[str, Any] = {
+            "input_ids": inputs,
+            "position_ids": position_ids,
+            "use_cache": False,
+        }
+        # A class that adds a router's loss would take a mask of pairs of tokens for a padding mask.
         # Without a mask, transformers derives it from the positions, and waits for the device.
-        more: dict[str, Any] = {}
         if self._router is None or self.attention in attention.WITH_BORDERS:
-            given = borders if self._takes_borders else None
-            more = attention.attention_arguments(self.attention, position_ids, given)
-        return {"input_ids": inputs, "position_ids": position_ids, "use_cache": False, **more}
+            used_borders = borders if self._takes_borders else None
+            arguments |= attention.attention_arguments(self.attention, position_ids, used_borders)
+        return arguments
 
-    def _check_sight(self, model: nn.Module, like: torch.Tensor) -> None:
+    def _check_attention(self, model: nn.Module, like: torch.Tensor) -> None:
+        """Checks on random tokens that no token attends to later tokens or other documents.
+
+        Args:
+            like: Token ids of a micro-batch, whose shape and device the random ones have.
+        """
+
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             borders = attention.borders_of(positions)
             return self._token_losses(model, ids, positions, ids[:, 1:], borders)[1]
@@ -392,19 +501,25 @@ class CausalLanguageModel(Task):
 
     @torch.no_grad()
     def _check_loss(self, model: nn.Module, device: torch.device) -> None:
+        """Compares the loss of two rows of random tokens with the model's own loss."""
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self._vocabulary, (2, TOKENS), generator=generator).to(device)
         positions = torch.arange(TOKENS, device=device).expand_as(ids)
         borders = attention.borders_of(positions)
         total, losses = self._token_losses(model, ids, positions, ids[:, 1:], borders)
-        _, key, source = self._architecture()
-        inputs = self._arguments(ids, positions, borders)
-        check_loss(model, inputs, total / losses.numel(), f"{key}={source}")
+
+        arguments = self._arguments(ids, positions, borders)
+        setting = self._read_architecture().setting
+        check_loss(model, arguments, total / losses.numel(), setting)
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
-        """Bits per byte of held-out text with and without metadata; [] without a held-out file."""
+        """Returns the bits per byte of held-out text with and without metadata.
+
+        The list is empty without a held-out file.
+        """
         if self._config.data_config.validation_file is None:
             return []
+
         if self._subset is None:
             # Imported here because most steps of a run, and many runs, evaluate nothing.
             from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
@@ -415,10 +530,11 @@ class CausalLanguageModel(Task):
                 max_documents=self._config.eval_documents,
                 seed=self._config.seed,
                 ranks=context,
-                found=None if self._survey is None else self._survey.remote_held_out,
+                remote_file=None if self._survey is None else self._survey.remote_held_out,
             )
         with run_uncompiled(self._config.torch_compile):
             values = self._subset.run(model, context.device)
+
         return [
             Metric(name, value, better="min" if name in LOWER_IS_BETTER else None)
             for name, value in values.items()
@@ -429,6 +545,7 @@ class CausalLanguageModel(Task):
         documents = counts.get("documents", 0.0)
         if not documents:
             return {}
+
         metadata = phase_configs(self._config.data_config.metadata_config)[phase]
         sources = source_exposure(self._config.data_config, counts)
         return {
@@ -451,6 +568,7 @@ class CausalLanguageModel(Task):
             from bsmeta.models.lora import merged
 
             weights = merged(model, weights)
+
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
@@ -458,18 +576,21 @@ class CausalLanguageModel(Task):
 
 
 def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str, Any]:
-    """What each source of a mixture contributed: its share of the sequences as configured and
-    realized, its tokens and their share, and its completed epochs; {} without a mixture.
+    """Compares the configured and realized shares of each source of a mixture.
+
+    Returns:
+        By source: its share of the sequences as configured and as realized, its tokens and their
+        share, and its completed epochs; {} without a mixture.
     """
     names = [source.name for source in config.sources]
-    sequences, tokens, epochs = (
-        {name: counts[f"source_{what}/{name}"] for name in names}
-        for what in ("sequences", "tokens", "epochs")
-    )
-    weights = sum(source.weight for source in config.sources)
+    sequences = {name: counts[f"source_sequences/{name}"] for name in names}
+    tokens = {name: counts[f"source_tokens/{name}"] for name in names}
+    epochs = {name: counts[f"source_epochs/{name}"] for name in names}
+    total_weight = sum(source.weight for source in config.sources)
+
     return {
         source.name: {
-            "configured": source.weight / weights,
+            "configured": source.weight / total_weight,
             "realized": sequences[source.name] / sum(sequences.values()),
             "sequences": int(sequences[source.name]),
             "tokens": int(tokens[source.name]),
@@ -481,10 +602,11 @@ def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str
 
 
 def rows_are_whole(config: DataConfig, shape: PretrainedConfig) -> bool:
-    """Whether each row is attended to as a whole, from its first token to its last.
+    """Whether attention treats each row as one sequence, from its first token to its last.
 
-    With one document a row, the padding after it may attend to it, because no target sees it. Only
-    the loss of a router is a mean over all tokens, padding included, so there it may not.
+    With one document per row, the padding after it may attend to it, because no target sees the
+    padding. Only the loss of a router is a mean over all tokens, padding included, so with a router
+    the padding must not attend to the document.
 
     Args:
         shape: The transformers config of the model.
@@ -496,7 +618,8 @@ def rows_are_whole(config: DataConfig, shape: PretrainedConfig) -> bool:
 class WithBorders:
     """A stream whose micro-batches contain the borders of their documents, for flash attention.
 
-    They are computed on the host, to avoid a device synchronization for their number.
+    The borders are computed on the host, because their number would have to be read back from the
+    device.
 
     Args:
         fixed_number: Whether batches of one size have the same number of borders.
@@ -517,14 +640,13 @@ class WithBorders:
                 borders = attention.borders_of(positions)
                 if self._fixed_number:
                     borders = attention.pad_borders(borders, positions.numel())
-                batches.append(
-                    replace(batch, tensors={**batch.tensors, attention.BORDERS: borders})
-                )
+                tensors = {**batch.tensors, attention.BORDERS: borders}
+                batches.append(replace(batch, tensors=tensors))
             yield replace(step, micro_batches=batches)
 
 
 @contextmanager
-def _named(key: str, name: str) -> Iterator[None]:
+def _loading_errors(key: str, source: str) -> Iterator[None]:
     """Adds the key to any error that transformers raises for a model that it cannot build.
 
     Invalid values cause errors of many types, wherever they are first used.
@@ -534,8 +656,8 @@ def _named(key: str, name: str) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        what = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
+        reason = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
         raise ConfigurationError(
-            f"{key}: {name} cannot be loaded: {what}. Expected a folder, a file of one, or a name "
-            "on the Hub, with values that transformers builds a model from"
+            f"{key}: {source} cannot be loaded: {reason}. Expected a folder, a file of one, or a "
+            "name on the Hub, with values that transformers builds a model from"
         ) from error

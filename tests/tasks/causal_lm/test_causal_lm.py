@@ -21,7 +21,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.models import layers
-from bsmeta.tasks.causal_lm.checkpoints import run_config
+from bsmeta.tasks.causal_lm.checkpoints import read_run_config
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel, rows_are_whole
 from bsmeta.tasks.checkpoints import locate
 from bsmeta.training.processes import ALONE
@@ -306,7 +306,7 @@ def test_the_export_loads_with_transformers_and_says_the_same(
     assert "Title: The first program ||| Ada" in (tmp_path / "README.md").read_text()
     found = locate(str(tmp_path))  # a model that was copied out of its run knows its metadata
     assert found.config == tmp_path / "metadata.yaml"
-    metadata = run_config(found, None, {}).data_config.metadata_config
+    metadata = read_run_config(found, None, {}).data_config.metadata_config
     assert metadata == task._config.data_config.metadata_config
 
 

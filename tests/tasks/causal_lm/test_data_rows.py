@@ -15,7 +15,7 @@ from backports import zstd
 
 from bsmeta.config.data import DataConfig
 from bsmeta.data.stream.data_size import data_size
-from bsmeta.tasks.causal_lm.data_rows import count
+from bsmeta.tasks.causal_lm.data_rows import format_count
 from tests.conftest import run_warm
 from tests.warm import REPOSITORY
 
@@ -97,7 +97,7 @@ def test_a_truncated_shard_is_left_out(suffix: str, tmp_path: Path) -> None:
      (5e13, "50.0 T")],
 )  # fmt: skip
 def test_numbers_have_three_digits(number: float, shown: str) -> None:
-    assert count(number) == shown
+    assert format_count(number) == shown
 
 
 def table(*arguments: str) -> str:

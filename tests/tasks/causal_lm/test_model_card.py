@@ -18,7 +18,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.tasks.causal_lm.model_card import METRICS, example, model_card
+from bsmeta.tasks.causal_lm.model_card import METRICS, model_card, render_example
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
@@ -218,7 +218,7 @@ def test_the_front_matter_names_what_is_given_and_the_data_of_the_hub(
     ],
 )
 def test_the_example_reads_as_in_training(settings: dict[str, Any], shown: str) -> None:
-    made = example(MetadataConfig(**settings))
+    made = render_example(MetadataConfig(**settings))
     assert made.prefix + made.lead + made.body + made.suffix == shown
 
 
@@ -244,7 +244,7 @@ def test_the_snippet_reads_a_document_as_training_does(
     exec(snippet, names_after)
 
     data = config.data_config
-    shown = example(data.metadata_config)
+    shown = render_example(data.metadata_config)
     text = replace(
         shown, text="Ada Lovelace", body="Ada Lovelace", spans=shown.spans[:0], suffix=""
     )

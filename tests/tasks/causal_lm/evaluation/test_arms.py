@@ -14,8 +14,8 @@ from bsmeta.metadata.rendering import Donors, Renderer
 from bsmeta.tasks.causal_lm.arms import (
     Arm,
     StyledRenderer,
+    apply_control,
     configured_comparisons,
-    controlled,
 )
 
 
@@ -179,7 +179,7 @@ def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
 
 def test_controls_of_form_change_the_style_and_those_of_content_the_values() -> None:
     arm = Arm(("url",))
-    assert controlled(arm, "matched") == Arm(("url",), values="matched")
-    assert controlled(arm, "separator") == Arm(("url",), style="separator")
-    assert str(controlled(arm, "form")) == "url (form)"
+    assert apply_control(arm, "matched") == Arm(("url",), values="matched")
+    assert apply_control(arm, "separator") == Arm(("url",), style="separator")
+    assert str(apply_control(arm, "form")) == "url (form)"
     assert str(Arm()) == "without metadata"

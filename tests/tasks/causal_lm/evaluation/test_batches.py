@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.tasks.causal_lm.paired import own_blocks, plan_blocks
+from bsmeta.tasks.causal_lm.paired import plan_blocks, take_blocks
 from bsmeta.tasks.causal_lm.scoring import plan_batches
 
 
@@ -28,7 +28,7 @@ def test_no_document_gives_no_block() -> None:
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_ranks_share_the_blocks_in_equally_many_rounds(count: int, world_size: int) -> None:
     blocks = [[index] for index in range(count)]
-    shares = [own_blocks(blocks, rank, world_size) for rank in range(world_size)]
+    shares = [take_blocks(blocks, rank, world_size) for rank in range(world_size)]
     assert len({len(share) for share in shares}) == 1
     together = sorted(index for share in shares for block in share for index in block)
     assert together == list(range(count))

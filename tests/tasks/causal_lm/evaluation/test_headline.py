@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bsmeta.tasks.causal_lm.arms import AGAINST, Arm, Comparison
-from bsmeta.tasks.causal_lm.headline import headline
+from bsmeta.tasks.causal_lm.headline import make_headline
 from bsmeta.tasks.causal_lm.report import print_report, write_report
-from bsmeta.tasks.causal_lm.results import ModelReport, Report, Row, paired_metrics
+from bsmeta.tasks.causal_lm.results import ModelReport, Report, Row, compute_paired_metrics
 
 LN2 = math.log(2)
 OWN = Arm(("url",))
@@ -38,7 +38,7 @@ def model(own: Sequence[float], controls: Mapping[str, Sequence[float]]) -> Mode
             for pair in pairs.values()
         ]
     )
-    metrics = paired_metrics(sums, resamples=1_000, seed=1)
+    metrics = compute_paired_metrics(sums, resamples=1_000, seed=1)
     rows = [
         Row(
             Comparison(name, group, Arm(), OWN),
@@ -58,7 +58,7 @@ LOW, HIGH = [1.98, 1.99] * 20, [1.99, 2.0] * 20
 
 
 def test_content_that_saves_bits() -> None:
-    sentence = headline(model(LOW, {"matched": HIGH, "separator": [2.03] * 40}))
+    sentence = make_headline(model(LOW, {"matched": HIGH, "separator": [2.03] * 40}))
     assert sentence == (
         "With metadata (all together) the model needs 1.9850 bits per byte of text, without it "
         "2.0000: 0.0150 (0.75%) fewer (95% interval of the difference: -0.0165 to -0.0135, over 40 "
@@ -70,7 +70,7 @@ def test_content_that_saves_bits() -> None:
 
 def test_the_url_of_another_page_gains_as_much() -> None:
     other = [bits + (0.0004 if number % 4 else -0.0008) for number, bits in enumerate(LOW)]
-    sentence = headline(model(LOW, {"shuffled": other, "form": [2.1] * 40}))
+    sentence = make_headline(model(LOW, {"shuffled": other, "form": [2.1] * 40}))
     assert sentence.endswith(
         " Its strongest control (shuffled) changes the bits per byte by -0.0149, no different "
         "from the metadata itself (-0.0001, -0.0002 to +0.0001): form, not content."
@@ -78,7 +78,7 @@ def test_the_url_of_another_page_gains_as_much() -> None:
 
 
 def test_a_control_that_is_better() -> None:
-    sentence = headline(model(HIGH, {"separator": LOW}))
+    sentence = make_headline(model(HIGH, {"separator": LOW}))
     assert sentence.endswith(
         " Its strongest control (separator alone) changes the bits per byte by -0.0150, which is "
         "better than the metadata itself (+0.0100, +0.0100 to +0.0100): not content."
@@ -87,18 +87,18 @@ def test_a_control_that_is_better() -> None:
 
 def test_neither_has_an_effect() -> None:
     around, mirrored = [1.99, 2.01] * 20, [2.01, 1.99] * 20
-    sentence = headline(model(around, {"matched": mirrored}))
+    sentence = make_headline(model(around, {"matched": mirrored}))
     assert "which includes no difference). Its strongest control (wrong, same length)" in sentence
     assert "; compared with it, no effect of the content shows (" in sentence
     assert "form, not content" not in sentence
 
 
 def test_without_controls_and_without_an_interval() -> None:
-    assert headline(model(LOW, {})).endswith(
+    assert make_headline(model(LOW, {})).endswith(
         " No control was evaluated, so this does not tell content from form "
         "(controls=[matched, form, separator])."
     )
-    alone = headline(model([1.9], {"matched": [1.95]}))
+    alone = make_headline(model([1.9], {"matched": [1.95]}))
     assert "over one document, so there is no interval" in alone
     assert alone.endswith("; one document does not tell content from form.")
 
@@ -118,4 +118,4 @@ def test_the_sentence_is_in_every_form_of_the_report(
     assert words in (tmp_path / "evaluation.md").read_text()
     assert words in (tmp_path / "report.html").read_text()
     (answer,) = json.loads((tmp_path / "evaluation.json").read_text())["answers"]
-    assert answer == headline(evaluated)
+    assert answer == make_headline(evaluated)

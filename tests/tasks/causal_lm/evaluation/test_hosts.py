@@ -13,15 +13,15 @@ from scipy.stats import binom, t
 from bsmeta.report.inference import clusters_of_hosts
 from bsmeta.tasks.causal_lm.arms import Arm, Comparison
 from bsmeta.tasks.causal_lm.evaluate import compare_models
-from bsmeta.tasks.causal_lm.headline import headline
+from bsmeta.tasks.causal_lm.headline import make_headline
 from bsmeta.tasks.causal_lm.results import (
     ComparisonSums,
     ModelReport,
     PairedMetrics,
-    paired_metrics,
-    rows_of,
+    compute_paired_metrics,
+    make_rows,
 )
-from bsmeta.tasks.causal_lm.tables import MAIN, comparison_table
+from bsmeta.tasks.causal_lm.tables import MAIN, make_comparison_table
 
 LN2 = math.log(2)
 ALL = Comparison("all", "all", Arm(), Arm(("url",)))
@@ -38,7 +38,7 @@ def sums_of(differences: np.ndarray) -> np.ndarray:
 
 
 def metrics_of(differences: np.ndarray, hosts: list[str]) -> PairedMetrics:
-    (metrics,) = paired_metrics(
+    (metrics,) = compute_paired_metrics(
         sums_of(differences)[None], resamples=10, seed=0, family=[0],
         clusters=clusters_of_hosts(hosts),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_hosts_that_metadata_changes_differently_are_no_finding() -> None:
     outside = {"documents": 0, "hosts": 0}
     for _ in range(EVALUATIONS):
         changes = np.tile(generator.normal(0, 0.03, HOSTS), 20) + generator.normal(0, 0.05, 240)
-        (by_document,) = paired_metrics(sums_of(changes)[None], resamples=200, seed=0)
+        (by_document,) = compute_paired_metrics(sums_of(changes)[None], resamples=200, seed=0)
         assert by_document is not None
         for name, metrics in (("documents", by_document), ("hosts", metrics_of(changes, hosts))):
             assert metrics.difference_low is not None
@@ -109,8 +109,10 @@ def evaluated(by_host: bool) -> ModelReport:
     differences = np.repeat([-0.4, 0.0], 30)
     sums = {"all": ComparisonSums(_by_bin(differences), np.ones(60, bool), np.zeros(60, bool))}
     clusters = clusters_of_hosts(hosts)
-    metrics = partial(paired_metrics, resamples=200, seed=0, clusters=clusters if by_host else None)
-    rows = rows_of([ALL], sums, np.full(60, 100), [0], metrics)
+    metrics = partial(
+        compute_paired_metrics, resamples=200, seed=0, clusters=clusters if by_host else None
+    )
+    rows = make_rows([ALL], sums, np.full(60, 100), [0], metrics)
     over_hosts = {} if by_host else {"all": metrics_of(differences, hosts)}
     data = {"documents": 60, "file": "held-out", "left_out": {}, "max_seq_len": 64}
     return ModelReport("a", "a", data, rows, [], [], {}, hosts=hosts, over_hosts=over_hosts)
@@ -122,7 +124,7 @@ def _by_bin(differences: np.ndarray) -> np.ndarray:
 
 def test_the_interval_over_hosts_stands_beside_that_over_documents() -> None:
     report = evaluated(by_host=False)
-    sentences = headline(report)
+    sentences = make_headline(report)
     assert "over 60 documents)" in sentences
     # the hosts differ by 0.4: an error of 0.2 with one degree of freedom, 12.706 of them
     assert (
@@ -130,12 +132,12 @@ def test_the_interval_over_hosts_stands_beside_that_over_documents() -> None:
         "(cluster=host). 2 hosts are few: intervals over them are wide"
     ) in sentences
     assert json.loads(json.dumps(report.as_dict()))["over_hosts"]["all"]["hosts"] == 2
-    assert "bootstraps over documents" in comparison_table(report, MAIN).note
+    assert "bootstraps over documents" in make_comparison_table(report, MAIN).note
 
 
 def test_the_words_of_an_evaluation_over_hosts() -> None:
     report = evaluated(by_host=True)
-    sentences = headline(report)
+    sentences = make_headline(report)
     assert "-2.7412 to +2.3412, over 60 documents of 2 hosts (jackknife)" in sentences
     assert "Over the 2 hosts" not in sentences
-    assert "Student's, over hosts (jackknife)" in comparison_table(report, MAIN).note
+    assert "Student's, over hosts (jackknife)" in make_comparison_table(report, MAIN).note

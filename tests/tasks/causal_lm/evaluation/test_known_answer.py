@@ -29,7 +29,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.tasks.causal_lm.arms import configured_comparisons
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.results import Row, paired_metrics, rows_of
+from bsmeta.tasks.causal_lm.results import Row, compute_paired_metrics, make_rows
 from tests.tasks.causal_lm.evaluation.conftest import write_shard
 
 LETTERS = "abcdefghijklmnop"  # sixteen: four bits a letter
@@ -108,8 +108,8 @@ def rows(
     documents = HeldOutDocuments(data, max_documents=None, deduplicate=True)
     evaluation = PairedEvaluation(data, characters, documents, comparisons, seed=1)
     sums = evaluation.run(Copier(), torch.device("cpu"))
-    metrics_of = partial(paired_metrics, resamples=2000, seed=1)
-    rows = rows_of(comparisons, sums, np.array(documents.bytes), [0], metrics_of)
+    metrics_of = partial(compute_paired_metrics, resamples=2000, seed=1)
+    rows = make_rows(comparisons, sums, np.array(documents.bytes), [0], metrics_of)
     return {row.comparison.name: row for row in rows}
 
 

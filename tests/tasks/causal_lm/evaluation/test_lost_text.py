@@ -31,8 +31,8 @@ from bsmeta.tasks.causal_lm.scoring import (
     TOKENS,
     WINDOWS,
     Reading,
-    lost_bytes,
-    paired_sums,
+    count_lost_bytes,
+    sum_paired,
 )
 from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
@@ -120,11 +120,11 @@ def test_bytes_that_either_reading_loses_are_left_out_of_both() -> None:
     first = Reading(starts, ends, nats, shown_from, lost_in_first)
     second = Reading(starts, ends, nats, shown_from, lost_in_second)
     edges = np.array([0])
-    assert paired_sums(whole, whole, text, edges)[0, 0].tolist() == [13, 3, 7, 7, 3]
-    assert paired_sums(first, second, text, edges)[0, 0].tolist() == [6, 1, 4, 4, 1]
-    assert paired_sums(whole, second, text, edges)[0, 0].tolist() == [9, 2, 5, 5, 2]
-    assert lost_bytes(whole, whole, text) == 0
-    assert lost_bytes(first, second, text) == 7  # "one" and " two"
+    assert sum_paired(whole, whole, text, edges)[0, 0].tolist() == [13, 3, 7, 7, 3]
+    assert sum_paired(first, second, text, edges)[0, 0].tolist() == [6, 1, 4, 4, 1]
+    assert sum_paired(whole, second, text, edges)[0, 0].tolist() == [9, 2, 5, 5, 2]
+    assert count_lost_bytes(whole, whole, text) == 0
+    assert count_lost_bytes(first, second, text) == 7  # "one" and " two"
 
 
 def test_with_nothing_left_to_score_there_are_no_bits_per_byte(
@@ -163,13 +163,15 @@ def test_attribution_compares_candidates_over_text_that_comes_back(
     likelihoods = Likelihoods(
         model, tokenizer, config, records, all_pieces=True, rows=2, device=CPU
     )
-    scores, tokens = likelihoods.of([TEXT, "俋啾 É"])
+    scores, tokens = likelihoods.score([TEXT, "俋啾 É"])
     assert tokens.tolist() == [2, 0]
     assert (scores[0] < 0).all()
     assert scores[1].tolist() == [0.0, 0.0]
     assert likelihoods.text_bytes == len(TEXT.encode()) + 9
     assert likelihoods.lost_bytes == len("F") + 6 + 8
-    assert likelihoods.lost_text.startswith("15 of 34 bytes (44.12%), which the tokenizer loses")
+    assert likelihoods.describe_lost_text().startswith(
+        "15 of 34 bytes (44.12%), which the tokenizer loses"
+    )
 
 
 def calls_in(path: Path, name: str) -> list[ast.FunctionDef]:
@@ -201,15 +203,15 @@ def test_every_window_and_every_sum_passes_the_gate() -> None:
         for function in calls_in(path, "Window")
     }
     assert {*makers} == {
-        (module, "all_pieces"), (module, "sliding"), (module, "continuation_windows")
+        (module, "cut_all_pieces"), (module, "cut_sliding"), (module, "cut_continuations")
     }  # fmt: skip
     assert all("gives_back(" in ast.unparse(function) for function in makers.values())
     callers = {
         (path.relative_to(PACKAGE).as_posix(), function.name)
         for path in modules
-        for function in calls_in(path, "paired_sums")
+        for function in calls_in(path, "sum_paired")
     }
-    assert callers == {("tasks/causal_lm/paired.py", "_compare")}
+    assert callers == {("tasks/causal_lm/paired.py", "_sum_block")}
 
 
 def write_run(folder: Path) -> list[str]:

@@ -24,8 +24,8 @@ from bsmeta.metadata.rendering import Renderer
 from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, configured_comparisons, plan_comparisons
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
-from bsmeta.tasks.causal_lm.results import ComparisonSums, paired_metrics
-from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, sliding
+from bsmeta.tasks.causal_lm.results import ComparisonSums, compute_paired_metrics
+from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, cut_sliding
 from bsmeta.training.processes import ALONE, Processes
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S
@@ -239,7 +239,7 @@ def test_identical_tokens_are_a_tie_whatever_they_are_batched_with(
         np.testing.assert_array_equal(same.totals[:, NATS_WITH], same.totals[:, NATS_WITHOUT])
         assert same.prefix_cut.sum() == 9
         assert sums["each/title"].totals[:, NATS_WITH].sum() > 0
-        (metrics,) = paired_metrics(same.totals[None], resamples=10, seed=0)
+        (metrics,) = compute_paired_metrics(same.totals[None], resamples=10, seed=0)
         assert metrics is not None
         assert (metrics.documents_better, metrics.documents_worse) == (0, 0)
 
@@ -252,15 +252,15 @@ def test_sliding_windows_carry_the_prefix_where_training_does(
         config = changed(data_config, prefix_on=prefix_on)
         rendered = Renderer(config.metadata_config).render(document, ("title",))
         (encoded,) = DocumentEncoder(tokenizer, config).encode([rendered])
-        prefix, windows = encoded.prefix_ids.tolist(), sliding(encoded, config)
+        prefix, windows = encoded.prefix_ids.tolist(), cut_sliding(encoded, config)
         carries = [window.ids[: len(prefix)].tolist() == prefix for window in windows]
         assert carries == [True] + [prefix_on == "every_piece"] * (len(windows) - 1)
         assert all(len(window.ids) <= 64 for window in windows)
-        own = np.concatenate([window.ids[window.own :] for window in windows])
+        own = np.concatenate([window.ids[window.first_new :] for window in windows])
         assert own.tolist() == encoded.ids.tolist()
         for window in windows[1:]:  # half of the room is context
             shown = len(prefix) if prefix_on == "every_piece" else 0
-            assert window.own - shown == (64 - shown) // 2
+            assert window.first_new - shown == (64 - shown) // 2
 
 
 def test_appended_metadata_is_not_compared(

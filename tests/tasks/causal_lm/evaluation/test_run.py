@@ -15,8 +15,8 @@ from bsmeta.tasks.causal_lm.evaluate import compare_models, evaluate
 from bsmeta.tasks.causal_lm.results import (
     ComparisonSums,
     ModelReport,
-    paired_metrics,
-    rows_of,
+    compute_paired_metrics,
+    make_rows,
 )
 from bsmeta.training.processes import ALONE
 
@@ -70,9 +70,9 @@ def test_documents_without_a_comparable_byte_are_no_share_of_those_compared() ->
     values[0] = [10.0, 5.0, 10 * LN2, 5 * LN2, 5.0]  # the other three are too short to score
     everywhere = np.ones(4, bool)
     comparison = Comparison("all", "all", Arm(()), Arm(("url",)))
-    metrics_of = partial(paired_metrics, resamples=10, seed=0)
+    metrics_of = partial(compute_paired_metrics, resamples=10, seed=0)
     sums = {"all": ComparisonSums(values, everywhere, everywhere)}
-    (row,) = rows_of([comparison], sums, np.array([10, 1, 1, 1]), [0], metrics_of)
+    (row,) = make_rows([comparison], sums, np.array([10, 1, 1, 1]), [0], metrics_of)
     assert row.metrics is not None
     assert (row.prefixes_cut, row.metrics.documents) == (1, 1)
 

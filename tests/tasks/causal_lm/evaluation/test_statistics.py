@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bsmeta.report.inference import Interval, bootstrap
 from bsmeta.tasks.causal_lm.arms import Arm, Comparison
-from bsmeta.tasks.causal_lm.headline import headline
-from bsmeta.tasks.causal_lm.results import ModelReport, Row, paired_metrics, sign_test
-from bsmeta.tasks.causal_lm.scoring import Reading, paired_sums, utf8_lengths
+from bsmeta.tasks.causal_lm.headline import make_headline
+from bsmeta.tasks.causal_lm.results import ModelReport, Row, compute_paired_metrics, sign_test
+from bsmeta.tasks.causal_lm.scoring import Reading, sum_paired, utf8_lengths
 
 NAN = math.nan
 WHOLE = np.array([0])
@@ -27,8 +27,8 @@ def reading(*tokens: tuple[int, int, float]) -> Reading:
 
 
 def by_position(*arguments: Any) -> list[list[float]]:
-    """What `paired_sums` finds by position, without the tokens of the second reading."""
-    return paired_sums(*arguments)[0, :, :4].tolist()
+    """What `sum_paired` finds by position, without the tokens of the second reading."""
+    return sum_paired(*arguments)[0, :, :4].tolist()
 
 
 def test_bytes_of_characters() -> None:
@@ -71,7 +71,7 @@ def test_bins_go_by_the_byte_at_which_a_segment_begins() -> None:
 def test_context_is_the_text_that_the_window_shows_before() -> None:
     shown = reading((0, 1, 1.0), (1, 3, 2.0), (3, 4, 4.0))
     shown.shown_from[2] = 1  # the window of the last token begins with the second
-    by_document, by_context = paired_sums(shown, shown, "é€bc", np.array([0, 2, 6]))
+    by_document, by_context = sum_paired(shown, shown, "é€bc", np.array([0, 2, 6]))
     assert by_document.tolist() == [[2, 1, 1.0, 1.0, 1], [4, 1, 2.0, 2.0, 1], [1, 1, 4.0, 4.0, 1]]
     # "c" begins at byte 6, four bytes into its window
     assert by_context.tolist() == [[2, 1, 1.0, 1.0, 1], [5, 2, 6.0, 6.0, 2], [0, 0, 0, 0, 0]]
@@ -111,7 +111,7 @@ def test_agrees_with_a_search_for_each_segment(data: st.DataObject, text: str) -
         offset = len(text[:start].encode())
         row = expected[sum(offset >= edge for edge in edges) - 1]
         row += [len(text[start:end].encode()), len(inside[0]), sum(inside[0]), sum(inside[1])]
-    found = paired_sums(first, second, text, edges)
+    found = sum_paired(first, second, text, edges)
     np.testing.assert_allclose(found[0, :, :4], expected)
     np.testing.assert_allclose(found[1], found[0])  # all is seen from the beginning
 
@@ -127,7 +127,7 @@ def test_figures_are_weighted_by_bytes() -> None:
             [0.0, 0.0, 0.0, 0.0, 0.0],  # nothing to compare
         ]
     )
-    metrics, nothing = paired_metrics(np.stack([sums, 0 * sums]), resamples=100, seed=1)
+    metrics, nothing = compute_paired_metrics(np.stack([sums, 0 * sums]), resamples=100, seed=1)
     assert nothing is None
     assert metrics is not None
     assert metrics.documents == 2
@@ -163,16 +163,16 @@ def test_sign_test_is_the_exact_binomial() -> None:
 )  # fmt: skip
 def test_an_interval_over_few_documents_is_called_rough(documents: int, note: str) -> None:
     sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]] * documents])
-    (metrics,) = paired_metrics(sums, resamples=100, seed=1)
+    (metrics,) = compute_paired_metrics(sums, resamples=100, seed=1)
     row = Row(Comparison("all", "all", Arm(), Arm(("url",))), metrics)
-    sentence = headline(ModelReport("a", "a", {}, [row], [], [], {}))
+    sentence = make_headline(ModelReport("a", "a", {}, [row], [], [], {}))
     assert sentence.endswith(f"separator]).{note}")
     assert ("rough" in sentence) == bool(note)
 
 
 def test_one_document_has_no_interval() -> None:
     sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]]])
-    (metrics,) = paired_metrics(sums, resamples=100, seed=1, family=[0])
+    (metrics,) = compute_paired_metrics(sums, resamples=100, seed=1, family=[0])
     assert metrics is not None
     assert metrics.difference == pytest.approx(-1.0)
     assert metrics.relative == pytest.approx(-0.5)
@@ -185,7 +185,7 @@ def test_a_family_is_corrected_and_the_rest_is_not() -> None:
     generator = np.random.default_rng(1)
     sums = np.ones((3, 50, 5))
     sums[:, :, 3] += generator.normal(size=(3, 50))
-    first, second, outside = paired_metrics(sums, resamples=500, seed=0, family=[0, 1])
+    first, second, outside = compute_paired_metrics(sums, resamples=500, seed=0, family=[0, 1])
     assert first is not None
     assert second is not None
     assert outside is not None

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from bsmeta.tasks.causal_lm.explaining_views import (
     Part,
     TokenTexts,
+    decode_tokens,
     json_line,
-    shown_tokens,
 )
 from tests.data.helpers import page, small_tokenizer
 from tests.tasks.causal_lm.explaining.helpers import (
@@ -154,7 +154,7 @@ def test_the_parts_of_a_document(tmp_path: Path) -> None:
     (window,) = own_windows(config)
     (document,) = window.documents
     (chunk,) = document.chunks
-    tokens = shown_tokens(chunk, TEXTS)
+    tokens = decode_tokens(chunk, TEXTS)
     read = {part: "".join(one.text for one in tokens if one.part is part) for part in Part}
     assert read[Part.PREFIX] == document.rendered.prefix
     assert read[Part.SUFFIX] == document.rendered.suffix
@@ -172,7 +172,7 @@ def test_only_the_last_chunk_has_the_end(tmp_path: Path) -> None:
     config = own_config(tmp_path, [page(3, 80)], metadata_position="append", max_seq_len=64)
     (window,) = own_windows(config)
     (document,) = window.documents
-    parts = [Counter(one.part for one in shown_tokens(chunk, TEXTS)) for chunk in document.chunks]
+    parts = [Counter(one.part for one in decode_tokens(chunk, TEXTS)) for chunk in document.chunks]
     assert [one[Part.END] for one in parts] == [0] * (len(parts) - 1) + [1]
     total = sum(int(np.count_nonzero(chunk.token_types)) for chunk in document.chunks)
     assert sum(one[Part.LOCAL] + one[Part.SUFFIX] + one[Part.PREFIX] for one in parts) == total

@@ -113,7 +113,7 @@ def test_a_chunk_knows_its_sequence() -> None:
             found = [
                 one
                 for one in window.sequences[sequence]
-                if (one.number, one.place) == (number, place)
+                if (one.number, one.index) == (number, place)
             ]
             assert [one.length for one in found] == [len(chunk)]
 

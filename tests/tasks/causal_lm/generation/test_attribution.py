@@ -27,11 +27,11 @@ from bsmeta.tasks.causal_lm.attribute_mode import (
     Candidates,
     Labels,
     Likelihoods,
-    by_candidate,
+    compute_metrics,
+    compute_posterior,
     find_candidates,
-    posterior,
+    list_candidates,
     report_path,
-    summarize,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
 from tests.core.hostile_names import HOSTILE_NAMES
@@ -61,7 +61,7 @@ def test_scores_are_those_of_the_plain_way_over_the_same_tokens(
     made = likelihoods(model, tokenizer, data_config, all_pieces=all_pieces)
     assert made.prefixes[0] == "url: https://a.org/ |||"
     texts = ["A set is été. " * 12, "B", "Two tokens"]
-    scores, tokens = made.of(texts)
+    scores, tokens = made.score(texts)
     encoder = DocumentEncoder(tokenizer, data_config)
     renderer, labels = Renderer(data_config.metadata_config), Labels("url", MetadataConfig())
     heads = [
@@ -136,16 +136,16 @@ def test_a_model_that_knows_is_always_right(
         Knower(tokenizer), tokenizer, sites, records, all_pieces=False, rows=4, device=CPU
     )
     own = list(range(12))
-    scores, tokens = made.of([documents[index].text for index in own])
+    scores, tokens = made.score([documents[index].text for index in own])
     priors = np.stack([candidates.log_prior("uniform", index) for index in own])
     names = [documents.name(index) for index in own]
-    found = Attribution(candidates, posterior(scores, priors), tokens, names, own)
-    metrics = summarize(found, resamples=200, seed=1)
+    found = Attribution(candidates, compute_posterior(scores, priors), tokens, names, own)
+    metrics = compute_metrics(found, resamples=200, seed=1)
     assert metrics["top_1"] == {"share": 1.0, "low": 1.0, "high": 1.0}
     assert metrics["majority_class"]["share"] == 0.5
     assert metrics["majority_label"] == "one.org"
     assert metrics["mean_bits_of_the_truth"] < 0.2
-    assert [(row["correct"], row["guessed"]) for row in by_candidate(found)] == [
+    assert [(row["correct"], row["guessed"]) for row in list_candidates(found)] == [
         (6, 6),
         (4, 4),
         (2, 2),
@@ -155,10 +155,10 @@ def test_a_model_that_knows_is_always_right(
 def test_bayes_by_hand() -> None:
     likelihood = np.log([[0.2, 0.1, 0.1]])
     uniform = np.log([[1 / 3, 1 / 3, 1 / 3]])
-    np.testing.assert_allclose(np.exp(posterior(likelihood, uniform)), [[0.5, 0.25, 0.25]])
+    np.testing.assert_allclose(np.exp(compute_posterior(likelihood, uniform)), [[0.5, 0.25, 0.25]])
     prior = np.log([[0.1, 0.1, 0.8]])
     np.testing.assert_allclose(
-        np.exp(posterior(likelihood, prior)), [[0.02 / 0.11, 0.01 / 0.11, 0.08 / 0.11]]
+        np.exp(compute_posterior(likelihood, prior)), [[0.02 / 0.11, 0.01 / 0.11, 0.08 / 0.11]]
     )
 
 
@@ -182,7 +182,7 @@ def test_figures_by_hand() -> None:
     )
     found = Attribution(candidates, rows, np.array([5, 6, 7]), ["x:0", "x:1", "x:2"], [0, 1, 2])
     assert found.ranks.tolist() == [1, 2, 7]
-    metrics = summarize(found, resamples=100, seed=0)
+    metrics = compute_metrics(found, resamples=100, seed=0)
     assert metrics["top_1"]["share"] == pytest.approx(1 / 3)
     assert metrics["top_5"]["share"] == pytest.approx(2 / 3)
     assert metrics["majority_class"]["share"] == pytest.approx(2 / 3)
@@ -190,7 +190,7 @@ def test_figures_by_hand() -> None:
     assert metrics["mean_bits_of_the_truth"] == pytest.approx(
         -(np.log2(0.4) + np.log2(0.2) + np.log2(0.05)) / 3
     )
-    assert by_candidate(found)[1] == {
+    assert list_candidates(found)[1] == {
         "label": "b",
         "documents": 1,
         "correct": 0,
@@ -219,7 +219,7 @@ def test_candidates_as_labels_and_as_records(
     key: str, settings: dict[str, str], given: str, label: str, value: str
 ) -> None:
     labels = Labels(key, MetadataConfig(metadata_list=[key], **settings))
-    assert labels.given(given) == label
+    assert labels.of_candidate(given) == label
     assert labels.record(label).value == value
 
 
@@ -228,7 +228,7 @@ def test_candidates_that_are_none_are_named(sites: DataConfig) -> None:
     with pytest.raises(ConfigurationError, match="expected at least two values of url"):
         find_candidates(Labels("url", sites.metadata_config), [], documents)
     with pytest.raises(ConfigurationError, match="soon is no timestamp"):
-        Labels("timestamp", MetadataConfig(metadata_list=["timestamp"])).given("soon")
+        Labels("timestamp", MetadataConfig(metadata_list=["timestamp"])).of_candidate("soon")
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from bsmeta.tasks.causal_lm.decoding import Decoder, Draw, pick
+from bsmeta.tasks.causal_lm.decoding import Decoder, Draw, draw_tokens
 from tests.tasks.causal_lm.generation.conftest import MAX_SEQ_LEN
 from tests.tasks.causal_lm.generation.plain import guided_greedy, next_scores
 
@@ -125,7 +125,7 @@ SCORES = torch.log(torch.tensor([[0.1, 0.5, 0.15, 0.25]], dtype=torch.float64))
 )
 def test_what_is_picked(temperature: float, top_p: float, drawn: float, token: int) -> None:
     values = [torch.tensor([[value]], dtype=torch.float64) for value in (temperature, top_p, drawn)]
-    assert pick(SCORES, *values).tolist() == [token]
+    assert draw_tokens(SCORES, *values).tolist() == [token]
 
 
 @given(
@@ -139,7 +139,7 @@ def test_only_tokens_within_top_p_are_picked(
 ) -> None:
     row = torch.tensor([scores], dtype=torch.float64)
     values = [torch.tensor([[value]], dtype=torch.float64) for value in (temperature, top_p, drawn)]
-    token = int(pick(row, *values))
+    token = int(draw_tokens(row, *values))
     probabilities = (row / temperature).softmax(-1)[0]
     more_likely = probabilities[probabilities > probabilities[token]].sum()
     assert more_likely < top_p + 1e-9
