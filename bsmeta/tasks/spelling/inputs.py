@@ -226,16 +226,15 @@ class CandidateInputs:
             total = self._lexicon.singles.count(join_hashes(context))
             return (counts + PAIR_WEIGHT * prior) / (np.maximum(total, counts) + PAIR_WEIGHT)
 
+        def smoothed(triple: np.ndarray, context: np.ndarray, prior: np.ndarray) -> np.ndarray:
+            """Returns the probability of each row, given a pair of words as its context."""
+            return (triples(triple) + TRIPLE_WEIGHT * prior) / (pairs(context) + TRIPLE_WEIGHT)
+
         left = conditional(join_hashes(before, first), before, -1)
         right = conditional(join_hashes(last, after), after, 1)
 
-        left_triple = triples(join_hashes(before2, before, first))
-        left_pair = pairs(join_hashes(before2, before))
-        left2 = (left_triple + TRIPLE_WEIGHT * left) / (left_pair + TRIPLE_WEIGHT)
-
-        right_triple = triples(join_hashes(last, after, after2))
-        right_pair = pairs(join_hashes(after, after2))
-        right2 = (right_triple + TRIPLE_WEIGHT * right) / (right_pair + TRIPLE_WEIGHT)
+        left2 = smoothed(join_hashes(before2, before, first), join_hashes(before2, before), left)
+        right2 = smoothed(join_hashes(last, after, after2), join_hashes(after, after2), right)
 
         # Two words have no count between their neighbors.
         between = triples(join_hashes(before, first, after)) * (first == last)
