@@ -40,7 +40,7 @@ WEIGHTS = "classifier.safetensors"
 NGRAMS = "ngrams.json"
 
 ENCODER = "encoder."  # prefix of the encoder's weights among those of a classifier
-DECISIONS_AT_ONCE = 1 << 22  # limit on the logits by word features that are computed at one time
+DECISIONS_AT_ONCE = 1 << 22  # limit on the logits by word features in memory at one time
 
 
 class Description(msgspec.Struct, frozen=True):

@@ -123,7 +123,7 @@ class ClassificationConfig(PretrainedConfig):
 
     results_dir: str | None = key(None, is_path=True, heading="Results")
     """folder of the result files NAME_testset_predictions.csv, NAME_train_test_stats.json and
-    NAME_trained_model.sav; null: that of the CSV file"""
+    NAME_trained_model.sav; null: the folder of the CSV file"""
     spreadsheet_safe: bool = key(False)
     """put ' before labels in NAME_testset_predictions.csv that a spreadsheet would compute (=1+1);
     false: write labels as they were read"""
@@ -220,7 +220,7 @@ def _method_problems(config: ClassificationConfig) -> Iterator[Problem]:
         expected = f"mean, cls, max or last, because method={method} needs vectors"
         yield Problem("pooling", HYDRA, HEAD, expected, "pooling=mean, or method=fine_tune")
 
-    # Settings of the fitted systems are chosen on the validation split, except those of linear.
+    # The settings of all fitted systems except linear are chosen on the validation split.
     starts_linear = config.head_start == "linear" and config.pooling != HEAD
     needs_validation = method != LINEAR and (method != FINE_TUNE or starts_linear)
     if _lacks_validation(config) and needs_validation:

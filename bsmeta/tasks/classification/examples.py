@@ -359,8 +359,8 @@ class Examples:
         counts = self._column("chunks", split)
 
         # The ids of a text are consecutive: its first id, plus the position within the text.
-        begins = np.cumsum(counts) - counts
-        return np.repeat(first - begins, counts) + np.arange(counts.sum())
+        preceding = np.cumsum(counts) - counts
+        return np.repeat(first - preceding, counts) + np.arange(counts.sum())
 
     def label_counts(self, split: str) -> dict[str, int]:
         """Returns the number of source rows of a split with each label."""

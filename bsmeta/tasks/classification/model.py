@@ -80,7 +80,7 @@ def build_with_head(
 
     Raises:
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
-        DataError: If the weights are not those of its encoder.
+        DataError: If the weights do not fit its encoder.
     """
     build = _build(config, tokenizer, labels)
     if build.random_weights:
@@ -190,7 +190,7 @@ def _check_length(
 
 
 def _load_pretrained(source: str, setting: str, shape: Any) -> _Build:
-    """Loads the model, whose files may lack no weights except those of a head or pooler.
+    """Loads the model, whose files may lack the weights of a head or pooler only.
 
     Args:
         source: Folder or name of the model.
@@ -401,10 +401,10 @@ def texts_of(chunks: Sequence[Chunk]) -> Texts:
 
 def joined_texts(chunks: Sequence[Chunk]) -> list[str]:
     """Joins the texts of chunks, text by text."""
-    return [
-        "".join(chunk.text for chunk in text_chunks)
-        for _, text_chunks in groupby(chunks, attrgetter("source"))
-    ]
+    texts: list[str] = []
+    for _, text_chunks in groupby(chunks, attrgetter("source")):
+        texts.append("".join(chunk.text for chunk in text_chunks))
+    return texts
 
 
 def means_over_chunks(values: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -282,10 +282,10 @@ class _ShownConfusion(NamedTuple):
 
 
 def _shown_confusion(results: Results) -> _ShownConfusion:
-    shown = shown_labels(results)
-    counts = results.systems[0].confusion.matrix(shown)
-    labels = [results.test.labels[number] for number in shown]
-    if len(shown) == len(results.test.labels):
+    numbers = shown_labels(results)
+    counts = results.systems[0].confusion.matrix(numbers)
+    labels = [results.test.labels[number] for number in numbers]
+    if len(labels) == len(results.test.labels):
         counts = counts[:-1, :-1]
     else:
         labels.append(OTHERS)

@@ -80,15 +80,16 @@ class Confusion:
             "texts": totals.true,
         }
 
-    def matrix(self, shown: Sequence[int]) -> np.ndarray:
+    def matrix(self, labels: Sequence[int]) -> np.ndarray:
         """Returns the matrix of some labels; its last row and column are all other labels.
 
         Returns:
-            int64 [shown + 1, shown + 1].
+            int64 [labels + 1, labels + 1].
         """
-        positions = np.full(self.labels, len(shown))
-        positions[list(shown)] = np.arange(len(shown))
-        matrix = np.zeros((len(shown) + 1, len(shown) + 1), np.int64)
+        size = len(labels) + 1
+        positions = np.full(self.labels, size - 1)
+        positions[list(labels)] = np.arange(len(labels))
+        matrix = np.zeros((size, size), np.int64)
         np.add.at(matrix, (positions[self.true], positions[self.predicted]), self.counts)
         return matrix
 
@@ -144,7 +145,7 @@ class Compared:
     confusion: Confusion
     scores: dict[str, Estimate]  # each of `SCORES`, with its 95% bootstrap interval
     differences: dict[str, Estimate]
-    """Scores minus those of the first system, with paired intervals; {} for the first system."""
+    """Scores minus the scores of the first system, with paired intervals; {} for that system."""
 
 
 def compare(
@@ -221,7 +222,11 @@ def _resampled_scores(
                 right=part_times @ right_counts,
             )
             parts.append(_compute_scores(totals))
-    return {name: np.concatenate([part[name] for part in parts]) for name in SCORES}
+
+    scores: dict[str, np.ndarray] = {}
+    for name in SCORES:
+        scores[name] = np.concatenate([part[name] for part in parts])
+    return scores
 
 
 @dataclass(frozen=True)

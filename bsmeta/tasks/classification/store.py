@@ -367,8 +367,8 @@ class _TableBuilder:
         counts = np.bincount(labels[splits == TRAIN], minlength=len(names))
         unseen = [repr(names[label]) for label in np.flatnonzero(counts == 0)]
         if unseen:
-            shown = ", ".join(unseen[:_MOST_EXAMPLES_IN_NOTE])
-            raise DataError(f"{column} leaves no row for training with the label {shown}")
+            labels_unseen = ", ".join(unseen[:_MOST_EXAMPLES_IN_NOTE])
+            raise DataError(f"{column} leaves no row for training with the label {labels_unseen}")
 
 
 def _numbered(keys: array[int]) -> np.ndarray:
@@ -595,10 +595,10 @@ def text_key(text: str) -> int:
 
 def list_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:
     """Joins the first items, and states how many more there are."""
-    shown = list(items[:limit])
+    listed_items = list(items[:limit])
     if len(items) > limit:
-        shown.append(f"and {len(items) - limit:,} more")
-    return separator.join(shown)
+        listed_items.append(f"and {len(items) - limit:,} more")
+    return separator.join(listed_items)
 
 
 def describe_repeats(

@@ -58,7 +58,7 @@ _CASE = slice(7, 10)  # lower case, first letter a capital, all capitals
 _WORD = slice(10, 18)  # of the word itself only: see `_word_features`
 _EDIT_COUNT = slice(18, 22)  # 0, 1, 2, or more edits
 _IS_KNOWN_MISSPELLING = 22
-_COMMON = slice(23, 29)  # what the candidate and the word have in common
+_COMMON = slice(23, 29)  # properties that the candidate and the word have in common
 _FREQUENCY_GAIN = 29
 _SINGLE_EDIT = slice(30, 36)
 _CASE_EDITS = slice(36, 39)
@@ -96,10 +96,19 @@ class Form:
 
     texts: list[str]  # how each candidate is written
     features: np.ndarray  # float32 [candidates, FORM_FEATURES + lists]
-    first_hashes: np.ndarray  # uint64 [candidates], of the first word in its counted form
-    last_hashes: np.ndarray  # uint64 [candidates]
+    hashes: np.ndarray  # uint64 [2, candidates], of the first and the last word as counted
     logs: np.ndarray  # float32 [candidates], the logarithm of the frequency of the first word
     capitals: np.ndarray  # bool [candidates], whether it begins with a capital
+
+    @property
+    def first_hashes(self) -> np.ndarray:
+        """Hashes of the first word of each candidate, uint64 [candidates]."""
+        return self.hashes[0]
+
+    @property
+    def last_hashes(self) -> np.ndarray:
+        """Hashes of the last word of each candidate, uint64 [candidates]."""
+        return self.hashes[1]
 
 
 class _Row(NamedTuple):
@@ -228,8 +237,12 @@ class Candidates:
         return Form(
             texts=[row.text for row in rows],
             features=np.concatenate([np.array(features), list_features], 1).astype(np.float32),
-            first_hashes=hash_words([row.first for row in rows]),
-            last_hashes=hash_words([row.last for row in rows]),
+            hashes=np.stack(
+                [
+                    hash_words([row.first for row in rows]),
+                    hash_words([row.last for row in rows]),
+                ]
+            ),
             logs=np.array([self.log(row.first) for row in rows], np.float32),
             capitals=np.array([row.text[:1].isupper() for row in rows]),
         )
@@ -259,8 +272,7 @@ class Candidates:
         return Form(
             texts=["", ""],
             features=features,
-            first_hashes=np.zeros(2, np.uint64),
-            last_hashes=np.zeros(2, np.uint64),
+            hashes=np.zeros((2, 2), np.uint64),
             logs=np.full(2, UNKNOWN, np.float32),
             capitals=np.zeros(2, bool),
         )
@@ -297,20 +309,20 @@ class Candidates:
         elif number >= 0 and self._lexicon.counts[number, 2:3].sum() > 0:
             count = MOST_NEAR_OF_KNOWN
 
-        chosen: dict[str, int] = {}
+        candidates: dict[str, int] = {}
         for index in np.argsort(-scores, kind="stable")[:count]:
             if scores[index] > -np.inf:
-                chosen[words[near[index]]] = int(distances[index])
+                candidates[words[near[index]]] = int(distances[index])
         for word in corrections:
-            if word not in chosen:
-                chosen[word] = OSA.distance(word, key)
-        return chosen
+            if word not in candidates:
+                candidates[word] = OSA.distance(word, key)
+        return candidates
 
     def _splits(self, key: str) -> list[tuple[str, str]]:
         """Returns the likeliest two words that are written as one, if they are likelier than it."""
-        least = max(-24.0, self.log(key) - SPLIT_COST)
+        lowest_log = max(-24.0, self.log(key) - SPLIT_COST)
 
-        # Both words must be known, as an unknown one is rarer than `least`; so neither is longer
+        # Both words must be known, as an unknown one is below `lowest_log`; so neither is longer
         # than every known word, and the time does not grow with the square of the word's length.
         ends = range(max(1, len(key) - self._longest), min(len(key), self._longest + 1))
         splits: list[tuple[float, tuple[str, str]]] = []
@@ -321,7 +333,7 @@ class Candidates:
             return []
 
         log, best = max(splits)
-        return [best] if log > least and all(map(is_word, best)) else []
+        return [best] if log > lowest_log and all(map(is_word, best)) else []
 
     def _features(
         self, core: str, key: str, row: _Row, *, is_known: bool, others: int

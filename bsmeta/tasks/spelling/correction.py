@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,13 +164,14 @@ class CandidateCorrection(Corrector):
         """
         rows, logs = self.score_beside(model, texts, texts, device)
         choices = iter(likeliest(rows, logs))
-
-        def replaced(word: str) -> str:
-            """Returns the likely correction of the next word, if it is one word."""
-            text, probability = next(choices)
-            return text if probability > LIKELY and " " not in text else word
-
-        neighbors = [[replaced(word) for word in text] for text in texts]
+        neighbors: list[list[str]] = []
+        for text in texts:
+            likely_words: list[str] = []
+            for word in text:
+                choice = next(choices)
+                is_likely = choice.probability > LIKELY and " " not in choice.text
+                likely_words.append(choice.text if is_likely else word)
+            neighbors.append(likely_words)
         return self.score_beside(model, texts, neighbors, device)
 
     def score_beside(
@@ -193,8 +194,9 @@ class CandidateCorrection(Corrector):
         """Returns the likeliest correction of each word of each text."""
 
         def run(windows: list[Words]) -> list[list[Choice]]:
-            choices = iter(likeliest(*self.score(model, windows, context.device)))
-            return [[next(choices) for _ in window] for window in windows]
+            rows, logs = self.score(model, windows, context.device)
+            choices = iter(likeliest(rows, logs))
+            return [list(islice(choices, len(window))) for window in windows]
 
         text_windows = detector.spread_words(
             self._inputs, texts, run, self._config.batch_max_length, context

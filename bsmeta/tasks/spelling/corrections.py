@@ -1,6 +1,6 @@
 """Changes that a system makes in a text, with character offsets, and counts of its corrections.
 
-The counts are those of the published evaluation of NSC (github.com/ad-freiburg/spell_check, after
+They are counted as in the published evaluation of NSC (github.com/ad-freiburg/spell_check, after
 M. Hertel, "Neural Language Models for Spelling Correction", master's thesis, Freiburg 2019): texts
 are aligned by characters, where a space is inserted or deleted but never replaced, so that words
 that a system merges or splits are counted. Every metric is a ratio of sums over lines, so the
@@ -204,7 +204,7 @@ def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int],
 
 
 def word_groups(source: str, target: str) -> list[tuple[range, range]]:
-    """Maps the words of a text to those of another: one each, unless words are merged or split.
+    """Maps the words of a text to the words of another, one each unless some are merged or split.
 
     Words are separated by one space; there is at least one.
     """

@@ -52,7 +52,7 @@ class Rows:
 class _ParsedWord(NamedTuple):
     """A token of a text, taken apart in two ways."""
 
-    whole: Parsed  # as a neighbor of other words
+    neighbor: Parsed  # as a neighbor of other words
     part: Parsed  # with only the part as its core that is compared with words
 
 
@@ -121,9 +121,10 @@ class CandidateInputs:
         parts: list[Parsed] = []
         for text in texts:
             parts += [self._parse(word).part for word in text]
-        sequence = _Sequence.of(
-            [[self._parse(word).whole for word in text] for text in neighbors or texts]
-        )
+        parsed_neighbors: list[list[Parsed]] = []
+        for text in neighbors or texts:
+            parsed_neighbors.append([self._parse(word).neighbor for word in text])
+        sequence = _Sequence.of(parsed_neighbors)
 
         candidates = self._training_candidates if trains else self._candidates
         cores = [part.core for part in parts]
@@ -134,11 +135,12 @@ class CandidateInputs:
         starts = np.concatenate([[0], np.cumsum(sizes)])
         form_features = np.concatenate([form.features for form in forms])
         context_features = self._context_features(sequence, forms, words, starts[:-1])
-        written = [
-            [part.before + text + part.after for text in form.texts]
-            for part, form in zip(parts, forms, strict=True)
-        ]
-        return Rows(np.concatenate([form_features, context_features], 1), words, starts, written)
+
+        candidate_texts: list[list[str]] = []
+        for part, form in zip(parts, forms, strict=True):
+            candidate_texts.append([part.before + text + part.after for text in form.texts])
+        features = np.concatenate([form_features, context_features], 1)
+        return Rows(features, words, starts, candidate_texts)
 
     def _parse(self, word: str) -> _ParsedWord:
         parsed = self._parsed_words.get(word)
@@ -220,8 +222,9 @@ class CandidateInputs:
         def conditional(pair: np.ndarray, context: np.ndarray, step: int) -> np.ndarray:
             """Returns the probability of each row, given the neighbor that is `step` words away."""
             neighbor_frequency = frequencies[sequence.positions + step][words]
-            listed = np.minimum(self._lexicon.listed_pairs.count(pair) / neighbor_frequency, 1)
-            prior = 0.5 * listed + 0.5 * np.exp(logs)
+            pair_share = self._lexicon.listed_pairs.count(pair)
+            listed_prior = np.minimum(pair_share / neighbor_frequency, 1)
+            prior = 0.5 * listed_prior + 0.5 * np.exp(logs)
             counts = pairs(pair)
             total = self._lexicon.singles.count(join_hashes(context))
             return (counts + PAIR_WEIGHT * prior) / (np.maximum(total, counts) + PAIR_WEIGHT)
@@ -308,7 +311,7 @@ class _Encoded(NamedTuple):
 class TokenInputs:
     """The inputs of an encoder of transformers: the tokens of each word by itself.
 
-    The methods are those of `CandidateInputs`.
+    It has the same methods as `CandidateInputs`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:

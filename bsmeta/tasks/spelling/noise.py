@@ -457,10 +457,10 @@ class Noise:
         """Makes an accent, a slip, or a misspelling, by their shares."""
         config = self._config
         accents_and_slips = config.accent_share + config.slip_share
-        drawn = draws.uniform() if accents_and_slips > 0 else 1.0
-        if drawn < config.accent_share:
+        draw = draws.uniform() if accents_and_slips > 0 else 1.0
+        if draw < config.accent_share:
             return with_accent(word, draws)
-        if drawn < accents_and_slips:
+        if draw < accents_and_slips:
             count = draws.geometric(config.slip_probability)
             slipped = artificial_edits(word.lower(), count, draws, letters=self._small_letters)
             return with_case_of(word, slipped)

@@ -23,6 +23,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -319,17 +320,21 @@ def _build(
             "its samples)"
         )
 
-    samples = (sample for files in sets for sample in samples_of(config, files))
-    rows = (
-        {**vars(sample), "use": use}
-        for sample, use in zip(samples, uses, strict=True)
-        if use != UNUSED
-    )
     try:
-        for batch in batched(rows, BATCH):
+        for batch in batched(_rows(config, sets, uses), BATCH):
             yield pa.RecordBatch.from_pylist(batch, _SCHEMA)
     except ValueError as error:
         raise DataError("datasets: a file has changed while it was read; begin again") from error
+
+
+def _rows(
+    config: SpellingConfig, sets: Sequence[Sequence[Path]], uses: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """Yields a row for each sample that is used."""
+    samples = chain.from_iterable(samples_of(config, files) for files in sets)
+    for sample, use in zip(samples, uses, strict=True):
+        if use != UNUSED:
+            yield {**vars(sample), "use": use}
 
 
 class _Scan(NamedTuple):
@@ -374,17 +379,18 @@ def _choose(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
     for number, end in enumerate(scan.ends):
         distinct = start + np.flatnonzero(is_first[start:end])
         limit = key["dataset_limits"][number]
-        chosen = _shuffle_texts(distinct, texts, derive(key["seed"], "samples", number))[:limit]
-        uses[chosen] = TRAIN
+        seed = derive(key["seed"], "samples", number)
+        samples = _shuffle_texts(distinct, texts, seed)[:limit]
+        uses[samples] = TRAIN
 
-        held_out = held_out_samples(key["val_splits"][number], len(chosen))
+        held_out = held_out_samples(key["val_splits"][number], len(samples))
         if held_out:
-            last_text = texts[chosen[held_out - 1]]
-            uses[chosen[:held_out]] = VALIDATION
-            uses[chosen[texts[chosen] == last_text]] = VALIDATION
+            last_text = texts[samples[held_out - 1]]
+            uses[samples[:held_out]] = VALIDATION
+            uses[samples[texts[samples] == last_text]] = VALIDATION
 
         # The counted samples end before a text that is trained on.
-        trained = chosen[uses[chosen] == TRAIN]
+        trained = samples[uses[samples] == TRAIN]
         if len(trained) and key["counted_share"]:
             next_text = texts[trained[int(key["counted_share"] * len(trained))]]
             counted = np.flatnonzero(texts[trained] == next_text)[0]
@@ -394,7 +400,7 @@ def _choose(scan: _Scan, key: Mapping[str, Any]) -> np.ndarray:
 
 
 def _shuffle_texts(samples: np.ndarray, texts: np.ndarray, seed: int) -> np.ndarray:
-    """Shuffles samples, where those of a text stay together and in order."""
+    """Shuffles samples by text: the samples of a text stay together and in order."""
     distinct_texts, text_indices = np.unique(texts[samples], return_inverse=True)
     count = len(distinct_texts)
     ranks = np.empty(count, np.int64)

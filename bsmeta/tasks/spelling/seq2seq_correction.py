@@ -35,7 +35,7 @@ IGNORED = -100  # the label of padding
 
 
 class Seq2SeqCorrection(Corrector):
-    """Corrects texts. The tokens of a pair in a batch are those of its longer side."""
+    """Corrects texts. A batch counts the tokens of the longer side of each pair."""
 
     chooses = False
 
@@ -187,11 +187,13 @@ class Seq2SeqCorrection(Corrector):
     ) -> list[list[str]]:
         """Corrects the chunks of each line, without the white space around them."""
         limit = self._config.max_characters
-        corrected = [[chunk.strip() for chunk in chunks] for chunks in line_chunks]
+        corrected: list[list[str]] = []
         texts: list[str] = []
         positions: list[tuple[int, int]] = []  # the line and the chunk of each text
-        for line, chunks in enumerate(corrected):
-            for number, chunk in enumerate(chunks):
+        for line, chunks in enumerate(line_chunks):
+            stripped = [chunk.strip() for chunk in chunks]
+            corrected.append(stripped)
+            for number, chunk in enumerate(stripped):
                 if 0 < len(chunk) <= limit:
                     texts.append(chunk)
                     positions.append((line, number))

@@ -227,7 +227,7 @@ class SpellingTask(Task):
 class WordDetection(SpellingTask):
     """Detects the words of a text that have an error.
 
-    A unit is what is judged, here a word; a subclass may judge other units.
+    A word is the unit that is judged; a subclass may judge other units.
     """
 
     _config: DetectionConfig
