@@ -94,7 +94,7 @@ def untouched_encoder(
 ) -> PreTrainedModel:
     """Builds the encoder before any training, in evaluation mode, with all of its weights.
 
-    Random weights are the same that the run begins with; torch's generator is left unchanged.
+    Random weights equal the initial weights of the run; torch's generator is left unchanged.
     """
     with torch.random.fork_rng(devices=[]), pretrained.whole_weights():
         torch.manual_seed(config.seed)

@@ -577,7 +577,8 @@ def _check_counts(
     """
     pairs = np.unique(units * len(names) + labels)
     counts = np.bincount(pairs % len(names), minlength=len(names))
-    rare = [f"{names[label]} ({counts[label]})" for label in np.flatnonzero(counts < splits)]
+    rare_labels = np.flatnonzero(counts < splits).tolist()
+    rare = [f"{names[label]} ({counts[label]})" for label in rare_labels]
     if rare:
         raise DataError(
             f"{len(rare)} of {len(names)} labels have fewer {unit_name}s than there are splits "

@@ -69,7 +69,7 @@ FORM_FEATURES = 41
 
 
 class _Key(NamedTuple):
-    """The place of a key on a QWERTY keyboard."""
+    """The position of a key on a QWERTY keyboard."""
 
     row: int
     column: float  # every row is shifted by half a key
@@ -90,8 +90,9 @@ _KEYS = _locate_keys()
 class Form:
     """A form of a word, and its candidates.
 
-    The first candidate is the word itself, and the second stands for all that are not listed. The
-    others follow; a candidate of two words has a first and a last word, others have one word twice.
+    The first candidate is the word itself, and the second stands for all that are not listed; the
+    others follow. A candidate may have two words, of which the first and the last are counted; of
+    one word, both are the same.
     """
 
     texts: list[str]  # how each candidate is written
@@ -126,8 +127,8 @@ class Candidates:
 
     Args:
         lexicon: The known words.
-        hidden_misspellings: Share of the known misspellings to ignore: in training, where errors
-            are drawn from them, every error would be known otherwise.
+        hidden_misspellings: Share of the known misspellings to ignore. In training, errors are
+            drawn from them, so that otherwise every error would be known.
     """
 
     def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
@@ -156,7 +157,8 @@ class Candidates:
         """Finds the candidates of words.
 
         Args:
-            cores: The spelled part of each word (`spelled_part`), and whether it begins a sentence.
+            cores: For each word, its spelled part (`spelled_part`), and whether it begins a
+                sentence.
         """
         if len(self._forms) > FORMS_IN_MEMORY:
             self._forms.clear()
@@ -365,7 +367,7 @@ class Candidates:
             return features
 
         edits = _describe_edits(row.first, key, row.distance)
-        features[_EDIT_COUNT] = edits.count
+        features[_EDIT_COUNT] = edits.number
         features[_IS_KNOWN_MISSPELLING] = is_known
         features[_COMMON] = edits.common
         features[_FREQUENCY_GAIN] = (log - self.log(key)) / 8
@@ -467,7 +469,7 @@ def _inner_case(word: str) -> str:
 class _Edits(NamedTuple):
     """Features of the edits from a candidate to a word."""
 
-    count: list[float]  # one-hot: 0, 1, 2, or more
+    number: list[float]  # one-hot: 0, 1, 2, or more
     common: list[float]  # properties that both have in common
     single: list[float]  # see `_describe_single_edit`
     distances: list[float]  # without swaps, and without replacements
@@ -475,8 +477,8 @@ class _Edits(NamedTuple):
 
 @lru_cache(64)  # a candidate is written in several ways
 def _describe_edits(candidate: str, key: str, distance: int) -> _Edits:
-    count = [0.0] * 4
-    count[min(distance, 3)] = 1.0
+    number = [0.0] * 4
+    number[min(distance, 3)] = 1.0
     common = [
         (len(candidate) - len(key)) / 2,
         candidate[0] == key[0],
@@ -486,7 +488,7 @@ def _describe_edits(candidate: str, key: str, distance: int) -> _Edits:
         OSA.distance(plain(candidate), plain(key)) / 2,
     ]
     distances = [Levenshtein.distance(candidate, key) / 2, Indel.distance(candidate, key) / 2]
-    return _Edits(count, common, _describe_single_edit(candidate, key), distances)
+    return _Edits(number, common, _describe_single_edit(candidate, key), distances)
 
 
 def _skeleton(word: str) -> str:
