@@ -1,8 +1,9 @@
 """A classifier that is a sum of linear functions: of an encoder's pooled vectors, and of words.
 
-The logits of a text are the mean over its chunks of `head(pooled vector)`, plus those of the TF-IDF
-features of the whole text. Either part may be absent. Because the head is linear, fine-tuning can
-begin with a solution that was fitted on frozen vectors (`systems`), and both have one form.
+The logits of a text are the mean over its chunks of `head(pooled vector)`, plus the logits from the
+TF-IDF features of the whole text. Either part may be absent. Because the head is linear,
+fine-tuning can begin with a solution that was fitted on frozen vectors (`systems`), and both have
+one form.
 
 An exported folder has `config.json` (the encoder's, with the entry `text_classifier`),
 `classifier.safetensors`, `ngrams.json` if there are word features, and the encoder's weights and
@@ -31,10 +32,15 @@ from bsmeta.models.layers import encoder_layers
 from bsmeta.tasks.classification.config import POOLINGS
 
 ENTRY = "text_classifier"
-"""Of `config.json` in an exported folder: what is not in the encoder's own configuration."""
-CONFIG, WEIGHTS, NGRAMS = "config.json", "classifier.safetensors", "ngrams.json"
+"""The entry of `config.json` in an exported folder that describes the classifier."""
+
+# Files of an exported folder.
+CONFIG = "config.json"
+WEIGHTS = "classifier.safetensors"
+NGRAMS = "ngrams.json"
+
 ENCODER = "encoder."  # prefix of the encoder's weights among those of a classifier
-DECISIONS_AT_ONCE = 1 << 22  # of word features, in memory at one time
+DECISIONS_AT_ONCE = 1 << 22  # limit on the logits by word features in memory at one time
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -53,7 +59,11 @@ class Description(msgspec.Struct, frozen=True):
 class Words(nn.Module):
     """Linear functions of the TF-IDF of words and pairs of words (Wang and Manning 2012).
 
-    There may be no features: `idf` is float64 [features], `weight` [labels, features].
+    Args:
+        ngrams: The words and pairs of words of the features; there may be none.
+        idf: float64 [features], inverse document frequencies.
+        weight: [labels, features].
+        bias: [labels].
     """
 
     idf: torch.Tensor
@@ -69,24 +79,26 @@ class Words(nn.Module):
         self._vectorizer: Any = None
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
-        """float64 [texts, labels]."""
+        """Computes the logits of texts, float64 [texts, labels]."""
         bias = self.bias.detach().cpu().double().numpy()
-        found = np.tile(bias, (len(texts), 1))
+        logits = np.tile(bias, (len(texts), 1))
         if not self.ngrams:
-            return found
+            return logits
+
         if self._vectorizer is None:
             self._vectorizer = word_features(vocabulary=self.ngrams)
             self._vectorizer.idf_ = self.idf.cpu().numpy()
         features = self._vectorizer.transform(texts)
+
         weight = self.weight.detach().cpu().double().numpy().T
         at_once = max(DECISIONS_AT_ONCE // len(bias), 1)
         for start in range(0, len(texts), at_once):
-            found[start : start + at_once] += features[start : start + at_once] @ weight
-        return found
+            logits[start : start + at_once] += features[start : start + at_once] @ weight
+        return logits
 
 
 def word_features(**settings: Any) -> Any:
-    """scikit-learn's vectorizer of words and pairs of words, sublinear in their counts."""
+    """Makes scikit-learn's vectorizer of words and pairs of words, sublinear in their counts."""
     # Imported here because scikit-learn takes seconds.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -101,13 +113,18 @@ class Classifier(nn.Module):
     Args:
         encoder: Without a pooler of its own; None: only the words are used.
         head: From the pooled vectors to the logits.
+        words: Linear functions of the words of the whole text.
         dropout: Of the pooled vectors, in training.
     """
 
     def __init__(
-        self, description: Description, encoder: PreTrainedModel | None = None,
-        head: nn.Linear | None = None, words: Words | None = None, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        description: Description,
+        encoder: PreTrainedModel | None = None,
+        head: nn.Linear | None = None,
+        words: Words | None = None,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.description = description
         self.encoder = encoder
@@ -121,13 +138,13 @@ class Classifier(nn.Module):
         return None if self.encoder is None else self.encoder.config
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
-        """The logits of chunks by the encoder alone: `logits`, float [chunks, labels]."""
+        """Computes the logits of chunks by the encoder alone: `logits`, float [chunks, labels]."""
         assert self.head is not None
         vectors = self.dropout(self.vectors(input_ids, attention_mask))
         return SimpleNamespace(logits=self.head(vectors))
 
     def vectors(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The pooled vectors of chunks, float [chunks, hidden size]."""
+        """Computes the pooled vectors of chunks, float [chunks, hidden size]."""
         assert self.encoder is not None
         assert self.description.pooling is not None
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
@@ -138,66 +155,97 @@ class Classifier(nn.Module):
         weights = self.state_dict() if weights is None else weights
         folder.mkdir(parents=True, exist_ok=True)
         if self.encoder is not None:
-            own = {n.removeprefix(ENCODER): w for n, w in weights.items() if n.startswith(ENCODER)}
-            self.encoder.save_pretrained(folder, state_dict=own)
+            encoder_weights = {
+                name.removeprefix(ENCODER): weight
+                for name, weight in weights.items()
+                if name.startswith(ENCODER)
+            }
+            self.encoder.save_pretrained(folder, state_dict=encoder_weights)
         self.save_linear(folder, weights)
 
     def save_linear(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes all but the encoder into an existing folder."""
         weights = self.state_dict() if weights is None else weights
+
         file = folder / CONFIG
         config = parse_json(file.read_text(encoding="utf-8")) if file.exists() else {}
         config[ENTRY] = msgspec.to_builtins(self.description)
         file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        linear = {n: w.detach().cpu() for n, w in weights.items() if not n.startswith(ENCODER)}
-        save_file({name: w.contiguous() for name, w in linear.items()}, folder / WEIGHTS)
+
+        linear_weights = {
+            name: weight.detach().cpu().contiguous()
+            for name, weight in weights.items()
+            if not name.startswith(ENCODER)
+        }
+        save_file(linear_weights, folder / WEIGHTS)
         if self.words is not None:
             ngrams = json.dumps(self.words.ngrams, ensure_ascii=False)
             (folder / NGRAMS).write_text(ngrams, encoding="utf-8")
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
-    """The vectors of chunks, float [chunks, size], from those of their tokens.
+    """Reduces the vectors of tokens to one vector for each chunk.
 
-    These are [chunks, tokens, size]. The mask, int64 [chunks, tokens], is 0 at the padding, which
-    may be on either side.
+    Args:
+        hidden: float [chunks, tokens, size], the vectors of the tokens.
+        mask: int64 [chunks, tokens], 0 at the padding, which may be on either side.
+        pooling: One of `POOLINGS`.
+
+    Returns:
+        float [chunks, size].
     """
     if pooling == "mean":
         shares = mask / mask.sum(1, keepdim=True)
         return (hidden * shares[..., None].to(hidden.dtype)).sum(1)
     if pooling == "max":
         return hidden.masked_fill(mask[..., None] == 0, -torch.inf).amax(1)
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask
-    place = mask.argmax(1) if pooling == "cls" else places.argmax(1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), place]
+
+    if pooling == "cls":
+        positions = mask.argmax(1)
+    else:
+        numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+        positions = (numbers * mask).argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), positions]
 
 
 def depth_of(encoder: nn.Module) -> dict[str, int]:
-    """How many layers are above each parameter's own; the embeddings count as the lowest layer.
+    """Counts the layers above each parameter; the embeddings count as the lowest layer.
 
     Parameters after the layers, such as a last norm, belong to the highest one.
+
+    Returns:
+        The number of layers above, by the name of the parameter.
     """
     layers = encoder_layers(encoder)
     prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
-    names = [prefixes[id(layer)] for layer in layers]
+    layer_prefixes = [prefixes[id(layer)] for layer in layers]
+
     depths: dict[str, int] = {}
-    other = len(layers)  # of the next parameter outside of the layers
+    depth_outside = len(layers)  # of parameters outside of the layers: first below, then above them
     for name, _ in encoder.named_parameters():
-        own = next((n for n, prefix in enumerate(names) if name.startswith(prefix)), None)
-        if own is not None:
-            other = 0
-        depths[name] = other if own is None else len(layers) - 1 - own
+        layer = next(
+            (n for n, prefix in enumerate(layer_prefixes) if name.startswith(prefix)), None
+        )
+        if layer is None:
+            depths[name] = depth_outside
+        else:
+            depths[name] = len(layers) - 1 - layer
+            depth_outside = 0
     return depths
 
 
 def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
-    """Leaves only the last layers (None: all, and the embeddings) to be trained, and what follows.
+    """Freezes all parameters below the last layers.
+
+    Args:
+        train_layers: Number of layers that stay trainable; None: all of them and the embeddings.
 
     Raises:
         ConfigurationError: If the encoder has fewer layers.
     """
     if train_layers is None:
         return
+
     count = len(encoder_layers(encoder))
     if train_layers > count:
         raise ConfigurationError(
@@ -205,13 +253,17 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
             + ("" if count else " that have weights of their own"),
             ["train_layers"],
         )
+
     depths = depth_of(encoder)
     for name, parameter in encoder.named_parameters():
         parameter.requires_grad_(train_layers > 0 and depths[name] < train_layers)
 
 
 def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
-    """The classifier of a folder on an encoder that the caller has loaded, in evaluation mode.
+    """Loads the classifier of a folder on an encoder that the caller has loaded.
+
+    Returns:
+        The classifier in evaluation mode.
 
     Raises:
         DataError: If it is damaged or incomplete.
@@ -219,19 +271,21 @@ def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
     description = read_description(folder)
     try:
         weights = load_file(folder / WEIGHTS)
-        words = _words(folder, weights) if description.has_words else None
+        words = _load_words(folder, weights) if description.has_words else None
         head = None
         if description.pooling is not None:
             labels, size = weights["head.weight"].shape
             head = nn.Linear(size, labels)
+
         model = Classifier(description, encoder, head, words)
         state = model.state_dict()
-        own = {name for name in state if not name.startswith(ENCODER)}
-        if own != weights.keys():
-            raise ValueError(f"{WEIGHTS} has {sorted(weights)}, expected {sorted(own)}")
+        expected_names = {name for name in state if not name.startswith(ENCODER)}
+        if expected_names != weights.keys():
+            raise ValueError(f"{WEIGHTS} has {sorted(weights)}, expected {sorted(expected_names)}")
         model.load_state_dict({**state, **weights})
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{folder}: the classifier cannot be loaded: {error}") from error
+
     if not all(bool(value.isfinite().all()) for value in weights.values()):
         raise DataError(f"{folder / WEIGHTS}: has values that are not finite")
     return model.eval()
@@ -246,7 +300,7 @@ def is_classifier(folder: Path) -> bool:
 
 
 def read_description(folder: Path) -> Description:
-    """The description of an exported folder.
+    """Reads the description of an exported folder.
 
     Raises:
         DataError: If there is none.
@@ -261,9 +315,11 @@ def read_description(folder: Path) -> Description:
         ) from error
 
 
-def _words(folder: Path, weights: Mapping[str, torch.Tensor]) -> Words:
+def _load_words(folder: Path, weights: Mapping[str, torch.Tensor]) -> Words:
     ngrams = decode_json((folder / NGRAMS).read_bytes(), list[str])
-    idf, weight, bias = (weights[f"words.{name}"] for name in ("idf", "weight", "bias"))
+    idf = weights["words.idf"]
+    weight = weights["words.weight"]
+    bias = weights["words.bias"]
     if not weight.shape[1] == len(idf) == len(set(ngrams)) == len(ngrams):
         raise ValueError(f"{NGRAMS} and {WEIGHTS} do not have the same features")
     return Words(ngrams, idf.numpy(), weight.numpy(), bias.numpy())

@@ -1,5 +1,6 @@
-"""The schema of `task=classification` (texts of a CSV file, each with a label), its checks and
-summary.
+"""The configuration of `task=classification`: texts of a CSV file, each with a label.
+
+The module has the schema, the checks of its values, and the rows of the start-up table.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, show
 from bsmeta.core.keys import inherited, key
 
-AUTO, LINEAR, FROZEN, COMBINED, FINE_TUNE = "auto", "linear", "frozen", "combined", "fine_tune"
-"""The values of `method`."""
+# Values of `method`.
+AUTO = "auto"
+LINEAR = "linear"
+FROZEN = "frozen"
+COMBINED = "combined"
+FINE_TUNE = "fine_tune"
 
-FITTED = (LINEAR, FROZEN, COMBINED)  # those without training steps, the simplest first
+FITTED = (LINEAR, FROZEN, COMBINED)  # methods without training steps, the simplest first
 
 POOLINGS = ("mean", "cls", "max", "last")  # the values of `pooling` for a linear head
 
@@ -46,25 +51,26 @@ class ClassificationDataConfig(TableDataConfig):
     csv_encoding: str = key("auto")
     """encoding of the file; auto: UTF-8, UTF-16 or UTF-32"""
     on_bad_row: str = key("refuse", choices=("refuse", "skip"))
-    """a row without text or label, or with too many or too few columns; skip: leave it out, and
-    count"""
+    """rows without text or label, or with too many or too few columns; skip: leave them out and
+    count them"""
 
     fold_by: str = key("tokens", choices=("tokens", "words"))
     """how a long text becomes several rows of max_length: tokens: at any token; words: between
     words (and at the tokenizer's model_max_length)"""
     max_length: int = key(128, at_least=1)
-    """length of a row, beyond which a text continues in further rows: tokens, with the special
-    ones; under fold_by=words: words"""
+    """length of a row in tokens, special tokens included (in words with fold_by=words); a longer
+    text continues in further rows"""
     split_by: str | None = key(None)
     """column whose values are groups that no split divides (an author, a site); null: rows with
     equal texts stay together"""
     split_fractions: list[float] = key([0.8, 0.1, 0.1])
     """shares of training, validation and test, stratified by label"""
     split_column: str | None = key(None)
-    """column that says train, validation or test, instead of split_fractions; refused if it divides
-    a group of split_by"""
+    """column with the values train, validation or test, used instead of split_fractions; refused if
+    it divides a group of split_by"""
     split_seed: int = key(42, at_least=0, at_most=LARGEST_SEED)
-    """seed of the splits, apart from that of the run: runs with other seeds are comparable"""
+    """seed of the splits, separate from the seed of the run, so that runs with other seeds are
+    comparable"""
 
     per_device_train_batch_size: int = key(
         16, deepspeed="train_micro_batch_size_per_gpu", at_least=1
@@ -96,36 +102,35 @@ class ClassificationConfig(PretrainedConfig):
     """linear: an SVM on TF-IDF of words and pairs of words; frozen: logistic regression on the
     vectors of the encoder as it is; combined: an SVM on both; fine_tune: train the encoder; auto:
     all of them, and export the simplest within one standard error of the best by keep_best_by (by
-    macro_f1 if that is no score of texts) on the validation split"""
+    macro_f1 if keep_best_by is no score of texts) on the validation split"""
     pooling: str = key("mean", choices=(*POOLINGS, HEAD))
-    """how the vectors of a row's tokens become one: their mean, their maximum, or the first (cls)
-    or last token; head: by the head of AutoModelForSequenceClassification, under method=fine_tune
-    only"""
+    """reduction of the vectors of a row's tokens to one: mean, maximum, or the first (cls) or last
+    token; head: the head of AutoModelForSequenceClassification, with method=fine_tune only"""
     head_start: str = key("linear", choices=("linear", "random"))
-    """weights that fine-tuning of the head begins with; linear: those of method=frozen"""
+    """initial weights of the head in fine-tuning; linear: the weights fitted by method=frozen"""
     train_layers: int | None = key(None, at_least=0)
-    """fine-tune only the last layers of the encoder, this many (0: the head alone); null: all, and
+    """number of last layers of the encoder to fine-tune (0: the head alone); null: all layers and
     the embeddings"""
     layer_decay: float = key(1.0, above=0, at_most=1)
-    """fine-tuning: each layer of the encoder has this many times the learning rate of the layer
-    above it; the head and the last layer have learning_rate"""
+    """learning rate of each layer of the encoder relative to the layer above it, in fine-tuning;
+    the head and the last layer have learning_rate"""
     dropout: float | None = key(None, at_least=0, below=1)
-    """every dropout of the model; null: those of its config"""
+    """probability of every dropout of the model; null: the values of its config"""
     class_weights: Any = key("none")
-    """what a row counts in the loss; balanced: rows / (labels x rows of its label); or a mapping of
-    labels to weights, {left: 2, right: 1} (1 for those that it leaves out; labels yes and no need
-    quotes)"""
+    """weight of a row in the loss; balanced: rows / (labels x rows of its label); or a mapping of
+    labels to weights, {left: 2, right: 1} (other labels: 1; labels yes and no need quotes)"""
     label_smoothing: float = key(0.0, at_least=0, below=1)
     """share of the target that is spread evenly over all labels"""
 
     results_dir: str | None = key(None, is_path=True, heading="Results")
     """folder of the result files NAME_testset_predictions.csv, NAME_train_test_stats.json and
-    NAME_trained_model.sav; null: that of the CSV file"""
+    NAME_trained_model.sav; null: the folder of the CSV file"""
     spreadsheet_safe: bool = key(False)
     """put ' before labels in NAME_testset_predictions.csv that a spreadsheet would compute (=1+1);
-    false: labels are as they were read"""
+    false: write labels as they were read"""
     bootstrap_resamples: int = key(2000, at_least=1)
-    """resamples of the test set's texts (or groups) for each interval of the report"""
+    """number of bootstrap resamples of the test set's texts (or groups) for each interval of the
+    report"""
 
     prep_only: bool = key(False, heading="Data")
     """read the table into its database, and stop"""
@@ -133,6 +138,18 @@ class ClassificationConfig(PretrainedConfig):
 
 def value_problems(config: ClassificationConfig, _: Composition = NOTHING) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
+    yield from _table_problems(config)
+    yield from model_problems(config)
+    yield from _tokenizer_problems(config)
+    yield from _class_weight_problems(config.class_weights)
+    yield from fraction_problems(config.data_config.split_fractions)
+    yield from _validation_problems(config)
+    yield from _method_problems(config)
+    yield from _results_dir_problems(config)
+
+
+def _table_problems(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields a CSV file that is not set or does not exist."""
     data = config.data_config
     if data.csv is None:
         expected = "a CSV file with a column of texts and a column of labels"
@@ -140,42 +157,56 @@ def value_problems(config: ClassificationConfig, _: Composition = NOTHING) -> It
         yield Problem("data_config.csv", HYDRA, "null", expected, fix)
     elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
         yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
-    yield from model_problems(config)
-    yield from _tokenizer(config)
-    yield from _class_weights(config.class_weights)
-    yield from fraction_problems(data.split_fractions)
-    shares = f"data_config.split_fractions={data.split_fractions} leaves no validation split"
-    if _lacks_validation(config) and config.keep_best_by is not None:
-        fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
-        found = show(config.keep_best_by)
-        yield Problem("keep_best_by", HYDRA, found, f"null, because {shares}", fix)
-    yield from _method(config)
-    folder = Path(config.results_dir or "")
-    if config.results_dir is not None and folder.exists() and not folder.is_dir():
-        fix = "results_dir=results, for example"
-        yield Problem("results_dir", HYDRA, f"{show(str(folder))}, a file", "a folder", fix)
 
 
-def _tokenizer(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields a tokenizer that cannot be loaded, which every method needs: it divides the texts."""
+def _tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields a tokenizer that cannot be loaded; every method needs one to divide long texts."""
     key = "model_name" if config.tokenizer_name is None else "tokenizer_name"
     name = getattr(config, key)
     is_elsewhere = config.accelerate_config_file is not None  # on the machine of the launch file
     if is_elsewhere or is_path(name) or is_on_machine(name) or not is_offline():
         return
-    found = f"{show(name)}, which is not on this machine, and HF_HUB_OFFLINE is set"
+
+    value = f"{show(name)}, which is not on this machine, and HF_HUB_OFFLINE is set"
     expected = f"a folder with a tokenizer, by which method={config.method} divides long texts"
-    yield Problem(key, HYDRA, found, expected, "tokenizer_name=FOLDER")
+    yield Problem(key, HYDRA, value, expected, "tokenizer_name=FOLDER")
+
+
+def _class_weight_problems(weights: Any) -> Iterator[Problem]:
+    """Yields weights that no table could have; labels are compared with the table later."""
+    if weights in ("none", "balanced"):
+        return
+
+    values = weights.values() if isinstance(weights, Mapping) else [None]
+    numbers = [
+        value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+    if len(numbers) < len(values) or not all(0 < value < math.inf for value in numbers):
+        expected = "none, balanced, or labels with weights above 0"
+        fix = "class_weights=balanced, or class_weights={LABEL: 2}"
+        yield Problem("class_weights", HYDRA, show(weights), expected, fix)
 
 
 def fraction_problems(shares: Sequence[float]) -> list[Problem]:
-    """The problem of `split_fractions` that do not divide a table; empty if they do."""
-    valid = len(shares) == 3 and shares[0] > 0 and min(shares) >= 0
-    if valid and math.isclose(sum(shares), 1, abs_tol=1e-6):
+    """Returns the problem of `split_fractions` that do not divide a table; [] if they do."""
+    is_valid = len(shares) == 3 and shares[0] > 0 and min(shares) >= 0
+    if is_valid and math.isclose(sum(shares), 1, abs_tol=1e-6):
         return []
+
     key = "data_config.split_fractions"
     expected = "the shares of training (above 0), validation and test, whose sum is 1"
     return [Problem(key, HYDRA, show(list(shares)), expected, f"{key}=[0.8,0.1,0.1], for example")]
+
+
+def _validation_problems(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields a choice of the best checkpoint for which there is no validation split."""
+    if not _lacks_validation(config) or config.keep_best_by is None:
+        return
+
+    shares = config.data_config.split_fractions
+    expected = f"null, because data_config.split_fractions={shares} leaves no validation split"
+    fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
+    yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
 
 
 def _lacks_validation(config: ClassificationConfig) -> bool:
@@ -183,70 +214,59 @@ def _lacks_validation(config: ClassificationConfig) -> bool:
     return config.data_config.split_column is None and len(shares) == 3 and shares[1] == 0
 
 
-def _method(config: ClassificationConfig) -> Iterator[Problem]:
-    method, shares = config.method, config.data_config.split_fractions
+def _method_problems(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields keys that do not fit the method."""
+    method = config.method
     if config.pooling == HEAD and method != FINE_TUNE:
         expected = f"mean, cls, max or last, because method={method} needs vectors"
         yield Problem("pooling", HYDRA, HEAD, expected, "pooling=mean, or method=fine_tune")
+
+    # The settings of all fitted systems except linear are chosen on the validation split.
     starts_linear = config.head_start == "linear" and config.pooling != HEAD
-    if _lacks_validation(config) and method != LINEAR and (method != FINE_TUNE or starts_linear):
+    needs_validation = method != LINEAR and (method != FINE_TUNE or starts_linear)
+    if _lacks_validation(config) and needs_validation:
+        shares = config.data_config.split_fractions
         expected = (
             f"linear or fine_tune, because split_fractions={shares} leaves no validation split"
         )
         fix = "method=fine_tune head_start=random, or a share for it"
         yield Problem("method", HYDRA, method, expected, fix)
+
     for field, default in (("train_layers", None), ("layer_decay", 1.0)):
         value = getattr(config, field)
         if value != default and (method in FITTED or config.pooling == HEAD):
             expected = f"{show(default)} with method={method} pooling={config.pooling}"
             yield Problem(field, HYDRA, show(value), expected, f"{field}={show(default)}")
+
     if config.estimate and method in FITTED:
-        fix = "method=fine_tune"
-        yield Problem("estimate", HYDRA, "true", f"false: method={method} has no steps", fix)
+        expected = f"false: method={method} has no steps"
+        yield Problem("estimate", HYDRA, "true", expected, "method=fine_tune")
 
 
-def _class_weights(weights: Any) -> Iterator[Problem]:
-    """Yields weights that no table could have; labels are compared with those of the table."""
-    if weights in ("none", "balanced"):
-        return
-    values = weights.values() if isinstance(weights, Mapping) else [None]
-    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    if len(numbers) < len(values) or not all(0 < value < math.inf for value in numbers):
-        expected = "none, balanced, or labels with weights above 0"
-        fix = "class_weights=balanced, or class_weights={LABEL: 2}"
-        yield Problem("class_weights", HYDRA, show(weights), expected, fix)
-
-
-def _of_encoder(config: ClassificationConfig) -> str:
-    if config.method == LINEAR:
-        return ""
-    parts = [f"pooling={config.pooling}"]
-    if config.method in (AUTO, FINE_TUNE) and config.pooling != HEAD:
-        parts += [f"head_start={config.head_start}"]
-        parts += [f"train_layers={show(config.train_layers)}, layer_decay={config.layer_decay:g}"]
-    return f" ({', '.join(parts)})"
-
-
-def _tokenizer_source(config: ClassificationConfig) -> str:
-    name = config.tokenizer_name or config.model_name
-    source = name if config.tokenizer_name else f"{name} (that of model_name)"
-    return source if is_on_machine(name) else f"{source}; not on this machine, so from the Hub"
+def _results_dir_problems(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields a results folder that is a file."""
+    folder = Path(config.results_dir or "")
+    if config.results_dir is not None and folder.exists() and not folder.is_dir():
+        fix = "results_dir=results, for example"
+        yield Problem("results_dir", HYDRA, f"{show(str(folder))}, a file", "a folder", fix)
 
 
 def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
-    """Rows for model and table."""
+    """Returns the rows for model and table."""
     data = config.data_config
     model = config.model_name
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
     unit = "tokens" if data.fold_by == "tokens" else "words"
+
     splits = f"{data.split_fractions} (training, validation, test)"
     if data.split_column is not None:
         splits = f"column {data.split_column}"
     if data.split_by is not None:
         splits += f"; no split divides a value of {data.split_by}"
+
     return [
-        ("method", f"{config.method}{_of_encoder(config)}"),
+        ("method", f"{config.method}{_encoder_settings(config)}"),
         ("model", model),
         ("tokenizer", _tokenizer_source(config)),
         ("table", f"{data.csv}: {data.text_column} → {data.label_column}"),
@@ -254,3 +274,24 @@ def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
         ("splits", splits),
         ("class weights", show(config.class_weights)),
     ]
+
+
+def _encoder_settings(config: ClassificationConfig) -> str:
+    """Lists the settings of the encoder, in brackets; "" for a method without one."""
+    if config.method == LINEAR:
+        return ""
+
+    settings = [f"pooling={config.pooling}"]
+    if config.method in (AUTO, FINE_TUNE) and config.pooling != HEAD:
+        settings += [
+            f"head_start={config.head_start}",
+            f"train_layers={show(config.train_layers)}",
+            f"layer_decay={config.layer_decay:g}",
+        ]
+    return f" ({', '.join(settings)})"
+
+
+def _tokenizer_source(config: ClassificationConfig) -> str:
+    name = config.tokenizer_name or config.model_name
+    source = name if config.tokenizer_name else f"{name} (that of model_name)"
+    return source if is_on_machine(name) else f"{source}; not on this machine, so from the Hub"

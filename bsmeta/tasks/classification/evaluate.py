@@ -1,4 +1,4 @@
-"""The test set: after the last step, and again (or another CSV file) by `evaluate.py`.
+"""Scores the test set: after the last step, and again (or another CSV file) by `evaluate.py`.
 
 After the last step, beside the CSV file or in `results_dir`: `NAME_testset_predictions.csv`,
 `NAME_train_test_stats.json`, `NAME_trained_model.sav`. In `evaluation/` of the run folder: the
@@ -7,7 +7,7 @@ report.
 The baselines learn from the training split in the run's database; where `evaluate.py` does not find
 it, the model is scored alone. They are the most frequent label, and a linear SVM on TF-IDF features
 with fixed settings (words and pairs of words, sublinear term frequency, C = 1, as in Wang and
-Manning 2012); it sees the whole text and takes seconds. It is the system of `method=linear`.
+Manning 2012), which sees the whole text and takes seconds: the system of `method=linear`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ from bsmeta.tasks.checkpoints import (
     training_run,
 )
 from bsmeta.tasks.classification.classifier import Classifier
-from bsmeta.tasks.classification.config import LINEAR, ClassificationConfig
+from bsmeta.tasks.classification.config import (
+    LINEAR,
+    ClassificationConfig,
+    ClassificationDataConfig,
+)
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
 from bsmeta.tasks.classification.model import (
     Scored,
@@ -71,7 +75,11 @@ from bsmeta.training.run_folder import steps_and_evaluations
 
 logger = logging.getLogger(__name__)
 
-PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"
+# Endings of the result files.
+PREDICTIONS = "testset_predictions.csv"
+STATS = "train_test_stats.json"
+MODEL = "trained_model.sav"
+
 MAJORITY = "most frequent label"
 
 
@@ -82,33 +90,33 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     check_keys(config, "task=classification", "per_device_eval_batch_size")
-    other = config.validation_file is not None
+    has_other_data = config.validation_file is not None
     for location in locations:
         results = _evaluate(config, location, context)
         if context.is_main:
-            folder = report_folder(config, location, has_other_data=other)
+            folder = report_folder(config, location, has_other_data=has_other_data)
             report(results, [], folder, {"checkpoint": location.name})
 
 
 def _evaluate(config: EvaluateConfig, location: Location, context: Processes) -> Results:
     train = training_run(config, location, ClassificationConfig)
-    own_table, data = train.data_config, train.data_config
-    if config.validation_file is not None:
-        # Overrides say how that file is read, and of the training table only where it is now.
-        as_saved = dataclasses.replace(config, overrides={})
-        saved = training_run(as_saved, location, ClassificationConfig).data_config
-        own_table = dataclasses.replace(saved, csv=data.csv, database=data.database)
+    data = train.data_config
+    training_table = _training_table(config, location, data)
     if context.is_main:
         announce_data(config, location, "data_config.csv", config.validation_file or data.csv)
+
     model = load_model(Path(location.model)).to(context.device)
-    tokenizer, labels = padded_tokenizer_of(location.model), labels_of(model)
+    tokenizer = padded_tokenizer_of(location.model)
+    labels = labels_of(model)
+
     examples: Examples | None = None
     try:
-        examples = open_examples(own_table, tokenizer)
+        examples = open_examples(training_table, tokenizer)
     except UserError as error:
         if config.validation_file is None:
             raise
         logger.warning("no baselines, because the training data cannot be read: %s", error)
+
     if config.validation_file is None:
         assert examples is not None
         test = test_split(train, examples)
@@ -118,42 +126,68 @@ def _evaluate(config: EvaluateConfig, location: Location, context: Processes) ->
                 "validation_file=FILE"
             )
     else:
-        other = Path(config.validation_file)
-        if other.name.endswith(JSON_LINES) and data.csv_encoding == own_table.csv_encoding:
-            data.csv_encoding = AUTO  # the training table's says nothing
+        file = Path(config.validation_file)
+        if file.name.endswith(JSON_LINES) and data.csv_encoding == training_table.csv_encoding:
+            data.csv_encoding = AUTO  # the encoding of the training table does not apply
         folding = Folding(tokenizer, data.fold_by, data.max_length)
-        test = read_table(other, train, folding, labels)
+        test = read_table(file, train, folding, labels)
+
     batch_size = config.per_device_eval_batch_size or data.per_device_eval_batch_size
     scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)
-    others: dict[str, np.ndarray] = {}
+
+    baseline_predictions: dict[str, np.ndarray] = {}
     if examples is not None:
-        texts, truth = _training(examples)
+        texts, truth = _read_training(examples)
         if config.validation_file is not None:
             _note_training_texts(test, texts)
         counts = examples.label_counts("train")
         weights = label_weights(train.class_weights, examples.labels, counts)
-        others, notes = baselines(test, texts, truth, weights)
+        baseline_predictions, notes = baselines(test, texts, truth, weights)
         test.notes.extend(notes)
-    scores = scores_of(scored, [1.0] * len(labels))  # with a loss without class weights
+
+    unweighted = [1.0] * len(labels)
     return results_of(
-        test, scored, scores, others, resamples=train.bootstrap_resamples, seed=train.seed
+        test,
+        scored,
+        scores_of(scored, unweighted),
+        baseline_predictions,
+        resamples=train.bootstrap_resamples,
+        seed=train.seed,
     )
 
 
-def _training(examples: Examples) -> tuple[Sequence[str], np.ndarray]:
-    """The texts of the training split, and their labels, int64 [texts]."""
+def _training_table(
+    config: EvaluateConfig, location: Location, data: ClassificationDataConfig
+) -> ClassificationDataConfig:
+    """Returns the configuration with which the training table is opened.
+
+    Args:
+        data: The configuration of the run's table, with the overrides of the evaluation.
+    """
+    if config.validation_file is None:
+        return data
+
+    # With another file, overrides describe how that file is read; of the training table they can
+    # only change the location.
+    as_saved = dataclasses.replace(config, overrides={})
+    saved = training_run(as_saved, location, ClassificationConfig).data_config
+    return dataclasses.replace(saved, csv=data.csv, database=data.database)
+
+
+def _read_training(examples: Examples) -> tuple[Sequence[str], np.ndarray]:
+    """Reads the texts of the training split, and their labels, int64 [texts]."""
     _, texts, labels = zip(*examples.texts("train"), strict=True)
     return texts, np.array(labels)
 
 
 def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:
-    """The test split of a table."""
+    """Reads the test split of a table."""
     return TestSet(
         source=f"{Path(str(config.data_config.csv)).name}, test split",
         labels=examples.labels,
         chunks=examples.read(examples.chunks("test")),
         groups=examples.groups("test"),
-        unit=_unit_of(config),
+        unit=_unit_name(config),
         distribution={split: examples.label_counts(split) for split in SPLITS},
         notes=[*examples.facts["warnings"]],
     )
@@ -169,53 +203,70 @@ def read_table(
         ConfigurationError: If a column is missing.
     """
     data = config.data_config
-    wanted = [data.text_column, data.label_column]
-    wanted += [] if data.split_by is None else [data.split_by]
-    bad = BadRows(path, data.on_bad_row, "+overrides.data_config.on_bad_row")
+    columns = [data.text_column, data.label_column]
+    if data.split_by is not None:
+        columns.append(data.split_by)
+    bad_rows = BadRows(path, data.on_bad_row, "+overrides.data_config.on_bad_row")
+    records = read_records(
+        path, columns, bad_rows, separator=data.csv_separator, encoding=data.csv_encoding
+    )
+
+    label_numbers = {label: number for number, label in enumerate(labels)}
+    counts = dict.fromkeys(labels, 0)
     groups: list[str] = []
     chunks: list[Chunk] = []
-    counts, without_tokens = dict.fromkeys(labels, 0), 0
-    numbers = {label: number for number, label in enumerate(labels)}
-    records = read_records(
-        path, wanted, bad, separator=data.csv_separator, encoding=data.csv_encoding
-    )
-    for good, record in enumerate(records, start=1):
-        row = good + bad.count
-        label, text = record[data.label_column].strip(), record[data.text_column]
+    without_tokens = 0
+    for good_rows, record in enumerate(records, start=1):
+        row = good_rows + bad_rows.count
+        label = record[data.label_column].strip()
+        text = record[data.text_column]
         if label not in counts:
             raise DataError(
                 f"{path}: row {row:,} has the label {label!r}, which the model does not know"
                 f"{nearest(label, labels)}; its labels are {listed(labels)}"
             )
+
         (folds,) = folding.fold([text])
         if not folds:
             without_tokens += 1
             continue
+
         counts[label] += 1
-        groups.append(
-            str(text_key(text)) if data.split_by is None else record[data.split_by].strip()
-        )
-        chunks += chunks_of(folds, numbers[label], row)
-    bad.close()
+        group = str(text_key(text)) if data.split_by is None else record[data.split_by].strip()
+        groups.append(group)
+        chunks += chunks_of(folds, label_numbers[label], row)
+
+    bad_rows.close()
     if not chunks:
         raise DataError(f"{path} has no texts")
-    notes = bad.notes()
+
+    notes = bad_rows.notes()
     if without_tokens:
         rows = "1 row was" if without_tokens == 1 else f"{without_tokens:,} rows were"
         notes.append(f"{rows} left out: no token in column {data.text_column!r}")
         logger.warning("%s: %s", path, notes[-1])
-    return TestSet(path.name, labels, chunks, groups, _unit_of(config), {path.name: counts}, notes)
+
+    return TestSet(
+        source=path.name,
+        labels=labels,
+        chunks=chunks,
+        groups=groups,
+        unit=_unit_name(config),
+        distribution={path.name: counts},
+        notes=notes,
+    )
 
 
-def _unit_of(config: ClassificationConfig) -> str:
-    """The unit that is resampled for intervals, in words."""
+def _unit_name(config: ClassificationConfig) -> str:
+    """Names the unit that is resampled for intervals, in words."""
     group = config.data_config.split_by
     return "distinct texts" if group is None else f"values of {group}"
 
 
-def _note_training_texts(test: TestSet, training: Sequence[str]) -> None:
-    known = set(map(text_key, training))
-    seen = sum(text_key(text) in known for text in joined_texts(test.chunks))
+def _note_training_texts(test: TestSet, training_texts: Sequence[str]) -> None:
+    """Adds a note on the texts of a test set that are also in the training split."""
+    training_keys = set(map(text_key, training_texts))
+    seen = sum(text_key(text) in training_keys for text in joined_texts(test.chunks))
     if seen:
         count = len(test.groups)
         test.notes.append(f"{seen:,} of {count:,} texts are in the training split, too")
@@ -223,72 +274,98 @@ def _note_training_texts(test: TestSet, training: Sequence[str]) -> None:
 
 
 def baselines(
-    test: TestSet, texts: Sequence[str], truth: np.ndarray, weights: Sequence[float],
+    test: TestSet,
+    texts: Sequence[str],
+    truth: np.ndarray,
+    weights: Sequence[float],
     others: Mapping[str, np.ndarray] | None = None,
-) -> tuple[dict[str, np.ndarray], list[str]]:  # fmt: skip
-    """What the baselines, and the other systems, predict for a test set, int64 [texts] by name; and
-    which baselines are missing, and why.
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Predicts the labels of a test set with the baselines.
 
     Args:
         texts, truth: The training texts and their labels.
         weights: The weight of each label in training.
+        others: Predictions of other systems by name, which are added to the result. A baseline
+            among them is not fitted again.
+
+    Returns:
+        By name, the predictions of the baselines, then of the others, int64 [texts]; and notes on
+        missing baselines, with the reason.
     """
     others = others or {}
     notes: list[str] = []
-    found = {MAJORITY: np.full(len(test.groups), np.bincount(truth).argmax())}
+    predicted = {MAJORITY: np.full(len(test.groups), np.bincount(truth).argmax())}
     if NAMES[LINEAR] not in others:
         with opaque_work():
             words, notes = fit_words(test.labels, weights, truth, texts)
             if words is not None:
-                found[NAMES[LINEAR]] = words.logits(joined_texts(test.chunks)).argmax(1)
-    return {**found, **others}, notes
+                predicted[NAMES[LINEAR]] = words.logits(joined_texts(test.chunks)).argmax(1)
+    return {**predicted, **others}, notes
 
 
 def finish(
-    task: ClassifierTask, model: nn.Module, others: Mapping[str, nn.Module],
-    choice: Choice | None, context: FinishContext,
-) -> dict[str, float]:  # fmt: skip
+    task: ClassifierTask,
+    model: nn.Module,
+    others: Mapping[str, nn.Module],
+    choice: Choice | None,
+    context: FinishContext,
+) -> dict[str, float]:
     """Scores the test split and writes the results (rank 0).
 
-    The model and its predictions come first: they are kept if the baselines or the report fail.
-    Every rank calls it and gets the same scores; {} if the split is empty.
+    The model and its predictions are written first, so they are kept if the baselines or the report
+    fail. Every rank calls this function and gets the same scores; {} if the split is empty.
 
     Args:
         model: The exported model.
         others: By method, the other systems of `method=auto`, among which it was chosen.
     """
-    config, examples, scorer = task.config, task.examples, task.scorer(context)
+    config = task.config
+    examples = task.examples
+    scorer = task.scorer(context)
     test = test_split(config, examples)
-    scored, scores, predicted = None, {}, {}
+
+    scored = None
+    scores: dict[str, float] = {}
+    other_predictions: dict[str, np.ndarray] = {}
     if test.chunks:
         scored = scorer.score(model, test.chunks)
         scores = scores_of(scored, task.weights)
-        predicted = {
-            NAMES[name]: scorer.score(system, test.chunks).predicted
-            for name, system in others.items()
-        }
+        for method, system in others.items():
+            other_predictions[NAMES[method]] = scorer.score(system, test.chunks).predicted
     if context.rank != 0:
         return scores
+
     epochs = epochs_of(context.folder / "metrics.jsonl", task.steps_per_epoch(context.size))
-    stats_file, model_file, predictions_file = (
-        result_file(config, ending) for ending in (STATS, MODEL, PREDICTIONS)
-    )
+    stats_file = result_file(config, STATS)
+    model_file = result_file(config, MODEL)
+    predictions_file = result_file(config, PREDICTIONS)
+
     stats = {"epochs": epochs, "test": {"scores": scores} if scores else None}
     save_model(model_file, model, config)
     write_stats(stats_file, stats)
+
     results = None
     if scored is not None:
         write_predictions(
             predictions_file, scored, examples.labels, spreadsheet_safe=config.spreadsheet_safe
         )
-        predicted, notes = baselines(test, *_training(examples), task.weights, predicted)
-        test.notes.extend([*notes, *([] if choice is None else choice.notes)])
+        texts, truth = _read_training(examples)
+        predicted, notes = baselines(test, texts, truth, task.weights, other_predictions)
+        test.notes.extend(notes)
+        if choice is not None:
+            test.notes.extend(choice.notes)
         results = results_of(
-            test, scored, scores, predicted, resamples=config.bootstrap_resamples,
-            seed=config.seed, choice=choice,
-        )  # fmt: skip
+            test,
+            scored,
+            scores,
+            predicted,
+            resamples=config.bootstrap_resamples,
+            seed=config.seed,
+            choice=choice,
+        )
         stats["test"] = results.as_dict()
         write_stats(stats_file, stats)
+
     examples.save_results(str(context.folder.resolve()), stats)
     if results is not None:
         facts = {"checkpoint": str(context.exported)}
@@ -305,76 +382,90 @@ def write_stats(file: Path, stats: Mapping[str, Any]) -> None:
 
 
 def result_file(config: ClassificationConfig, ending: str) -> Path:
-    """A result file: `leanings_ENDING` for leanings.csv, leanings.csv.gz or leanings.sqlite."""
+    """Names a result file: `leanings_ENDING` for leanings.csv, leanings.csv.gz or
+    leanings.sqlite.
+    """
     table = Path(str(config.data_config.csv))
     name = table.name.removesuffix(".gz").removesuffix(".csv").removesuffix(".sqlite")
     folder = table.parent if config.results_dir is None else Path(config.results_dir)
     return folder / f"{name}_{ending}"
 
 
-def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
-    """Losses and accuracies up to each evaluation (each epoch without any), from `metrics.jsonl`;
-    none in a run without steps.
+def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float | None]]:
+    """Reads the training curves of a run from its `metrics.jsonl`.
 
-    Those of the training are means over the logged steps since the evaluation before, each weighted
-    with the chunks since the line before it, with dropout and while the weights changed; those of
-    the validation are of the model after them.
+    There is a point for each evaluation, or for each epoch if there are none. Losses and accuracies
+    of the training are means over the logged steps since the previous evaluation, with dropout and
+    while the weights change. Each line is weighted by the chunks since the line before it. The
+    scores of the validation are measured with the model after these steps.
+
+    Args:
+        steps_per_epoch: 0 for a run without steps, which has no curves.
     """
     if steps_per_epoch == 0:
         return []
+
     steps, evaluations = steps_and_evaluations(metrics)
-    measured = {event["step"]: event for event in evaluations if event["split"] == "validation"}
-    last = max((line["step"] for line in steps), default=0)
-    found, begin = [], 0
-    for step in sorted(measured) or range(steps_per_epoch, last + 1, steps_per_epoch):
-        logged = [line for line in steps if begin < line["step"] <= step]
-        weight, chunks = (
-            [line["counts"][name] for line in logged] for name in ("weight", "chunks")
-        )
-        found.append({
+    validations = {event["step"]: event for event in evaluations if event["split"] == "validation"}
+    last_step = max((line["step"] for line in steps), default=0)
+    points = sorted(validations) or range(steps_per_epoch, last_step + 1, steps_per_epoch)
+
+    epochs: list[dict[str, float | None]] = []
+    previous = 0
+    for step in points:
+        lines = [line for line in steps if previous < line["step"] <= step]
+        losses = [line["loss"] for line in lines]
+        weights = [line["counts"]["weight"] for line in lines]
+        accuracies = [line["parts"]["accuracy"] for line in lines]
+        chunk_counts = [line["counts"]["chunks"] for line in lines]
+
+        epoch: dict[str, float | None] = {
             "epoch": step / steps_per_epoch,
             "step": step,
-            "training_loss": _mean([line["loss"] for line in logged], weight),
-            "training_accuracy": _mean([line["parts"]["accuracy"] for line in logged], chunks),
-            **{
-                f"validation_{name}": value
-                for name, value in measured.get(step, {}).items()
-                if name not in ("event", "step", "split")
-            },
-        })  # fmt: skip
-        begin = step
-    return found
+            "training_loss": _weighted_mean(losses, weights),
+            "training_accuracy": _weighted_mean(accuracies, chunk_counts),
+        }
+        for name, value in validations.get(step, {}).items():
+            if name not in ("event", "step", "split"):
+                epoch[f"validation_{name}"] = value
+
+        epochs.append(epoch)
+        previous = step
+    return epochs
 
 
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
     return sum(map(mul, values, weights)) / sum(weights) if sum(weights) else None
 
 
 def write_predictions(
     file: Path, scored: Scored, labels: Sequence[str], *, spreadsheet_safe: bool = False
 ) -> None:
-    """Writes a line for each source text: its row in the CSV file, label, and what is predicted.
+    """Writes a line for each source text: its row in the CSV file, its label, and the prediction.
 
     With `spreadsheet_safe`, labels are `spreadsheet_safe_cell`s.
     """
 
-    def shown(cells: Iterable[Any]) -> list[Any]:
+    def safe(cells: Iterable[Any]) -> list[Any]:
         return [spreadsheet_safe_cell(cell) if spreadsheet_safe else cell for cell in cells]
 
     with _replacing(file) as part, part.open("w", encoding="utf-8", newline="") as output:
         writer = csv.writer(output, lineterminator="\n")
-        found = predictions(scored, labels)
-        for number, (source, label) in enumerate(zip(scored.sources, scored.labels, strict=True)):
-            row = {"row": source, "label": labels[label], **flattened(next(found))}
+        texts = zip(scored.sources, scored.labels, predictions(scored, labels), strict=True)
+        for number, (source, label, prediction) in enumerate(texts):
+            row = {"row": source, "label": labels[label], **flattened(prediction)}
             if number == 0:
-                writer.writerow(shown(row))
-            cells = (f"{v:.6f}" if isinstance(v, float) else v for v in row.values())
-            writer.writerow(shown(cells))
+                writer.writerow(safe(row))
+            cells = (
+                f"{value:.6f}" if isinstance(value, float) else value for value in row.values()
+            )
+            writer.writerow(safe(cells))
 
 
 def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:
     """Writes the weights, the labels and the model's shape for `torch.load(weights_only=True)`."""
-    data, shape = config.data_config, cast(Any, model.config)
+    data = config.data_config
+    shape = cast(Any, model.config)
     content: dict[str, Any] = {
         "state_dict": {name: value.cpu() for name, value in model.state_dict().items()},
         "labels": [*labels_of(model)],
@@ -385,13 +476,14 @@ def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> No
     if isinstance(model, Classifier):
         content["classifier"] = msgspec.to_builtins(model.description)
         content["ngrams"] = [] if model.words is None else model.words.ngrams
+
     with _replacing(file) as part:
         torch.save(content, part)
 
 
 @contextmanager
 def _replacing(file: Path) -> Iterator[Path]:
-    """Yields the path to write a file to, which is never partial."""
+    """Yields a temporary path; the file appears only when it is complete."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as part:

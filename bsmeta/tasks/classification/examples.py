@@ -1,11 +1,11 @@
-"""The examples of a table: texts in chunks, read by their ids from its database, in any process.
+"""Examples of a table: texts in chunks, which any process reads from the database by their ids.
 
-The database is built once (`store`), by one process of a machine while the others wait, and refused
-for other settings. `prep_only=true` builds it, shows what is in it, and stops.
+One process of a machine builds the database once (`store`) while the others wait. A database that
+was built with other settings is refused. `prep_only=true` builds it, prints a summary, and stops.
 
 A text that exceeds the sequence length is folded: it continues in further chunks, and nothing is
-truncated. The tokens of a text's chunks, joined without their special tokens, are the tokens of the
-text; their texts, joined, are the text.
+truncated. The tokens of its chunks, joined without the special tokens, are the tokens of the text;
+the texts of its chunks, joined, are the text.
 """
 
 from __future__ import annotations
@@ -53,19 +53,36 @@ from bsmeta.tasks.classification.config import (
 from bsmeta.tasks.classification.store import CONTENT, IDS, SPLITS, Fold
 
 FORMAT = 2
-_SHAPES_ROWS = (
-    "text_column", "label_column", "csv_separator", "csv_encoding", "on_bad_row", "fold_by",
-    "max_length", "split_by", "split_column", "split_fractions", "split_seed",
-)  # fmt: skip
+
+_CONTENT_KEYS = (
+    "text_column",
+    "label_column",
+    "csv_separator",
+    "csv_encoding",
+    "on_bad_row",
+    "fold_by",
+    "max_length",
+    "split_by",
+    "split_column",
+    "split_fractions",
+    "split_seed",
+)
 """Keys of `data_config` that determine the content of the database."""
+
 TOKENS_WITHOUT_LIMIT = 512
-"""Tokens of a chunk of words, at most, if the tokenizer does not state the limit of its model."""
+"""Limit on the tokens of a chunk of words if the tokenizer states no limit of its model."""
 
 _STATES_NO_LIMIT = 10**6  # transformers gives such tokenizers a model_max_length of 1e30
 _WORD = re.compile(r"\S+")
-_TIMEOUT_S = 60  # for the write of another process
+_TIMEOUT_S = 60  # wait for another process that writes to the database
 _OTHER_JOURNALS = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names others
-_LISTED_LABELS = 20
+_MOST_LABELS_SHOWN = 20
+
+# Positions in the header of an SQLite file, https://www.sqlite.org/fileformat2.html, section 1.3.
+_MAGIC = b"SQLite format 3\0"
+_HEADER_SIZE = 100
+_PAGE_SIZE = slice(16, 18)
+_PAGE_COUNT = slice(28, 32)
 
 log = logging.getLogger(__name__)
 
@@ -92,57 +109,69 @@ class Folding:
                 f"tokenizer_name: {tokenizer.name_or_path} is a slow tokenizer, which does not "
                 "give the positions of its tokens; expected one with a tokenizer.json"
             )
+
         self._tokenizer = tokenizer
         self._prefix, self._suffix = special_tokens(tokenizer)
-        specials = len(self._prefix) + len(self._suffix)
-        by_words = fold_by == "words"
-        self._max_words = max_length if by_words else None
-        self._max_tokens = (words_limit(tokenizer) if by_words else max_length) - specials
+        special_count = len(self._prefix) + len(self._suffix)
+
+        self._max_words: int | None = None
+        if fold_by == "words":
+            self._max_words = max_length
+            self._max_tokens = words_limit(tokenizer) - special_count
+        else:
+            self._max_tokens = max_length - special_count
+
         if self._max_tokens < 1:
             raise ConfigurationError(
-                f"data_config.max_length={max_length}: expected at least {specials + 1}, because "
-                f"each chunk has {specials} special tokens"
+                f"data_config.max_length={max_length}: expected at least {special_count + 1}, "
+                f"because each chunk has {special_count} special tokens"
             )
 
     def fold(self, texts: Sequence[str]) -> list[list[Fold]]:
-        """The chunks of each text, in their order; none for a text without tokens."""
+        """Returns the chunks of each text, in their order; none for a text without tokens."""
         encoded = tokens_with_places(self._tokenizer, texts)
         return [
-            self._chunks(text, ids, places) if ids else []
-            for text, (ids, places) in zip(texts, encoded, strict=True)
+            self._cut(text, ids, spans) if ids else []
+            for text, (ids, spans) in zip(texts, encoded, strict=True)
         ]
 
-    def _chunks(self, text: str, ids: list[int], spans: np.ndarray) -> list[Fold]:
-        starts = np.maximum.accumulate(spans[:, 0])  # never before the token that precedes
-        cuts = self._cuts(text, starts)
-        places = [0, *(int(starts[cut]) for cut in cuts[1:-1]), len(text)]
-        return [
-            Fold([*self._prefix, *ids[cuts[n] : cuts[n + 1]], *self._suffix], text[begin:end])
-            for n, (begin, end) in enumerate(pairwise(places))
-        ]
+    def _cut(self, text: str, ids: list[int], spans: np.ndarray) -> list[Fold]:
+        # A token never starts before the token that precedes it.
+        starts = np.maximum.accumulate(spans[:, 0])
+        token_cuts = self._find_cuts(text, starts)
+        text_cuts = [0, *(int(starts[cut]) for cut in token_cuts[1:-1]), len(text)]
 
-    def _cuts(self, text: str, starts: np.ndarray) -> list[int]:
-        """Where chunks begin, in tokens, and the number of tokens."""
-        total, most = len(starts), self._max_tokens
+        folds: list[Fold] = []
+        bounds = zip(pairwise(token_cuts), pairwise(text_cuts), strict=True)
+        for (first_token, end_token), (begin, end) in bounds:
+            chunk_ids = [*self._prefix, *ids[first_token:end_token], *self._suffix]
+            folds.append(Fold(chunk_ids, text[begin:end]))
+        return folds
+
+    def _find_cuts(self, text: str, starts: np.ndarray) -> list[int]:
+        """Returns the first token of each chunk, and the number of tokens."""
+        total = len(starts)
         if self._max_words is None:
-            return [*range(0, total, most), total]
-        ends = np.array([match.end() for match in _WORD.finditer(text)], np.int64)
-        # White space between words counts to the next one, and after the last word to that.
-        words = np.searchsorted(ends[:-1], starts, side="right")
+            return [*range(0, total, self._max_tokens), total]
+
+        word_ends = np.array([match.end() for match in _WORD.finditer(text)], np.int64)
+        # White space counts to the word after it; at the end of the text, to the last word.
+        words = np.searchsorted(word_ends[:-1], starts, side="right")
         cuts = [0]
         while cuts[-1] < total:
             first = cuts[-1]
-            end, limit = np.searchsorted(words, words[first] + self._max_words), first + most
+            end = np.searchsorted(words, words[first] + self._max_words)
+            limit = first + self._max_tokens
             if end > limit:
-                # The last end of a word before that; within a first word that is longer, there.
-                begin = np.searchsorted(words, words[limit])
-                end = begin if begin > first else limit
+                # End with the last whole word before the limit; cut a first word that is longer.
+                word_begin = np.searchsorted(words, words[limit])
+                end = word_begin if word_begin > first else limit
             cuts.append(int(end))
         return cuts
 
 
 def words_limit(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The most tokens of a chunk of words, with the special ones."""
+    """Returns the limit on the tokens of a chunk of words, including special tokens."""
     stated = int(tokenizer.model_max_length)
     return stated if stated < _STATES_NO_LIMIT else TOKENS_WITHOUT_LIMIT
 
@@ -159,14 +188,15 @@ class Chunk:
 
 
 def chunks_of(folds: Sequence[Fold], label: int, source: int) -> list[Chunk]:
-    """The chunks of a text."""
+    """Makes the chunks of a text."""
     return [Chunk(fold.ids, label, source, n, fold.text) for n, fold in enumerate(folds)]
 
 
 def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase) -> Examples:
-    """The examples of a table; its database is built first if there is none.
+    """Opens the examples of a table; builds the database first if there is none.
 
-    Every process of a run calls it: one process per machine builds while the others wait.
+    Every process of a run calls this function: one process per machine builds while the others
+    wait.
 
     Raises:
         ConfigurationError: If the database was built from another CSV file or with other settings,
@@ -180,17 +210,19 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
         )
     csv = Path(config.csv)
     refuse(fraction_problems(config.split_fractions))
-    # Folding encodes a text, which switches truncation off; truncation is part of the tokenizer's
-    # fingerprint.
+
+    # Folding encodes a text, which switches truncation off. Truncation is part of the tokenizer's
+    # fingerprint, so the folding comes first.
     folding = Folding(tokenizer, config.fold_by, config.max_length)
     values = dataclasses.asdict(config)
     key = {
         "format": FORMAT,
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        **{f"data_config.{name}": values[name] for name in _SHAPES_ROWS},
+        **{f"data_config.{name}": values[name] for name in _CONTENT_KEYS},
     }
     if is_sqlite(csv):
         return _checked(Examples(csv), key, "")
+
     name = csv.name.removesuffix(".gz").removesuffix(".csv")
     database = Path(config.database or csv.with_name(f"{name}.sqlite"))
     if not csv.exists() and database.exists():
@@ -198,23 +230,35 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
             f"{csv}: there is no such file; data_config.csv={database} uses the database that was "
             "built from it"
         )
-    open_bytes(csv)[1].close()  # says what is wrong with it
+    open_bytes(csv)[1].close()  # raises an error that explains why the file cannot be read
+
     key = {CONTENT: file_hash(csv), **key}
     if not database.exists():
-        try:
-            database.parent.mkdir(parents=True, exist_ok=True)
-            with exclusively(f"{database}.lock", f"the table {database}"), opaque_work():
-                if not database.exists():
-                    store.build(csv, database, config, folding.fold, key)
-        except (OSError, sqlite3.Error) as error:
-            raise DataError(
-                f"{database} cannot be written: {error}; data_config.database=FILE names another "
-                "place"
-            ) from error
+        _build_database(csv, database, config, folding, key)
     return _checked(Examples(database), key, f" from {csv}")
 
 
+def _build_database(
+    csv: Path,
+    database: Path,
+    config: ClassificationDataConfig,
+    folding: Folding,
+    key: dict[str, Any],
+) -> None:
+    """Builds the database, unless another process does so first."""
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with exclusively(f"{database}.lock", f"the table {database}"), opaque_work():
+            if not database.exists():
+                store.build(csv, database, config, folding.fold, key)
+    except (OSError, sqlite3.Error) as error:
+        raise DataError(
+            f"{database} cannot be written: {error}; data_config.database=FILE names another place"
+        ) from error
+
+
 def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
+    """Returns the examples if their database was built with the settings of `key`."""
     saved = {name: examples.key.get(name, "absent") for name in key}
     differences = "\n".join(differing(saved, key, "in the database"))
     if differences:
@@ -223,6 +267,7 @@ def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
             f"them, name another database (data_config.database=FILE), or delete it to build it "
             f"again{source}:\n{differences}"
         )
+
     if rank() == 0:
         for warning in examples.facts["warnings"]:
             log_once(log, logging.WARNING, f"{examples.facts['csv']}: {warning}")
@@ -234,19 +279,24 @@ def prepare(config: ClassificationConfig) -> None:
     release_signals()  # nothing to save: a signal ends the process, and the next build starts over
     tokenizer = tokenizer_of(config.tokenizer_name or config.model_name)
     examples = open_examples(config.data_config, tokenizer)
-    if rank() == 0:
-        facts, console = examples.facts, Console()
-        lines = [f"{facts['csv']} -> {examples.database}", *facts["notes"]]
-        lines += [f"{facts['skipped']:,} bad rows left out"] if facts["skipped"] else []
-        console.print("\n".join(lines), highlight=False, soft_wrap=True)
-        console.print(_split_table(examples))
+    if rank() != 0:
+        return
+
+    facts = examples.facts
+    lines = [f"{facts['csv']} -> {examples.database}", *facts["notes"]]
+    if facts["skipped"]:
+        lines.append(f"{facts['skipped']:,} bad rows left out")
+    console = Console()
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    console.print(_split_table(examples))
 
 
 def _split_table(examples: Examples) -> Table:
-    """Source rows and chunks of each split, and the source rows of each label."""
+    """Counts source rows and chunks of each split, and the source rows of each label."""
     table = Table(title=f"{len(examples.labels):,} labels")
     for heading in ("", *SPLITS):
         table.add_column(heading, justify="right" if heading else "left")
+
     sizes = {
         "source rows": [len(examples.sources(split)) for split in SPLITS],
         "chunks": [len(examples.chunks(split)) for split in SPLITS],
@@ -255,19 +305,27 @@ def _split_table(examples: Examples) -> Table:
         sizes["groups"] = [len({*examples.groups(split)}) for split in SPLITS]
     for name, values in sizes.items():
         table.add_row(name, *(f"{value:,}" for value in values))
+
     table.add_section()
     counts = [examples.label_counts(split) for split in SPLITS]
-    for label in examples.labels[:_LISTED_LABELS]:
+    for label in examples.labels[:_MOST_LABELS_SHOWN]:
         table.add_row(label, *(f"{count[label]:,}" for count in counts))
-    if len(examples.labels) > _LISTED_LABELS:
-        table.add_row(f"and {len(examples.labels) - _LISTED_LABELS:,} more labels")
+    if len(examples.labels) > _MOST_LABELS_SHOWN:
+        table.add_row(f"and {len(examples.labels) - _MOST_LABELS_SHOWN:,} more labels")
     return table
 
 
 class Examples:
     """A database, opened for reading.
 
-    Can be used by forked loader processes: each opens a connection of its own.
+    Forked loader processes can use it: each opens a connection of its own.
+
+    Attributes:
+        database: Its file.
+        facts: Facts about its making: the CSV file (csv), how it was read (notes), the number of
+            bad rows (skipped), and warnings about repeated texts and labels.
+        key: The settings that determine its content.
+        labels: The labels in the order of their numbers.
 
     Raises:
         DataError: If it is no database of this program, or is damaged.
@@ -277,43 +335,52 @@ class Examples:
         self.database = database
         self._connections: dict[int, sqlite3.Connection] = {}
         _check_file(database)
-        # How it was made: from which file (csv), how that was read (notes), the number of bad rows
-        # (skipped), and warnings about repeated texts and labels.
+
         self.facts = {name: parse_json(value) for name, value in self._query("SELECT * FROM facts")}
-        self.key: dict[str, Any] = self.facts.pop("key")  # what determines its content
+        self.key: dict[str, Any] = self.facts.pop("key")
         names = self._query("SELECT name FROM labels ORDER BY number")
         self.labels = tuple(name for (name,) in names)
 
     def sources(self, split: str) -> np.ndarray:
-        """The numbers of a split's source rows, ascending, int64[rows]."""
+        """Returns the numbers of a split's source rows, ascending, int64 [rows]."""
         return self._column("row", split)
 
     def groups(self, split: str) -> list[str]:
-        """The group of each of a split's source rows; without groups, the first row of its text."""
+        """Returns the group of each source row of a split.
+
+        Without groups, it is the number of the first row with the same text.
+        """
         sql = "SELECT coalesce(group_name, row) FROM sources WHERE split = ? ORDER BY row"
         return [str(group) for (group,) in self._query(sql, (SPLITS.index(split),))]
 
     def chunks(self, split: str) -> np.ndarray:
-        """The ids of a split's chunks, ascending, int64[chunks]."""
-        first, count = self._column("first_chunk", split), self._column("chunks", split)
-        ends = np.cumsum(count)
-        return np.repeat(first - (ends - count), count) + np.arange(count.sum())
+        """Returns the ids of a split's chunks, ascending, int64 [chunks]."""
+        first = self._column("first_chunk", split)
+        counts = self._column("chunks", split)
+
+        # The ids of a text are consecutive: its first id, plus the position within the text.
+        preceding = np.cumsum(counts) - counts
+        return np.repeat(first - preceding, counts) + np.arange(counts.sum())
 
     def label_counts(self, split: str) -> dict[str, int]:
-        """How many of a split's source rows have each label."""
+        """Returns the number of source rows of a split with each label."""
         counts = np.bincount(self._column("label", split), minlength=len(self.labels))
         return dict(zip(self.labels, counts.tolist(), strict=True))
 
     def read(self, chunk_ids: Sequence[int] | np.ndarray) -> list[Chunk]:
-        """The chunks with these ids, in this order."""
-        wanted = [int(number) for number in chunk_ids]
+        """Reads the chunks with these ids, in this order."""
+        ordered_ids = [int(chunk_id) for chunk_id in chunk_ids]
         sql = (
             "SELECT id, ids, sources.label, source, number, text FROM chunks JOIN sources "
             "ON sources.row = chunks.source WHERE id IN (SELECT value FROM json_each(?))"
         )
-        rows = self._query(sql, (json.dumps(wanted),))
-        found = {n: Chunk(np.frombuffer(ids, IDS).tolist(), *rest) for n, ids, *rest in rows}
-        return [found[number] for number in wanted]
+
+        chunks: dict[int, Chunk] = {}
+        for chunk_id, ids, label, source, number, text in self._query(
+            sql, (json.dumps(ordered_ids),)
+        ):
+            chunks[chunk_id] = Chunk(np.frombuffer(ids, IDS).tolist(), label, source, number, text)
+        return [chunks[chunk_id] for chunk_id in ordered_ids]
 
     def texts(self, split: str) -> Iterator[tuple[int, str, int]]:
         """Yields the number, the whole text and the number of the label of each source row."""
@@ -326,21 +393,22 @@ class Examples:
             yield source, "".join(text for _, text, _ in chunks), label
 
     def save_results(self, run: str, results: dict[str, Any]) -> None:
-        """Keeps the results of a run in the database; call it on one process only.
+        """Saves the results of a run in the database; call it on one process only.
 
         A database that cannot be written is logged: the files of the run have the results, too.
         """
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        time = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             with closing(sqlite3.connect(self.database, _TIMEOUT_S)) as connection, connection:
                 connection.execute(
                     "INSERT INTO results (run, time, results) VALUES (?, ?, ?)",
-                    (run, now, json.dumps(results)),
+                    (run, time, json.dumps(results)),
                 )
         except sqlite3.Error as error:
             log.warning("%s does not keep the results of the run: %s", self.database, error)
 
     def _column(self, name: str, split: str) -> np.ndarray:
+        """Reads a column of the table of sources, int64 [rows of the split]."""
         sql = f"SELECT {name} FROM sources WHERE split = ? ORDER BY row"
         values = (value for (value,) in self._query(sql, (SPLITS.index(split),)))
         return np.fromiter(values, np.int64)
@@ -367,8 +435,9 @@ def _damaged(database: Path, reason: str) -> DataError:
 def _refuse_other_journals(database: Path, journal: Path) -> None:
     """Refuses a journal of a transaction on several databases, which this program never makes.
 
-    It names a file with their journals, which SQLite deletes: a table of someone else could name
-    any. https://www.sqlite.org/fileformat2.html, section 3, and atomiccommit.html, section 5.
+    Such a journal names a file with further journals, which SQLite deletes, so a table from someone
+    else could have any file deleted. https://www.sqlite.org/fileformat2.html, section 3, and
+    atomiccommit.html, section 5.
     """
     with journal.open("rb") as file:
         file.seek(max(journal.stat().st_size - len(_OTHER_JOURNALS), 0))
@@ -377,25 +446,31 @@ def _refuse_other_journals(database: Path, journal: Path) -> None:
 
 
 def _check_file(database: Path) -> None:
-    """Takes back a write that a kill interrupted, which a connection that only reads cannot; finds
-    a file that was cut off, of which SQLite only notices the missing pages it reads.
+    """Rolls back an interrupted write, and refuses a file that is no database or is cut off.
+
+    A read-only connection cannot roll back the write of a process that was killed. Of missing
+    pages, SQLite only notices those that it reads.
     """
     journal = database.with_name(f"{database.name}-journal")
     try:
         if journal.exists():
             _refuse_other_journals(database, journal)
             with closing(sqlite3.connect(database, _TIMEOUT_S)) as connection:
-                connection.execute("SELECT count(*) FROM results")
+                connection.execute("SELECT count(*) FROM results")  # rolls back
         size = database.stat().st_size
         with open(database, "rb") as file:
-            head = file.read(100)
+            header = file.read(_HEADER_SIZE)
     except sqlite3.Error as error:
         raise _damaged(database, str(error)) from error
     except OSError as error:
         raise DataError(f"{database} cannot be read: {error.strerror}") from error
-    page = int.from_bytes(head[16:18], "big")
-    expected = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
-    if not head.startswith(b"SQLite format 3\0"):
+
+    if not header.startswith(_MAGIC):
         raise _damaged(database, "it is not an SQLite file")
-    if size < expected:
-        raise _damaged(database, f"{size:,} bytes instead of {expected:,}")
+
+    page_size = int.from_bytes(header[_PAGE_SIZE], "big")
+    if page_size == 1:  # stands for 65,536, which does not fit into two bytes
+        page_size = 65536
+    expected_size = page_size * int.from_bytes(header[_PAGE_COUNT], "big")
+    if size < expected_size:
+        raise _damaged(database, f"{size:,} bytes instead of {expected_size:,}")

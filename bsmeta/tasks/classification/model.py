@@ -1,13 +1,13 @@
 """Builds and loads the model of a run, and runs it on the chunks of texts.
 
-It is a `Classifier`, or with `pooling=head` a model of transformers. Its loss is cross-entropy with
-label smoothing, weighted by the label of each chunk. The loss of a step is sum(weight x
-cross-entropy) / sum(weight) over its global batch; the weights are known before the backward pass.
+The model is a `Classifier`, or with `pooling=head` a model of transformers. Its loss is
+cross-entropy with label smoothing, weighted by the label of each chunk. The loss of a step is
+sum(weight x cross-entropy) / sum(weight) over its global batch; the weights are known before the
+backward pass.
 
-Of the logits of a split, only the labels, losses and probabilities are kept. Those of a source text
-are the mean over its chunks, and of a model with word features those of the words of the whole text
-beside them. Those of many texts and labels would not fit into memory, so they are computed for some
-texts at a time.
+The logits of a text are the mean over its chunks. A model with word features adds the logits of the
+words of the whole text. The logits of many texts and labels would not fit into memory, so they are
+computed for some texts at a time, and only the labels, losses and probabilities are kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,17 +53,21 @@ from bsmeta.training.processes import Processes
 from bsmeta.training.task import batches_of, spread
 
 HEAD_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
+"""Names of the dropout before the head in the configurations of transformers, by priority."""
 HEAD_STD = 0.02
-# What the architectures of transformers call their dropouts.
+"""Standard deviation of a new head's weights, as in transformers."""
+
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout",
     "attention_dropout", "seq_classif_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop",
     "activation_dropout", "hidden_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
 )  # fmt: skip
+"""Names of dropouts in the configurations of transformers."""
+
 MOST_PROBABILITIES = 100
-"""Labels up to which a prediction has the probability of each; else that of the predicted one."""
+"""With more labels than this, a prediction has only the probability of the predicted label."""
 LOGITS_AT_ONCE = 1 << 21
-_LISTED = 20
+_MOST_LABELS_IN_ERROR = 20
 
 logger = logging.getLogger(__name__)
 
@@ -70,52 +75,69 @@ logger = logging.getLogger(__name__)
 def build_with_head(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> PreTrainedModel:
-    """The model of transformers: float32, on the CPU (on torch's device meta, without weights).
+    """Builds the model of transformers: float32, on the CPU (on torch's device meta, without
+    weights).
 
     Raises:
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
-        DataError: If the weights are not those of its encoder.
+        DataError: If the weights do not fit its encoder.
     """
-    model, new = _build(config, tokenizer, labels)
-    if new:
-        logger.info("%s: new random weights for %s", config.model_name, ", ".join(new))
-    return model
+    build = _build(config, tokenizer, labels)
+    if build.random_weights:
+        names = ", ".join(build.random_weights)
+        logger.info("%s: new random weights for %s", config.model_name, names)
+    return build.model
 
 
 def untouched_encoder(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> PreTrainedModel:
-    """The encoder before any training, in evaluation mode, with all of its weights.
+    """Builds the encoder before any training, in evaluation mode, with all of its weights.
 
-    Also those of random weights are those that the run begins with; the generator is left alone.
+    Random weights equal the initial weights of the run; torch's generator is left unchanged.
     """
     with torch.random.fork_rng(devices=[]), pretrained.whole_weights():
         torch.manual_seed(config.seed)
-        return _without_pooler(_build(config, tokenizer, labels)[0].base_model).eval()
+        return _build_encoder(config, tokenizer, labels).eval()
 
 
 def build_classifier(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> Classifier:
-    """The encoder with a new linear head, and only the layers trainable that are to be trained."""
-    encoder = _without_pooler(_build(config, tokenizer, labels)[0].base_model)
+    """Builds the encoder with a new linear head; layers that are not to be trained are frozen."""
+    encoder = _build_encoder(config, tokenizer, labels)
     freeze_below(encoder, config.train_layers)
+
     dropouts = [getattr(encoder.config, name, None) for name in HEAD_DROPOUT]
     dropout = next((value for value in dropouts if value is not None), 0.0)
-    description = Description(FINE_TUNE, list(labels), config.pooling, has_words=False)
+
     head = nn.Linear(hidden_size_of(encoder.config), len(labels))
-    nn.init.normal_(head.weight, std=HEAD_STD)  # as transformers begins one
+    nn.init.normal_(head.weight, std=HEAD_STD)
     nn.init.zeros_(head.bias)
+    description = Description(FINE_TUNE, list(labels), config.pooling, has_words=False)
     return Classifier(description, encoder, head, dropout=dropout)
+
+
+def _build_encoder(
+    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> PreTrainedModel:
+    return _without_pooler(_build(config, tokenizer, labels).model.base_model)
+
+
+class _Build(NamedTuple):
+    """A model of transformers."""
+
+    model: PreTrainedModel
+    random_weights: list[str]  # names of the weights that its files lack
 
 
 def _build(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
-) -> tuple[PreTrainedModel, list[str]]:
-    """The model of transformers, and the names of the weights that its files lack."""
-    kind = AutoModelForSequenceClassification
+) -> _Build:
+    model_class = AutoModelForSequenceClassification
     key, source = pretrained.model_source(config)
-    shape = pretrained.model_shape(config, kind)
+
+    shape = pretrained.model_shape(config, model_class)
     shape.id2label = dict(enumerate(labels))
     shape.label2id = {label: number for number, label in enumerate(labels)}
     shape.problem_type = "single_label_classification"
@@ -125,66 +147,90 @@ def _build(
         for name in DROPOUTS:
             if hasattr(shape, name):
                 setattr(shape, name, config.dropout)
-    is_real = torch.get_default_device().type != "meta"
-    new: list[str] = []
-    with pretrained.explained(key, source, kind):
-        if config.model_config_file is not None or not is_real:
-            model = new_model(kind, shape, dtype=torch.float32)
+
+    has_weights = torch.get_default_device().type != "meta"
+    with pretrained.explained(key, source, model_class):
+        if config.model_config_file is not None or not has_weights:
+            build = _Build(new_model(model_class, shape, dtype=torch.float32), [])
         else:
-            model, new = _pretrained(source, f"{key}={source}", shape)
-    if is_real and len(tokenizer) > pretrained.vocabulary_of(model):
-        model.resize_token_embeddings(len(tokenizer))
-    return model, new
+            build = _load_pretrained(source, f"{key}={source}", shape)
+
+    if has_weights and len(tokenizer) > pretrained.vocabulary_of(build.model):
+        build.model.resize_token_embeddings(len(tokenizer))
+    return build
 
 
 def _check_length(
-    config: ClassificationConfig, limit: int | None, tokenizer: PreTrainedTokenizerBase, where: str
+    config: ClassificationConfig,
+    limit: int | None,
+    tokenizer: PreTrainedTokenizerBase,
+    setting: str,
 ) -> None:
-    data = config.data_config
+    """Refuses chunks that may be longer than a row of the model.
+
+    Args:
+        limit: Tokens of a row; None: no limit.
+        setting: The key and value that name the model, for messages.
+    """
     if limit is None:
         return
+
+    data = config.data_config
     if data.fold_by == "tokens" and data.max_length > limit:
         raise ConfigurationError(
             f"data_config.max_length={data.max_length}: expected at most {limit}, the tokens of a "
-            f"row of the model ({where}); longer texts are folded into several rows"
+            f"row of the model ({setting}); longer texts are folded into several rows"
         )
     if data.fold_by == "words" and words_limit(tokenizer) > limit:
         raise ConfigurationError(
             f"data_config.fold_by=words: chunks may have {words_limit(tokenizer)} tokens, but a "
-            f"row of the model {limit} ({where}); expected fold_by=tokens, or "
+            f"row of the model {limit} ({setting}); expected fold_by=tokens, or "
             f'"model_max_length": {limit} in the tokenizer_config.json of the tokenizer'
         )
 
 
-def _pretrained(source: str, where: str, shape: Any) -> tuple[PreTrainedModel, list[str]]:
-    """Loads the model, and names its random weights, which only a head may have."""
-    pretrained.check_files(source, where)
+def _load_pretrained(source: str, setting: str, shape: Any) -> _Build:
+    """Loads the model, whose files may lack the weights of a head or pooler only.
+
+    Args:
+        source: Folder or name of the model.
+        setting: The key and value that name the model, for messages.
+        shape: Its configuration.
+    """
+    pretrained.check_files(source, setting)
     with _without_warnings():
         model, info = read_model_and_report(
-            AutoModelForSequenceClassification, source, config=shape, dtype=torch.float32,
+            AutoModelForSequenceClassification,
+            source,
+            config=shape,
+            dtype=torch.float32,
             ignore_mismatched_sizes=True,
-        )  # fmt: skip
-    other_shape = [entry[0] for entry in info["mismatched_keys"]]
-    problems = {
+        )
+
+    mismatched = [entry[0] for entry in info["mismatched_keys"]]
+    names_by_problem = {
         "missing": info["missing_keys"],
         "unexpected": info["unexpected_keys"],
-        "of another shape": other_shape,
+        "of another shape": mismatched,
     }
-    encoder, found = f"{model.base_model_prefix}.", []
-    for word, names in problems.items():
-        own = sorted(n for n in names if n.startswith(encoder) and ".pooler." not in n)
-        if own:
-            found.append(f"{word}: {', '.join(own[:3])}")
-    if found:
-        raise DataError(
-            f"{where}: the weights in {source} are not those of the encoder of its config.json "
-            f"({'; '.join(found)}); copy the folder again, or fix its config.json"
+    encoder_prefix = f"{model.base_model_prefix}."
+    problems: list[str] = []
+    for problem, names in names_by_problem.items():
+        encoder_names = sorted(
+            name for name in names if name.startswith(encoder_prefix) and ".pooler." not in name
         )
-    return model, sorted({*info["missing_keys"], *other_shape})
+        if encoder_names:
+            problems.append(f"{problem}: {', '.join(encoder_names[:3])}")
+    if problems:
+        raise DataError(
+            f"{setting}: the weights in {source} are not those of the encoder of its config.json "
+            f"({'; '.join(problems)}); copy the folder again, or fix its config.json"
+        )
+    return _Build(model, sorted({*info["missing_keys"], *mismatched}))
 
 
 def load_model(folder: Path) -> nn.Module:
-    """A trained classifier, in evaluation mode; `folder` is one that a run has exported.
+    """Loads a trained classifier, in evaluation mode, from a folder that a run has exported.
 
     Raises:
         DataError: If it is damaged or incomplete.
@@ -194,6 +240,7 @@ def load_model(folder: Path) -> nn.Module:
         return pretrained.load_exported(
             AutoModelForSequenceClassification, folder, "classifier", task
         )
+
     pretrained.check_files(str(folder), f"{folder}")
     encoder = None
     if read_description(folder).pooling is not None:
@@ -217,63 +264,70 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """The encoder, without the pooler that some encoders have in addition to token vectors."""
+    """Removes the pooler that some encoders have in addition to token vectors."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
 
 
 def labels_of(model: nn.Module) -> tuple[str, ...]:
-    """The labels of a trained classifier, in the order of its logits."""
+    """Returns the labels of a trained classifier, in the order of its logits."""
     if isinstance(model, Classifier):
         return tuple(model.description.labels)
-    names: Any = model.config
-    return tuple(names.id2label[number] for number in range(names.num_labels))
+
+    model_config: Any = model.config
+    return tuple(model_config.id2label[number] for number in range(model_config.num_labels))
 
 
 def label_weights(
     class_weights: Any, labels: Sequence[str], counts: Mapping[str, int]
 ) -> list[float]:
-    """The weight of each label, from the configured ones and the number of its training rows.
+    """Computes the weight of each label.
+
+    Args:
+        class_weights: The value of the key `class_weights`.
+        counts: The number of training rows of each label.
 
     Raises:
-        ConfigurationError: If one is for an unknown label.
+        ConfigurationError: If a weight is for an unknown label.
     """
     if class_weights == "none":
         return [1.0] * len(labels)
     if class_weights == "balanced":
         total = sum(counts.values())
         return [total / (len(labels) * max(counts.get(label, 0), 1)) for label in labels]
-    given = {str(label): value for label, value in class_weights.items()}
-    for label in given:
+
+    weights = {str(label): value for label, value in class_weights.items()}
+    for label in weights:
         if label not in labels:
             raise ConfigurationError(
                 f"class_weights: there is no label {label}{nearest(label, labels)}; expected some "
                 f"of {listed(labels)}"
             )
-    return [float(given.get(label, 1.0)) for label in labels]
+    return [float(weights.get(label, 1.0)) for label in labels]
 
 
 def listed(labels: Sequence[str]) -> str:
-    """The labels for a message, of many the first ones."""
-    more = f", and {len(labels) - _LISTED:,} more" if len(labels) > _LISTED else ""
-    return ", ".join(labels[:_LISTED]) + more
+    """Lists the labels for a message; of many, the first ones and the number of the others."""
+    omitted = len(labels) - _MOST_LABELS_IN_ERROR
+    ending = f", and {omitted:,} more" if omitted > 0 else ""
+    return ", ".join(labels[:_MOST_LABELS_IN_ERROR]) + ending
 
 
 def pad(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[Sequence[int]]
 ) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask`, int64 [chunks, longest chunk]."""
+    """Makes `input_ids` and `attention_mask`, int64 [chunks, longest chunk]."""
     padded = tokenizer.pad({"input_ids": [list(chunk) for chunk in ids]}, return_tensors="pt")
     return {name: padded[name] for name in ("input_ids", "attention_mask")}
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model predicts for texts.
+    """The predictions of a model for texts.
 
     The probabilities are the softmax of the mean logits, float64 [texts, labels]; of more than
-    `MOST_PROBABILITIES` labels only that of the predicted one, [texts, 1].
+    `MOST_PROBABILITIES` labels only the probability of the predicted label, [texts, 1].
     """
 
     chunk_labels: np.ndarray  # int64 [chunks], of all chunks, text by text
@@ -288,58 +342,81 @@ class Scored:
 
     @classmethod
     def of(
-        cls, chunks: Sequence[Chunk], logits: np.ndarray, smoothing: float = 0.0,
+        cls,
+        chunks: Sequence[Chunk],
+        logits: np.ndarray,
+        smoothing: float = 0.0,
         text_logits: np.ndarray | None = None,
-    ) -> Scored:  # fmt: skip
-        """What the logits of chunks, float [chunks, labels], predict.
+    ) -> Scored:
+        """Derives predictions from the logits of chunks, float [chunks, labels].
 
         Args:
             chunks: Text by text, in the order of the source rows.
+            smoothing: Share of the target that is spread over all labels, for the losses.
             text_logits: float [texts, labels]; None: the mean over the chunks of each text.
         """
         labels = np.array([chunk.label for chunk in chunks])
         sources, first, counts = texts_of(chunks)
-        exact = logits.astype(np.float64)
+
+        exact_logits = logits.astype(np.float64)
         losses = functional.cross_entropy(
-            torch.from_numpy(exact), torch.from_numpy(labels), reduction="none",
+            torch.from_numpy(exact_logits),
+            torch.from_numpy(labels),
+            reduction="none",
             label_smoothing=smoothing,
-        )  # fmt: skip
-        means = means_over_chunks(exact, first, counts) if text_logits is None else text_logits
-        shares = softmax(means, axis=1)
+        )
+
+        if text_logits is None:
+            text_logits = means_over_chunks(exact_logits, first, counts)
+        probabilities = softmax(text_logits, axis=1)
+        if probabilities.shape[1] > MOST_PROBABILITIES:
+            probabilities = probabilities.max(1, keepdims=True)
+
         return cls(
             chunk_labels=labels,
             chunk_predicted=logits.argmax(1),
             chunk_losses=losses.numpy(),
             sources=sources,
             labels=labels[first],
-            predicted=means.argmax(1),
+            predicted=text_logits.argmax(1),
             first_predicted=logits[first].argmax(1),
-            probabilities=(
-                shares if shares.shape[1] <= MOST_PROBABILITIES else shares.max(1, keepdims=True)
-            ),
+            probabilities=probabilities,
             chunks=counts,
         )
 
 
-def texts_of(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The source row of each text, its first chunk, and the number of its chunks, int [texts]."""
-    return np.unique([chunk.source for chunk in chunks], return_index=True, return_counts=True)
+class Texts(NamedTuple):
+    """Source texts as ranges of a list of chunks."""
+
+    sources: np.ndarray  # int64 [texts], the source rows, ascending
+    first: np.ndarray  # int64 [texts], the position of the first chunk
+    counts: np.ndarray  # int64 [texts], the number of chunks
+
+
+def texts_of(chunks: Sequence[Chunk]) -> Texts:
+    """Finds the source texts of chunks, which are text by text."""
+    sources = [chunk.source for chunk in chunks]
+    return Texts(*np.unique(sources, return_index=True, return_counts=True))
 
 
 def joined_texts(chunks: Sequence[Chunk]) -> list[str]:
-    """The texts of chunks, text by text."""
-    return ["".join(part.text for part in own) for _, own in groupby(chunks, lambda c: c.source)]
+    """Joins the texts of chunks, text by text."""
+    texts: list[str] = []
+    for _, text_chunks in groupby(chunks, attrgetter("source")):
+        texts.append("".join(chunk.text for chunk in text_chunks))
+    return texts
 
 
 def means_over_chunks(values: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The means of values, float [chunks, n], over the chunks of each text (see `texts_of`)."""
+    """Averages values, float [chunks, n], over the chunks of each text (see `texts_of`)."""
     return np.add.reduceat(values, first, axis=0) / counts[:, None].astype(values.dtype)
 
 
 def named_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dict[str, Any]:
-    """A row of `Scored.probabilities` as a part of a record; None: without values."""
+    """Names the entries of a row of `Scored.probabilities`; None: fields without values."""
     if len(labels) > MOST_PROBABILITIES:
         return {"probability": None if shares is None else float(shares[0])}
+
     values = [None] * len(labels) if shares is None else shares.tolist()
     return {"probabilities": dict(zip(labels, values, strict=True))}
 
@@ -347,10 +424,9 @@ def named_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dic
 def predictions(scored: Scored, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields the predicted label, the probabilities and the number of chunks of each text."""
     rows = zip(scored.predicted.tolist(), scored.probabilities, scored.chunks.tolist(), strict=True)
-    for number, shares, chunks in rows:
-        yield {
-            "prediction": labels[number], **named_probabilities(shares, labels), "chunks": chunks
-        }  # fmt: skip
+    for label, shares, chunks in rows:
+        probabilities = named_probabilities(shares, labels)
+        yield {"prediction": labels[label], **probabilities, "chunks": chunks}
 
 
 @dataclass(frozen=True)
@@ -364,29 +440,34 @@ class Scorer:
     smoothing: float = 0.0  # share of the target that is spread over all labels, for the losses
 
     def score(self, model: nn.Module, chunks: Sequence[Chunk]) -> Scored:
-        """What a model, wrapped or not, in evaluation mode, predicts for texts.
+        """Predicts the labels of texts.
 
-        There is at least one chunk; they are text by text, in the order of the source rows.
+        Args:
+            model: In evaluation mode, wrapped or not.
+            chunks: At least one; text by text, in the order of the source rows.
         """
-        _, _, counts = texts_of(chunks)
-        found: dict[str, np.ndarray] = {}
+        counts = texts_of(chunks).counts
+        results: dict[str, np.ndarray] = {}
         filled: Counter[str] = Counter()
         for part in self._parts(counts.tolist()):
-            own = chunks[part]
-            logits, text_logits = self._logits(model, own)
-            for name, values in vars(Scored.of(own, logits, self.smoothing, text_logits)).items():
-                # Copied to where they stay: arrays kept from each part would divide the free memory
-                # between them, so that the next logits would not fit in.
-                if name not in found:
+            part_chunks = chunks[part]
+            logits, text_logits = self._logits(model, part_chunks)
+            scored = Scored.of(part_chunks, logits, self.smoothing, text_logits)
+
+            # Copied into one buffer per field: arrays kept from each part would fragment the
+            # memory, so that the next logits would not fit.
+            for name, values in vars(scored).items():
+                if name not in results:
                     rows = len(chunks) if name.startswith("chunk_") else len(counts)
-                    found[name] = np.empty((rows, *values.shape[1:]), values.dtype)
-                found[name][filled[name] : filled[name] + len(values)] = values
+                    results[name] = np.empty((rows, *values.shape[1:]), values.dtype)
+                results[name][filled[name] : filled[name] + len(values)] = values
                 filled[name] += len(values)
-        return Scored(**found)
+        return Scored(**results)
 
     def _parts(self, counts: Sequence[int]) -> Iterator[slice]:
         """Yields the chunks of consecutive texts whose logits fit in memory together."""
-        begin = end = 0
+        begin = 0
+        end = 0
         for count in counts:
             if end > begin and (end + count - begin) * self.labels > LOGITS_AT_ONCE:
                 yield slice(begin, end)
@@ -397,7 +478,7 @@ class Scorer:
     def _logits(
         self, model: nn.Module, chunks: Sequence[Chunk]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """The logits of chunks, and of texts if they are not the means over their chunks."""
+        """Computes the logits of chunks, and of texts if these are not means over their chunks."""
         plain = getattr(model, "module", model)
         words = plain.words if isinstance(plain, Classifier) else None
         if words is not None and plain.encoder is None:
@@ -406,24 +487,29 @@ class Scorer:
             logits = self.outputs(lambda **inputs: model(**inputs).logits, chunks)
         if words is None:
             return logits, None
-        _, first, counts = texts_of(chunks)
-        means = means_over_chunks(logits.astype(np.float64), first, counts)
-        return (
-            logits + words.logits([chunk.text for chunk in chunks]),
-            means + words.logits(joined_texts(chunks)),
-        )
+
+        texts = texts_of(chunks)
+        means = means_over_chunks(logits.astype(np.float64), texts.first, texts.counts)
+        chunk_logits = logits + words.logits([chunk.text for chunk in chunks])
+        text_logits = means + words.logits(joined_texts(chunks))
+        return chunk_logits, text_logits
 
     def outputs(self, function: Callable[..., torch.Tensor], chunks: Sequence[Chunk]) -> np.ndarray:
-        """What a function of `input_ids` and `attention_mask` returns for chunks, float32
-        [chunks, n]; its model is in evaluation mode.
+        """Applies a function of `input_ids` and `attention_mask` to chunks.
+
+        Args:
+            function: Its model is in evaluation mode.
+
+        Returns:
+            float32 [chunks, n].
         """
 
         def run(batch: np.ndarray) -> np.ndarray:
             inputs = pad(self.tokenizer, [chunks[number].ids for number in batch])
             with torch.no_grad():
                 inputs = {name: ids.to(self.context.device) for name, ids in inputs.items()}
-                found: np.ndarray = function(**inputs).float().cpu().numpy()
-            return found
+                outputs: np.ndarray = function(**inputs).float().cpu().numpy()
+            return outputs
 
         batches = batches_of([len(chunk.ids) for chunk in chunks], self.batch_size)
         return np.stack(spread(batches, run, self.context))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,48 +35,62 @@ NAMES = {
     COMBINED: "TF-IDF and frozen vectors + linear SVM",
     FINE_TUNE: "fine-tuned encoder",
 }
-"""What reports call each method."""
+"""Names of the methods in reports."""
+
 SCORE_NAMES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "macro_f1": "macro F1",
     "mcc": "MCC",
 }
+
 MOST_LABELS = 30
 """Labels in tables and plots; of more, half of these are the most frequent, and half the worst."""
 LONGEST_NAME = 28  # characters of a label in a plot
 OTHERS = "all others"
-MOST_NUMBERS = 20  # labels up to which the cells of the confusion matrix show their counts
+MOST_NUMBERS = 20  # with more labels, the cells of the confusion matrix do not show their counts
 
 Epoch = Mapping[str, float | None]
 
 
 def report(
-    results: Results, epochs: Sequence[Epoch], folder: Path, facts: Mapping[str, str],
+    results: Results,
+    epochs: Sequence[Epoch],
+    folder: Path,
+    facts: Mapping[str, str],
     files: Sequence[Path] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Writes the report, and prints it with the paths of all files.
 
     Args:
-        epochs: The training curves; none if the test set is not that of the run.
-        facts: What was scored, beside what the results say.
+        epochs: The training curves; none if the test set is not the run's own.
+        facts: Facts about the scored model, beside those in the results.
         files: Further files about the test set.
     """
-    sentences, test = summary(results), results.test
-    count, unit = results.units
-    tables = [_systems(results), _differences(results)]
-    tables += [] if results.choice is None else [_choice(results.choice)]
-    by_label = [_per_label(results), _distribution(results)]
+    test = results.test
+    sentences = summary(results)
+    system_tables = [_systems_table(results), _differences_table(results)]
+    if results.choice is not None:
+        system_tables.append(_choice_table(results.choice))
+
+    label_tables = [_label_table(results)]
     if len(test.labels) <= MOST_LABELS:
-        by_label.insert(1, _confusion(results))
-    plots = {"confusion": partial(confusion_plot, results), "labels": partial(labels_plot, results)}
+        label_tables.append(_confusion_table(results))
+    label_tables.append(_distribution_table(results))
+    label_plots = {
+        "confusion": partial(confusion_plot, results),
+        "labels": partial(labels_plot, results),
+    }
+
     sections = [
-        Section(tables=tables, plots={"systems": partial(systems_plot, results)}),
-        Section("By label", tables=by_label, plots=plots),
+        Section(tables=system_tables, plots={"systems": partial(systems_plot, results)}),
+        Section("By label", tables=label_tables, plots=label_plots),
     ]
     if epochs:
         curves = {"curves": partial(curves_plot, epochs)}
-        sections.append(Section("Training", tables=[_epochs(epochs)], plots=curves))
+        sections.append(Section("Training", tables=[_epochs_table(epochs)], plots=curves))
+
+    unit_count, unit = results.units
     page = Page(
         title=f"Classification of {test.source}",
         answers=sentences,
@@ -85,23 +99,25 @@ def report(
             "test set": test.source,
             "texts": f"{results.texts:,} ({len(test.chunks):,} chunks)",
             "labels": f"{len(test.labels):,}",
-            "intervals": f"bootstrap over {count:,} {unit}",
+            "intervals": f"bootstrap over {unit_count:,} {unit}",
         },
         sections=sections,
         commands=own_command(),
     )
     written = write_report(page, results.as_dict(), folder)
-    print_report([t for t in (*tables, *by_label) if t.rows], sentences, [*files, *written])
+    printed_tables = [table for table in (*system_tables, *label_tables) if table.rows]
+    print_report(printed_tables, sentences, [*files, *written])
 
 
 def summary(results: Results) -> list[str]:
-    """The result in sentences: the model beside the linear baseline, and what folding is worth."""
+    """Describes the results in sentences: the model, the other systems, the effect of folding."""
     model, *others = results.systems
-    texts, (count, unit) = results.texts, results.units
-    right = model.scores["accuracy"]
+    text_count = results.texts
+    unit_count, unit = results.units
+    accuracy = model.scores["accuracy"]
     sentences = [
-        f"The model predicts {right.value:.1%} of {texts:,} texts right (95% interval "
-        f"{right.low:.1%} to {right.high:.1%}, over {count:,} resampled {unit})."
+        f"The model predicts {accuracy.value:.1%} of {text_count:,} texts right (95% interval "
+        f"{accuracy.low:.1%} to {accuracy.high:.1%}, over {unit_count:,} resampled {unit})."
     ]
     if results.choice is not None:
         sentences.append(
@@ -109,50 +125,67 @@ def summary(results: Results) -> list[str]:
             f"{len(results.choice.systems)} systems that is within one standard error of the best "
             "on the validation split."
         )
-    sentences += rough_intervals(count, unit)
+    sentences += rough_intervals(unit_count, unit)
+
     for other in others:
         share = f"{other.scores['accuracy'].value:.1%}"
         if other.name in NAMES.values():
-            name = f"{other.name[0].upper()}{other.name[1:]}"
-            sentences.append(f"{name}: {share} right, {_compared(other)}.")
-        elif other.name == FIRST_CHUNK:
             sentences.append(
-                f"{results.folded:,} of {texts:,} texts {'is' if results.folded == 1 else 'are'} "
-                f"longer than a chunk. Truncated to the first one, {share} of all would be right: "
-                f"{_compared(other)}."
+                f"{_capitalized(other.name)}: {share} right, {_difference_in_words(other)}."
             )
-    return [*sentences, *(f"{note[0].upper()}{note[1:]}." for note in results.test.notes)]
+        elif other.name == FIRST_CHUNK:
+            verb = "is" if results.folded == 1 else "are"
+            sentences.append(
+                f"{results.folded:,} of {text_count:,} texts {verb} "
+                f"longer than a chunk. Truncated to the first one, {share} of all would be right: "
+                f"{_difference_in_words(other)}."
+            )
+
+    notes = [f"{_capitalized(note)}." for note in results.test.notes]
+    return [*sentences, *notes]
 
 
-def _compared(other: Compared) -> str:
+def _capitalized(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
+
+
+def _difference_in_words(other: Compared) -> str:
     difference = other.differences["accuracy"]
+    caveat = ""
+    if not difference.interval.excludes_zero:
+        caveat = ": not distinguishable on this test set"
     return (
         f"{100 * difference.value:+.1f} points compared with the model (95% interval "
-        f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
-        f"{'' if difference.interval.excludes_zero else ': not distinguishable on this test set'})"
+        f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}{caveat})"
     )
 
 
 def shown_labels(results: Results) -> list[int]:
-    """The labels of tables and plots: all, or the most frequent and the worst by F1, in order."""
+    """Selects labels for tables and plots: all, or the most frequent and the worst by F1.
+
+    They are in the order of their numbers.
+    """
     every = range(len(results.test.labels))
     if len(every) <= MOST_LABELS:
         return [*every]
-    values = [*results.per_label.values()]
+
+    metrics = [*results.per_label.values()]
     half = MOST_LABELS // 2
-    frequent = sorted(every, key=lambda label: -values[label]["texts"])[:half]
-    tested = [label for label in every if label not in frequent and values[label]["texts"]]
-    worst = sorted(tested, key=lambda label: (values[label]["f1"], -values[label]["texts"]))[:half]
-    return sorted([*frequent, *worst])
+    frequent = sorted(every, key=lambda label: -metrics[label]["texts"])[:half]
+    others = [label for label in every if label not in frequent and metrics[label]["texts"]]
+    worst = sorted(others, key=lambda label: (metrics[label]["f1"], -metrics[label]["texts"]))
+    return sorted([*frequent, *worst[:half]])
 
 
-def _selection(results: Results) -> str:
-    """Which labels a table shows, as a part of its note."""
-    labels, half = results.test.labels, MOST_LABELS // 2
-    if len(labels) <= MOST_LABELS:
+def _selection_note(results: Results) -> str:
+    """Describes the labels that a table shows, for the end of its note."""
+    label_count = len(results.test.labels)
+    if label_count <= MOST_LABELS:
         return ""
+
+    half = MOST_LABELS // 2
     return (
-        f" The {half} most frequent of {len(labels):,} labels, and the {half} with the "
+        f" The {half} most frequent of {label_count:,} labels, and the {half} with the "
         "lowest F1 among the others; evaluation.json has all."
     )
 
@@ -161,7 +194,7 @@ def _score_columns(form: str) -> list[Column]:
     return [Column("system"), *(Column(SCORE_NAMES[name], form.format) for name in SCORES)]
 
 
-def _systems(results: Results) -> Table:
+def _systems_table(results: Results) -> Table:
     count, unit = results.units
     note = (
         f"Over {results.texts:,} source texts ({len(results.test.chunks):,} chunks; the logits of "
@@ -172,7 +205,7 @@ def _systems(results: Results) -> Table:
     return Table(f"Scores on {results.test.source}", note, _score_columns("{:.3f}"), rows)
 
 
-def _differences(results: Results) -> Table:
+def _differences_table(results: Results) -> Table:
     rows: list[list[Cell]] = [
         [system.name, *system.differences.values()] for system in results.systems[1:]
     ]
@@ -181,20 +214,26 @@ def _differences(results: Results) -> Table:
     return table.sorted_by(SCORE_NAMES["accuracy"])
 
 
-def _choice(choice: Choice) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            f"{NAMES[system.name]}{' (model)' if system.name == choice.chosen else ''}",
-            *(score.value for score in system.scores.values()),
-            system.differences.get(choice.metric),
-            ", ".join(f"{k}={v:g}" for k, v in choice.settings.get(system.name, {}).items()),
-        ]
-        for system in choice.systems
-    ]
+def _choice_table(choice: Choice) -> Table:
+    rows: list[list[Cell]] = []
+    for system in choice.systems:
+        mark = " (model)" if system.name == choice.chosen else ""
+        scores = [score.value for score in system.scores.values()]
+        settings = choice.settings.get(system.name, {})
+        rows.append(
+            [
+                f"{NAMES[system.name]}{mark}",
+                *scores,
+                system.differences.get(choice.metric),
+                ", ".join(f"{key}={value:g}" for key, value in settings.items()),
+            ]
+        )
+
     columns = [
-        *_score_columns("{:.3f}"), Column("minus the best", "{:+.3f}".format),
+        *_score_columns("{:.3f}"),
+        Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
-    ]  # fmt: skip
+    ]
     note = (
         "The model is the simplest system within one standard error of the best one by "
         f"{SCORE_NAMES[choice.metric]}; a 95% interval of the difference is about four errors wide."
@@ -202,61 +241,76 @@ def _choice(choice: Choice) -> Table:
     return Table("Systems on the validation split", note, columns, rows)
 
 
-def _per_label(results: Results) -> Table:
+def _label_table(results: Results) -> Table:
     every = [*results.per_label.items()]
-    rows: list[list[Cell]] = [
-        [label, *values.values()]
-        for label, values in (every[number] for number in shown_labels(results))
-    ]
+    rows: list[list[Cell]] = []
+    for number in shown_labels(results):
+        label, metrics = every[number]
+        rows.append([label, *metrics.values()])
+
     columns = [
-        Column("label"), *(Column(name, "{:.3f}".format) for name in ("precision", "recall", "F1")),
+        Column("label"),
+        Column("precision", "{:.3f}".format),
+        Column("recall", "{:.3f}".format),
+        Column("F1", "{:.3f}".format),
         Column("texts", COUNT),
-    ]  # fmt: skip
-    note = f"Texts: those with this true label.{_selection(results)}"
+    ]
+    note = f"Texts: those with this true label.{_selection_note(results)}"
     return Table("The model by label", note, columns, rows)
 
 
-def _confusion(results: Results) -> Table:
-    matrix, shares, labels = _shown_matrix(results)
-    rows: list[list[Cell]] = [
-        [label, *(f"{n:,} ({s:.0%})" for n, s in zip(counts, share, strict=True))]
-        for label, counts, share in zip(labels, matrix, shares, strict=True)
-    ]
+def _confusion_table(results: Results) -> Table:
+    confusion = _shown_confusion(results)
+    rows: list[list[Cell]] = []
+    for label, counts, shares in zip(
+        confusion.labels, confusion.counts, confusion.shares, strict=True
+    ):
+        cells = [f"{count:,} ({share:.0%})" for count, share in zip(counts, shares, strict=True)]
+        rows.append([label, *cells])
+
     note = "Rows: true labels; columns: predictions of the model; in brackets, shares of the row."
-    columns = [Column("true"), *(Column(label, str) for label in labels)]
+    columns = [Column("true"), *(Column(label, str) for label in confusion.labels)]
     return Table("Confusion matrix", note, columns, rows)
 
 
-def _shown_matrix(results: Results) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """The confusion matrix of the shown labels (and all others), shares of its rows, its labels."""
-    shown = shown_labels(results)
-    matrix = results.systems[0].confusion.matrix(shown)
-    names = [results.test.labels[number] for number in shown]
-    if len(shown) == len(results.test.labels):
-        matrix = matrix[:-1, :-1]
+class _ShownConfusion(NamedTuple):
+    """The confusion matrix of the shown labels, and of all others if some are not shown."""
+
+    counts: np.ndarray  # int64 [labels, labels], by true and then by predicted label
+    shares: np.ndarray  # float64 [labels, labels], of the texts with the true label
+    labels: list[str]
+
+
+def _shown_confusion(results: Results) -> _ShownConfusion:
+    numbers = shown_labels(results)
+    counts = results.systems[0].confusion.matrix(numbers)
+    labels = [results.test.labels[number] for number in numbers]
+    if len(labels) == len(results.test.labels):
+        counts = counts[:-1, :-1]
     else:
-        names.append(OTHERS)
-    return matrix, matrix / np.maximum(matrix.sum(1, keepdims=True), 1), names
+        labels.append(OTHERS)
+    return _ShownConfusion(counts, counts / np.maximum(counts.sum(1, keepdims=True), 1), labels)
 
 
-def _distribution(results: Results) -> Table:
+def _distribution_table(results: Results) -> Table:
     splits = results.test.distribution
     totals = {split: sum(counts.values()) for split, counts in splits.items()}
 
-    def cell(split: str, label: str) -> str:
-        count = splits[split].get(label, 0)
-        return f"{count:,} ({count / max(totals[split], 1):.1%})"
-
-    labels = [results.test.labels[number] for number in shown_labels(results)]
-    rows: list[list[Cell]] = [
-        [label, *(cell(split, label) for split in splits)] for label in labels
-    ]
+    rows: list[list[Cell]] = []
+    for number in shown_labels(results):
+        label = results.test.labels[number]
+        row: list[Cell] = [label]
+        for split, counts in splits.items():
+            count = counts.get(label, 0)
+            row.append(f"{count:,} ({count / max(totals[split], 1):.1%})")
+        rows.append(row)
     rows.append(["all", *(f"{total:,}" for total in totals.values())])
-    note = f"Source texts, and shares of the split.{_selection(results)}"
+
+    note = f"Source texts, and shares of the split.{_selection_note(results)}"
     return Table("Labels", note, [Column("label"), *(Column(name, str) for name in splits)], rows)
 
 
-def _epochs(epochs: Sequence[Epoch]) -> Table:
+def _epochs_table(epochs: Sequence[Epoch]) -> Table:
     columns = {
         "epoch": Column("epoch", "{:g}".format),
         "step": Column("step", COUNT),
@@ -265,52 +319,68 @@ def _epochs(epochs: Sequence[Epoch]) -> Table:
         "validation_loss": Column("validation loss", "{:.4f}".format),
         **{f"validation_{name}": Column(SCORE_NAMES[name], "{:.3f}".format) for name in SCORES},
     }
+    rows: list[list[Cell]] = []
+    for epoch in epochs:
+        rows.append([epoch.get(name) for name in columns])
+
     note = (
         "Training: over chunks, with dropout, while the weights change. Validation: the loss over "
         "chunks, the scores over source texts."
     )
-    rows: list[list[Cell]] = [[epoch.get(name) for name in columns] for epoch in epochs]
     return Table("Losses and scores", note, [*columns.values()], rows)
 
 
 @figures.styled
 def systems_plot(results: Results) -> Figure:
-    """Accuracy and MCC of each system with its 95% interval."""
+    """Draws accuracy and MCC of each system with its 95% interval."""
     figure, panels = figures.canvas(1.2 + 0.45 * len(results.systems), panels=2)
     for axes, name in zip(panels, ("accuracy", "mcc"), strict=True):
-        for place, system in enumerate(results.systems):
+        for row, system in enumerate(results.systems):
             score = system.scores[name]
-            figures.draw_interval(axes, place, score, Look(MUTED if place else GOOD))
+            figures.draw_interval(axes, row, score, Look(GOOD if row == 0 else MUTED))
             axes.annotate(
-                f"{score.value:.3f}", (score.value, place), (0, 6),
-                textcoords="offset points", ha="center", fontsize=SMALL,
-            )  # fmt: skip
+                f"{score.value:.3f}",
+                (score.value, row),
+                (0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontsize=SMALL,
+            )
+
         figures.name_rows(axes, [system.name for system in results.systems])
         axes.set_ylim(len(results.systems) - 0.5, -0.8)
         axes.set_xlabel(f"{SCORE_NAMES[name]}, 95% interval")
+
     panels[1].tick_params(labelleft=False)
     return figure
 
 
 @figures.styled
 def confusion_plot(results: Results) -> Figure:
-    """Counts, colored by their share of the true label."""
+    """Draws the confusion matrix, colored by the share of the true label."""
     from matplotlib.patches import Rectangle
 
-    matrix, shares, labels = _shown_matrix(results)
-    names = [short_name(label, LONGEST_NAME) for label in labels]
+    confusion = _shown_confusion(results)
+    names = [short_name(label, LONGEST_NAME) for label in confusion.labels]
     size = max(3.2, 0.48 * len(names) + 1.8)
     figure, (axes,) = figures.canvas(size, width=size + 1.2)
-    for row, column in np.ndindex(*matrix.shape):
-        share = shares[row, column]
+
+    for row, column in np.ndindex(*confusion.counts.shape):
+        share = confusion.shares[row, column]
         axes.add_patch(
             Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GOOD, alpha=share, linewidth=0)
         )
         if len(names) <= MOST_NUMBERS:
             axes.text(
-                column, row, f"{matrix[row, column]:,}\n{share:.0%}", ha="center", va="center",
-                fontsize=SMALL, color=ON_GOOD if share > 0.6 else INK,
-            )  # fmt: skip
+                column,
+                row,
+                f"{confusion.counts[row, column]:,}\n{share:.0%}",
+                ha="center",
+                va="center",
+                fontsize=SMALL,
+                color=ON_GOOD if share > 0.6 else INK,
+            )
+
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_aspect("equal")
@@ -323,42 +393,56 @@ def confusion_plot(results: Results) -> Figure:
 
 @figures.styled
 def labels_plot(results: Results) -> Figure:
-    """The share of each shown label by split."""
+    """Draws the share of each shown label by split."""
     splits = results.test.distribution
     labels = [results.test.labels[number] for number in shown_labels(results)]
     figure, (axes,) = figures.canvas(1.2 + (0.15 + 0.13 * len(splits)) * len(labels))
-    height = 0.8 / len(splits)
-    entries: dict[str, Any] = {}
+
+    # The bars of a label are centered on its row.
+    bar_height = 0.8 / len(splits)
+    legend: dict[str, Any] = {}
     for number, (split, counts) in enumerate(splits.items()):
         total = sum(counts.values())
-        places = np.arange(len(labels)) + (number - (len(splits) - 1) / 2) * height
         shares = [100 * counts.get(label, 0) / max(total, 1) for label in labels]
+        rows = np.arange(len(labels)) + (number - (len(splits) - 1) / 2) * bar_height
         name = f"{short_name(split)} ({total:,})"
-        entries[name] = axes.barh(places, shares, height, color=SERIES[number + 1])
+        legend[name] = axes.barh(rows, shares, bar_height, color=SERIES[number + 1])
+
     figures.name_rows(axes, [short_name(label, LONGEST_NAME) for label in labels])
     axes.set_xlabel("% of the source texts of a split")
     figure.legend(
-        [*entries.values()], [*entries], loc="outside upper left", ncols=len(splits),
-        labelcolor=INK, frameon=False,
-    )  # fmt: skip
+        [*legend.values()],
+        [*legend],
+        loc="outside upper left",
+        ncols=len(splits),
+        labelcolor=INK,
+        frameon=False,
+    )
     return figure
 
 
 @figures.styled
 def curves_plot(epochs: Sequence[Epoch]) -> Figure:
-    """Loss and accuracy in training and validation."""
+    """Draws loss and accuracy in training and validation."""
     figure, panels = figures.canvas(3.4, panels=2, shares_y=False)
-    at = [value_of(epoch["epoch"]) for epoch in epochs]
     looks = {"training": Look(SERIES[1], "o", "--"), "validation": Look(SERIES[2], "s", "-")}
+    epoch_numbers = [value_of(epoch["epoch"]) for epoch in epochs]
     for axes, name in zip(panels, ("loss", "accuracy"), strict=True):
-        for split, style in looks.items():
+        for split, look in looks.items():
             values = [value_of(epoch.get(f"{split}_{name}")) for epoch in epochs]
             axes.plot(
-                at, values, linestyle=style.line, marker=style.marker, color=style.color,
-                markersize=4.5, label=split,
-            )  # fmt: skip
+                epoch_numbers,
+                values,
+                linestyle=look.line,
+                marker=look.marker,
+                color=look.color,
+                markersize=4.5,
+                label=split,
+            )
+
         axes.set_xlabel("epoch")
         axes.set_title(name, loc="left")
         axes.grid()
+
     panels[0].legend(labelcolor=INK)
     return figure

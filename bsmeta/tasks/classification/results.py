@@ -1,17 +1,17 @@
-"""The scores of the model and of other systems on a test set, with intervals.
+"""Scores of the model and of other systems on a test set, with intervals.
 
-Scores follow from the number of texts of each label (true, predicted, and both), so that thousands
-of labels need no matrix of labels x labels.
+Scores are computed from the number of texts of each label (true, predicted, and both), so
+thousands of labels need no dense confusion matrix.
 
-The resampled units are source texts, or the groups that no split divides: texts of one author are
-not independent. All systems are scored on the same resamples, so differences are paired.
+The resampled units are source texts, or the groups that no split divides, because texts of one
+author are not independent. All systems are scored on the same resamples, so differences are paired.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -21,8 +21,20 @@ from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
-MODEL, FIRST_CHUNK = "model", "model, first chunk only"
-_COUNTS_AT_ONCE = 1 << 22  # of labels in resamples, in memory at one time
+
+# Names of systems.
+MODEL = "model"
+FIRST_CHUNK = "model, first chunk only"
+
+_COUNTS_AT_ONCE = 1 << 22  # limit on the counts of labels in resamples that are in memory
+
+
+class LabelTotals(NamedTuple):
+    """Numbers of texts by label, float64 [..., labels] each."""
+
+    true: np.ndarray  # texts that have the label
+    predicted: np.ndarray  # texts that are predicted to have it
+    right: np.ndarray  # both
 
 
 @dataclass(frozen=True)
@@ -45,71 +57,84 @@ class Confusion:
         """The number of texts."""
         return int(self.counts.sum())
 
-    def totals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Texts of each label that have it, are predicted to, and both: float64 [labels] each."""
-        right = self.true == self.predicted
-        return (
-            np.bincount(self.true, self.counts, self.labels),
-            np.bincount(self.predicted, self.counts, self.labels),
-            np.bincount(self.true[right], self.counts[right], self.labels),
+    def totals(self) -> LabelTotals:
+        """Sums the cells by label, float64 [labels] each."""
+        is_right = self.true == self.predicted
+        return LabelTotals(
+            true=np.bincount(self.true, self.counts, self.labels),
+            predicted=np.bincount(self.predicted, self.counts, self.labels),
+            right=np.bincount(self.true[is_right], self.counts[is_right], self.labels),
         )
 
     def scores(self) -> dict[str, float]:
-        """Each of `SCORES`."""
-        return {name: float(value) for name, value in _scores(*self.totals()).items()}
+        """Computes each of `SCORES`."""
+        return {name: float(value) for name, value in _compute_scores(self.totals()).items()}
 
     def by_label(self) -> dict[str, np.ndarray]:
-        """Precision, recall, F1 and number of texts of each label, float64 [labels] each."""
-        true, predicted, right = self.totals()
+        """Computes precision, recall, F1 and number of texts by label, float64 [labels] each."""
+        totals = self.totals()
         return {
-            "precision": _ratio(right, predicted),
-            "recall": _ratio(right, true),
-            "f1": _ratio(2 * right, true + predicted),
-            "texts": true,
+            "precision": _ratio(totals.right, totals.predicted),
+            "recall": _ratio(totals.right, totals.true),
+            "f1": _ratio(2 * totals.right, totals.true + totals.predicted),
+            "texts": totals.true,
         }
 
-    def matrix(self, shown: Sequence[int]) -> np.ndarray:
-        """The matrix of some labels, int64 [shown + 1, shown + 1]; the last ones are all others."""
-        places = np.full(self.labels, len(shown))
-        places[list(shown)] = np.arange(len(shown))
-        found = np.zeros((len(shown) + 1, len(shown) + 1), np.int64)
-        np.add.at(found, (places[self.true], places[self.predicted]), self.counts)
-        return found
+    def matrix(self, labels: Sequence[int]) -> np.ndarray:
+        """Returns the matrix of some labels; its last row and column are all other labels.
+
+        Returns:
+            int64 [labels + 1, labels + 1].
+        """
+        size = len(labels) + 1
+        positions = np.full(self.labels, size - 1)
+        positions[list(labels)] = np.arange(len(labels))
+        matrix = np.zeros((size, size), np.int64)
+        np.add.at(matrix, (positions[self.true], positions[self.predicted]), self.counts)
+        return matrix
 
 
-def _scores(true: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> dict[str, np.ndarray]:
-    """`SCORES` as scikit-learn defines them, float64 [...], from `totals`, float64 [..., labels].
+def _compute_scores(totals: LabelTotals) -> dict[str, np.ndarray]:
+    """Computes `SCORES` as scikit-learn defines them, float64 [...].
 
-    Labels that do not occur are left out of the means: of balanced accuracy those without a text,
-    of macro F1 those without a text and a prediction. MCC (Gorodkin 2004) is 0 where it is
+    Labels that do not occur are left out of the means: for balanced accuracy those without a text,
+    for macro F1 those without a text and a prediction. MCC (Gorodkin 2004) is 0 where it is
     undefined: with one label only.
     """
+    true, predicted, right = totals
     recall = _ratio(right, true)
     f1 = _ratio(2 * right, true + predicted)
+
     total = true.sum(-1)
     covariance = right.sum(-1) * total - (true * predicted).sum(-1)
-    spread = (total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
+    variances = (total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
     return {
         "accuracy": _ratio(right.sum(-1), total),
         "balanced_accuracy": _ratio(recall.sum(-1), (true > 0).sum(-1)),
         "macro_f1": _ratio(f1.sum(-1), (true + predicted > 0).sum(-1)),
-        "mcc": _ratio(covariance, np.sqrt(np.maximum(spread, 0.0))),
+        "mcc": _ratio(covariance, np.sqrt(np.maximum(variances, 0.0))),
     }
 
 
 def scores_of(scored: Scored, weights: Sequence[float]) -> dict[str, float]:
-    """The loss over the chunks, weighted by label as in training; the scores of the texts."""
-    own = np.asarray(weights)[scored.chunk_labels]
+    """Computes the loss and accuracy over the chunks, and the scores of the texts.
+
+    Args:
+        weights: The weight of each label in the loss, as in training.
+    """
+    chunk_weights = np.asarray(weights)[scored.chunk_labels]
+    confusion = Confusion.of(scored.labels, scored.predicted, len(weights))
     return {
-        "loss": float((scored.chunk_losses * own).sum() / own.sum()),
-        **Confusion.of(scored.labels, scored.predicted, len(weights)).scores(),
+        "loss": float((scored.chunk_losses * chunk_weights).sum() / chunk_weights.sum()),
+        **confusion.scores(),
         "chunk_accuracy": float(np.mean(scored.chunk_labels == scored.chunk_predicted)),
     }
 
 
-def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
-    zeros = np.zeros(np.broadcast_shapes(np.shape(top), np.shape(bottom)))
-    return np.divide(top, bottom, out=zeros, where=np.asarray(bottom) > 0)
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Divides element by element; 0 where the denominator is not above 0."""
+    zeros = np.zeros(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)))
+    return np.divide(numerator, denominator, out=zeros, where=np.asarray(denominator) > 0)
 
 
 @dataclass(frozen=True)
@@ -119,13 +144,19 @@ class Compared:
     name: str
     confusion: Confusion
     scores: dict[str, Estimate]  # each of `SCORES`, with its 95% bootstrap interval
-    differences: dict[str, Estimate]  # minus the first system, with paired intervals; {} for that
+    differences: dict[str, Estimate]
+    """Scores minus the scores of the first system, with paired intervals; {} for that system."""
 
 
 def compare(
-    truth: np.ndarray, predicted: Mapping[str, np.ndarray], units: np.ndarray, labels: int,
-    *, resamples: int, seed: int,
-) -> list[Compared]:  # fmt: skip
+    truth: np.ndarray,
+    predicted: Mapping[str, np.ndarray],
+    units: np.ndarray,
+    labels: int,
+    *,
+    resamples: int,
+    seed: int,
+) -> list[Compared]:
     """Scores several systems on the same texts.
 
     Args:
@@ -133,89 +164,102 @@ def compare(
         predicted: The labels that each system predicts; the others are compared with the first.
         units: [texts], the resampled unit that each text belongs to.
         labels: Their number.
+        resamples: The number of bootstrap resamples for intervals.
+        seed: Determines the resamples.
     """
-    found: list[Compared] = []
+    compared: list[Compared] = []
     first_draws: dict[str, np.ndarray] = {}
     for name, guesses in predicted.items():
-        confusion, differences = Confusion.of(truth, guesses, labels), {}
-        own = _resampled_scores(truth, guesses, units, resamples=resamples, seed=seed)
+        confusion = Confusion.of(truth, guesses, labels)
+        score_draws = _resampled_scores(truth, guesses, units, resamples=resamples, seed=seed)
         scores = {
-            score: Estimate(value, central(own[score]))
+            score: Estimate(value, central(score_draws[score]))
             for score, value in confusion.scores().items()
         }
-        if found:
-            differences = {
-                score: Estimate(
-                    estimate.value - found[0].scores[score].value,
-                    central(own[score] - first_draws[score]),
-                )
-                for score, estimate in scores.items()
-            }
-        found.append(Compared(name, confusion, scores, differences))
-        first_draws = first_draws or own
-    return found
+
+        differences: dict[str, Estimate] = {}
+        if compared:
+            for score, estimate in scores.items():
+                difference = estimate.value - compared[0].scores[score].value
+                interval = central(score_draws[score] - first_draws[score])
+                differences[score] = Estimate(difference, interval)
+        else:
+            first_draws = score_draws
+        compared.append(Compared(name, confusion, scores, differences))
+    return compared
 
 
 def _resampled_scores(
     truth: np.ndarray, predicted: np.ndarray, units: np.ndarray, *, resamples: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Each of `SCORES` for each resample of the units, float64 [resamples].
+    """Computes each of `SCORES` for each resample of the units, float64 [resamples].
 
     The memory grows with the texts, never with the number of labels of the table.
     """
-    names, columns = np.unique(np.concatenate([truth, predicted]), return_inverse=True)
-    true, guessed = np.split(columns, 2)
-    _, place = np.unique(units, return_inverse=True)
-    shape = (int(place.max()) + 1, len(names))
-    counts = [
-        csr_array((np.ones(len(rows)), (rows, labels)), shape)
-        for rows, labels in (
-            (place, true), (place, guessed), (place[true == guessed], true[true == guessed]),
-        )
-    ]  # fmt: skip
-    at_once = max(_COUNTS_AT_ONCE // len(names), 1)
-    parts = [
-        _scores(*(times[start : start + at_once] @ count for count in counts))
-        for times in draws(shape[0], resamples=resamples, seed=seed)
-        for start in range(0, len(times), at_once)
-    ]
-    return {name: np.concatenate([part[name] for part in parts]) for name in SCORES}
+    used_labels, columns = np.unique(np.concatenate([truth, predicted]), return_inverse=True)
+    true_columns, predicted_columns = np.split(columns, 2)
+    is_right = true_columns == predicted_columns
+
+    _, unit_rows = np.unique(units, return_inverse=True)
+    unit_count = int(unit_rows.max()) + 1
+
+    def count(rows: np.ndarray, labels: np.ndarray) -> csr_array:
+        """Counts the texts of each unit by label, [units, used labels]."""
+        return csr_array((np.ones(len(rows)), (rows, labels)), (unit_count, len(used_labels)))
+
+    true_counts = count(unit_rows, true_columns)
+    predicted_counts = count(unit_rows, predicted_columns)
+    right_counts = count(unit_rows[is_right], true_columns[is_right])
+
+    at_once = max(_COUNTS_AT_ONCE // len(used_labels), 1)
+    parts: list[dict[str, np.ndarray]] = []
+    for times in draws(unit_count, resamples=resamples, seed=seed):
+        for start in range(0, len(times), at_once):
+            part_times = times[start : start + at_once]
+            totals = LabelTotals(
+                true=part_times @ true_counts,
+                predicted=part_times @ predicted_counts,
+                right=part_times @ right_counts,
+            )
+            parts.append(_compute_scores(totals))
+
+    scores: dict[str, np.ndarray] = {}
+    for name in SCORES:
+        scores[name] = np.concatenate([part[name] for part in parts])
+    return scores
 
 
 @dataclass(frozen=True)
 class TestSet:
     """Labeled texts on which a model is scored."""
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # not collected by pytest
 
     source: str  # their file, and the split
     labels: tuple[str, ...]  # in the order of their numbers
     chunks: list[Chunk]  # text by text, in the order of the source rows
-    groups: list[str]  # what each text belongs to: what is resampled for intervals
-    unit: str  # what the groups are
+    groups: list[str]  # the unit of each text, resampled for intervals
+    unit: str  # description of the units
     distribution: dict[str, dict[str, int]]  # number of source texts of each label by split
-    notes: list[str]  # what qualifies the scores, such as repeated texts
+    notes: list[str]  # facts that qualify the scores, such as repeated texts
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `method=auto` has compared on the validation split."""
+    """The comparison of systems on the validation split by `method=auto`."""
 
     metric: str  # the score that it chose by
     chosen: str  # the method whose model is exported
     systems: list[Compared]  # by method; the best one is the first
-    settings: dict[str, dict[str, float]]  # what was chosen within each fitted method
+    settings: dict[str, dict[str, float]]  # chosen settings of each fitted method
     notes: list[str]  # which systems were left out, and why
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        systems = {
-            system.name: {
-                **{name: score.value for name, score in system.scores.items()},
-                **self.settings.get(system.name, {}),
-            }
-            for system in self.systems
-        }
+        """Converts it to plain values for JSON."""
+        systems: dict[str, dict[str, float]] = {}
+        for system in self.systems:
+            values = {name: score.value for name, score in system.scores.items()}
+            systems[system.name] = {**values, **self.settings.get(system.name, {})}
         return {"metric": self.metric, "chosen": self.chosen, "systems": systems}
 
 
@@ -229,7 +273,7 @@ class Results:
 
     test: TestSet
     systems: list[Compared]
-    scores: dict[str, float]  # the loss and the scores of the model that `metrics.jsonl` has
+    scores: dict[str, float]  # the loss and the scores of the model, as in `metrics.jsonl`
     folded: int  # texts with more than one chunk
     choice: Choice | None = None  # how the model was chosen
 
@@ -240,7 +284,7 @@ class Results:
 
     @property
     def units(self) -> tuple[int, str]:
-        """The number of resampled units, and what they are."""
+        """The number of resampled units, and their description."""
         return len({*self.test.groups}), self.test.unit
 
     @property
@@ -254,11 +298,13 @@ class Results:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; of a confusion matrix, the cells that are not 0, as true label,
-        predicted label and number of texts.
+        """Converts it to plain values for JSON.
+
+        Of a confusion matrix, it has the cells that are not 0: true label, predicted label and
+        number of texts.
         """
         count, unit = self.units
-        return {
+        values = {
             "source": self.test.source,
             "labels": list(self.test.labels),
             "texts": self.texts,
@@ -266,43 +312,61 @@ class Results:
             "chunks": len(self.test.chunks),
             "resampled": {"units": count, "of": unit},
             "scores": self.scores,
-            "systems": {system.name: _as_dict(system) for system in self.systems},
+            "systems": {system.name: _system_values(system) for system in self.systems},
             "per_label": self.per_label,
             "distribution": self.test.distribution,
             "notes": self.test.notes,
-            **({} if self.choice is None else {"choice": self.choice.as_dict()}),
         }
+        if self.choice is not None:
+            values["choice"] = self.choice.as_dict()
+        return values
 
 
-def _as_dict(system: Compared) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _system_values(system: Compared) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, score in system.scores.items():
-        found[name] = {"value": score.value, "interval": astuple(score.interval)}
+        values[name] = {"value": score.value, "interval": astuple(score.interval)}
         if name in system.differences:
             difference = system.differences[name]
-            found[name]["minus_model"] = difference.value
-            found[name]["minus_model_interval"] = astuple(difference.interval)
+            values[name]["minus_model"] = difference.value
+            values[name]["minus_model_interval"] = astuple(difference.interval)
+
     cells = system.confusion
-    found["confusion"] = np.stack([cells.true, cells.predicted, cells.counts], 1).tolist()
-    return found
+    values["confusion"] = np.stack([cells.true, cells.predicted, cells.counts], 1).tolist()
+    return values
 
 
 def results_of(
-    test: TestSet, scored: Scored, scores: dict[str, float], others: Mapping[str, np.ndarray],
-    *, resamples: int, seed: int, choice: Choice | None = None,
-) -> Results:  # fmt: skip
+    test: TestSet,
+    scored: Scored,
+    scores: dict[str, float],
+    others: Mapping[str, np.ndarray],
+    *,
+    resamples: int,
+    seed: int,
+    choice: Choice | None = None,
+) -> Results:
     """Scores the model and other systems on the same texts.
 
     Args:
-        scored, scores: What the model predicts, its loss and scores.
-        others: What the other systems predict, int64 [texts] by their names.
+        scored: The predictions of the model.
+        scores: The loss and the scores of the model.
+        others: The predictions of the other systems, int64 [texts] by their names.
+        resamples, seed: See `compare`.
+        choice: How the model was chosen.
     """
     folded = int((scored.chunks > 1).sum())
     predicted = {MODEL: scored.predicted}
     if folded:
         predicted[FIRST_CHUNK] = scored.first_predicted
+    predicted.update(others)
+
     systems = compare(
-        scored.labels, {**predicted, **others}, np.array(test.groups), len(test.labels),
-        resamples=resamples, seed=seed,
-    )  # fmt: skip
+        scored.labels,
+        predicted,
+        np.array(test.groups),
+        len(test.labels),
+        resamples=resamples,
+        seed=seed,
+    )
     return Results(test, systems, scores, folded, choice)

@@ -2,16 +2,19 @@
 
     CSV -> rows (bsmeta.data.table.csv_file) -> chunks (folding) -> splits -> database
 
-It is built row by row in bounded memory, written to a temporary file, and renamed. It holds
-everything that determines its content.
+The database is built row by row in bounded memory, written to a temporary file, and renamed. It
+records every setting that determines its content.
 
-The rows are divided among training, validation and test: whole texts (equal texts of several rows
-together), or whole groups of rows, so that neither a text nor a group is in two splits; stratified
-by label; determined by the seed. The database keeps the result, so that it never changes with the
-version of scikit-learn. Texts are equal if they differ in white space only. A text in two splits
-would be trained on and then counted as a success of the model; a text with two labels cannot be
-right both times. Both are described, as are labels that are nearly equal. The rows, texts and
-groups of a table have numbers from 0 without gaps, equal texts the same.
+The rows are divided into training, validation and test. A split takes whole texts (rows with equal
+texts stay together) or whole groups of rows, so that neither a text nor a group is in two splits.
+The division is stratified by label and determined by the seed. The database stores the result, so
+it does not change with the version of scikit-learn.
+
+Texts are equal if they differ in white space only. A text in two splits would be trained on and
+then count as a success of the model; a text with two labels cannot be predicted right both times.
+Notes describe both cases, as well as labels that are nearly equal.
+
+The rows, texts and groups of a table are numbered from 0 without gaps; equal texts share a number.
 """
 
 from __future__ import annotations
@@ -41,21 +44,31 @@ from bsmeta.tasks.classification.config import ClassificationDataConfig
 
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
-LEFT_OUT = 3  # instead of a split: the row's text is in a later split, too, in another group
+LEFT_OUT = 3
+"""Instead of a split: the text of the row is also in a later split, in another group."""
+
 NAMES = {
     **dict.fromkeys(("train", "training"), TRAIN),
     **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
     **dict.fromkeys(("test", "testing"), TEST),
 }
 """The values of a split column, in lower case."""
-CONTENT = "content of the CSV file"  # the setting of a database that is the hash of its CSV file
-IDS = np.dtype("<i4")  # how the ids of a chunk are stored
-BATCH_ROWS, BATCH_CHARACTERS = 1000, 2_000_000  # that are encoded and written at one time
+
+CONTENT = "content of the CSV file"
+"""Name of the database's setting that holds the hash of its CSV file."""
+
+IDS = np.dtype("<i4")  # how the database stores the ids of a chunk
+
+# A batch of rows is encoded and written when it reaches either limit.
+BATCH_ROWS = 1000
+BATCH_CHARACTERS = 2_000_000
+
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,3})?", re.ASCII)
 _LONGEST_LABEL = 200  # characters
 _MOST_FOLDS = 100
 _MANY_GROUPS = 2000  # scikit-learn takes about a millisecond for each
-_LISTED, _SHOWN = 10, 5
+_MOST_LABELS_IN_ERROR = 10
+_MOST_EXAMPLES_IN_NOTE = 5
 
 _SCHEMA = """
 PRAGMA journal_mode=OFF;
@@ -88,23 +101,32 @@ FoldTexts = Callable[[Sequence[str]], list[list[Fold]]]
 
 
 def build(
-    csv: Path, database: Path, config: ClassificationDataConfig, fold: FoldTexts,
+    csv: Path,
+    database: Path,
+    config: ClassificationDataConfig,
+    fold: FoldTexts,
     key: dict[str, Any],
-) -> None:  # fmt: skip
-    """Builds the database of a CSV file, with the key that determines its content; it appears only
-    when it is complete.
+) -> None:
+    """Builds the database of a CSV file, which appears only when it is complete.
+
+    Args:
+        key: The settings that determine the content of the database.
     """
     columns = [config.text_column, config.label_column, config.split_by, config.split_column]
-    wanted = [name for name in columns if name is not None]
-    form = find_format(csv, wanted, separator=config.csv_separator, encoding=config.csv_encoding)
+    used_columns = [name for name in columns if name is not None]
+    csv_format = find_format(
+        csv, used_columns, separator=config.csv_separator, encoding=config.csv_encoding
+    )
+
     with building(database) as part:
         with closing(sqlite3.connect(part)) as connection, connection:
             connection.executescript(_SCHEMA)
-            table = _Table(connection, csv, form, config, fold)
-            table.read()
-            table.finish(key)
+            builder = _TableBuilder(connection, csv, csv_format, config, fold)
+            builder.read()
+            builder.finish(key)
             if file_hash(csv) != key[CONTENT]:
                 raise DataError(f"{csv} has changed while it was read; start again")
+
         sync(part)
 
 
@@ -118,63 +140,105 @@ class _Source(NamedTuple):
     split: str
 
 
-class _Table:
-    """A table that is being read into a database."""
+class _SourceArrays:
+    """Compact columns with one entry for each source row that is written."""
+
+    def __init__(self) -> None:
+        self.rows = array("q")  # numbers of the rows in the CSV file
+        self.labels = array("i")  # numbers of the labels in the order of their appearance
+        self.splits = array("b")  # the declared splits
+        self.text_keys = array("Q")
+        self.group_keys = array("Q")
+
+
+class _TableBuilder:
+    """Reads a table into a database."""
 
     def __init__(
-        self, connection: sqlite3.Connection, csv: Path, form: CSVFormat,
-        config: ClassificationDataConfig, fold: FoldTexts,
-    ) -> None:  # fmt: skip
+        self,
+        connection: sqlite3.Connection,
+        csv: Path,
+        csv_format: CSVFormat,
+        config: ClassificationDataConfig,
+        fold: FoldTexts,
+    ) -> None:
         self._insert = connection.executemany
         self._csv = csv
-        self._form = form
+        self._format = csv_format
         self._config = config
         self._fold = fold
-        self._bad = BadRows(csv, config.on_bad_row, "data_config.on_bad_row")
-        self._labels: dict[str, int] = {}  # in the order of their appearance
-        # Of each source row: its number, label, declared split, and hashes of its text and group.
-        self._columns: tuple[array[int], ...] = tuple(array(code) for code in "qibQQ")
+
+        self._bad_rows = BadRows(csv, config.on_bad_row, "data_config.on_bad_row")
+        self._label_numbers: dict[str, int] = {}  # in the order of their appearance
+        self._arrays = _SourceArrays()
         self._next_chunk = 0
-        used = (config.text_column, config.label_column, config.split_by, config.split_column)
-        self._places = [None if name is None else form.columns.index(name) for name in used]
+
+        self._text_index = csv_format.columns.index(config.text_column)
+        self._label_index = csv_format.columns.index(config.label_column)
+        self._group_index = self._index_of(config.split_by)
+        self._split_index = self._index_of(config.split_column)
+
+    def _index_of(self, column: str | None) -> int | None:
+        return None if column is None else self._format.columns.index(column)
 
     def read(self) -> None:
         """Reads all rows and writes their chunks."""
         batch: list[_Source] = []
         characters = 0
+
         with file_bar(self._csv, f"reading {self._csv.name}") as advance:
-            for row in read_rows(self._csv, self._form, advance):
+            for row in read_rows(self._csv, self._format, advance):
                 if row.problem is not None:
-                    self._bad.add(row, row.problem)
+                    self._bad_rows.add(row, row.problem)
                     continue
-                text, *others = ("" if at is None else row.cells[at] for at in self._places)
-                label, group, split = map(str.strip, others)
-                source = _Source(row, text, label, group, split.lower())
+
+                source = self._source_of(row)
                 problem = self._problem(source)
                 if problem is not None:
-                    self._bad.add(row, problem)
+                    self._bad_rows.add(row, problem)
                     continue
+
                 batch.append(source)
-                characters += len(text)
+                characters += len(source.text)
                 if len(batch) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
                     self._write(batch)
-                    batch, characters = [], 0
+                    batch = []
+                    characters = 0
+
             self._write(batch)
-        self._bad.close()
-        if not self._columns[0]:
-            skipped = f", but {self._bad.count:,} that were left out" if self._bad.count else ""
+
+        self._bad_rows.close()
+        if not self._arrays.rows:
+            count = self._bad_rows.count
+            skipped = f", but {count:,} that were left out" if count else ""
             raise DataError(f"{self._csv} has a header and no rows{skipped}")
 
+    def _source_of(self, row: Row) -> _Source:
+        cells = row.cells
+        group = "" if self._group_index is None else cells[self._group_index].strip()
+        split = "" if self._split_index is None else cells[self._split_index].strip()
+        return _Source(
+            row=row,
+            text=cells[self._text_index],
+            label=cells[self._label_index].strip(),
+            group=group,
+            split=split.lower(),
+        )
+
     def _problem(self, source: _Source) -> str | None:
+        """Returns the reason to refuse a row; None if it is valid."""
         config = self._config
-        wanted = {config.text_column: source.text.strip(), config.label_column: source.label}
+        required = {config.text_column: source.text.strip(), config.label_column: source.label}
         if config.split_by is not None:
-            wanted[config.split_by] = source.group
-        missing = [repr(name) for name, cell in wanted.items() if not cell]
+            required[config.split_by] = source.group
+
+        missing = [repr(name) for name, cell in required.items() if not cell]
         if missing:
             return f"nothing in column {' and '.join(missing)}"
+
         if len(source.label) > _LONGEST_LABEL:
             return f"a label of more than {_LONGEST_LABEL} characters"
+
         if config.split_column is not None and source.split not in NAMES:
             return (
                 f"{source.split!r} in column {config.split_column!r}; expected train, validation "
@@ -183,245 +247,306 @@ class _Table:
         return None
 
     def _write(self, batch: list[_Source]) -> None:
-        sources: list[tuple[Any, ...]] = []
-        chunks: list[tuple[Any, ...]] = []
-        found = self._fold([source.text for source in batch])
-        for (row, text, label, group, split), folds in zip(batch, found, strict=True):
+        source_rows: list[tuple[Any, ...]] = []
+        chunk_rows: list[tuple[Any, ...]] = []
+
+        folds_of_texts = self._fold([source.text for source in batch])
+        for source, folds in zip(batch, folds_of_texts, strict=True):
             if not folds:
-                self._bad.add(row, f"no token in column {self._config.text_column!r}")
+                problem = f"no token in column {self._config.text_column!r}"
+                self._bad_rows.add(source.row, problem)
                 continue
-            values = (
-                row.number,
-                self._labels.setdefault(label, len(self._labels)),
-                NAMES.get(split, TRAIN),
-                text_key(text),
-                xxhash.xxh3_64_intdigest(group.encode()),
-            )
-            for column, value in zip(self._columns, values, strict=True):
-                column.append(value)
-            sources.append((*values[:3], self._next_chunk, len(folds), group or None))
+
+            row = source.row.number
+            label = self._label_numbers.setdefault(source.label, len(self._label_numbers))
+            split = NAMES.get(source.split, TRAIN)
+
+            self._arrays.rows.append(row)
+            self._arrays.labels.append(label)
+            self._arrays.splits.append(split)
+            self._arrays.text_keys.append(text_key(source.text))
+            self._arrays.group_keys.append(xxhash.xxh3_64_intdigest(source.group.encode()))
+
+            # `finish` replaces the label and the split.
+            group = source.group or None
+            source_rows.append((row, label, split, self._next_chunk, len(folds), group))
             for number, fold in enumerate(folds):
                 ids = np.array(fold.ids, IDS).tobytes()
-                chunks.append((self._next_chunk + number, row.number, number, ids, fold.text))
+                chunk_rows.append((self._next_chunk + number, row, number, ids, fold.text))
             self._next_chunk += len(folds)
-        self._insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", sources)
-        self._insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", chunks)
+
+        self._insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", source_rows)
+        self._insert("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", chunk_rows)
 
     def finish(self, key: dict[str, Any]) -> None:
-        """Numbers the labels, divides the rows, and writes what is known about them."""
+        """Numbers the labels, divides the rows into splits, and writes notes on the table."""
         config = self._config
-        names = sorted(self._labels, key=_order_of_labels)
+        names = sorted(self._label_numbers, key=_order_of_labels)
         if len(names) < 2:
             raise DataError(
                 f"{self._csv}: all rows have the label {names[0]!r} in column "
                 f"{config.label_column!r}; expected at least two labels"
             )
-        numbers, labels, splits, texts, groups = map(np.asarray, self._columns)
-        labels = np.argsort([self._labels[name] for name in names])[labels]
-        texts, groups = (np.unique(own, return_inverse=True)[1] for own in (texts, groups))
-        owners = None if config.split_by is None else groups
+
+        rows = np.asarray(self._arrays.rows)
+        new_numbers = np.argsort([self._label_numbers[name] for name in names])
+        labels = new_numbers[np.asarray(self._arrays.labels)]
+        texts = _numbered(self._arrays.text_keys)
+        groups = None if config.split_by is None else _numbered(self._arrays.group_keys)
+
         if config.split_column is None:
             splits = split_rows(
-                labels, owners, texts, config.split_fractions, names, config.split_seed
+                labels, groups, texts, config.split_fractions, names, config.split_seed
             )
-            warnings = self._left_out(splits)
+            split_warnings = self._warn_of_left_out(splits)
         else:
-            self._check_declared(numbers, labels, splits, owners, names)
-            warnings = leaks(splits, texts)
-        rows = zip(map(int, labels), map(int, splits), map(int, numbers), strict=True)
-        self._insert("UPDATE sources SET label = ?, split = ? WHERE row = ?", rows)
-        if owners is None:
-            _, first = np.unique(texts, return_index=True)
-            shared = np.flatnonzero(np.bincount(texts)[texts] > 1)
-            pairs = ((str(numbers[first[texts[row]]]), int(numbers[row])) for row in shared)
-            self._insert("UPDATE sources SET group_name = ? WHERE row = ?", pairs)
+            splits = np.asarray(self._arrays.splits)
+            self._check_declared(rows, labels, splits, groups, names)
+            split_warnings = describe_leaks(splits, texts)
+
+        updates = zip(map(int, labels), map(int, splits), map(int, rows), strict=True)
+        self._insert("UPDATE sources SET label = ?, split = ? WHERE row = ?", updates)
+        if groups is None:
+            self._group_equal_texts(rows, texts)
         self._insert("INSERT INTO labels VALUES (?, ?)", enumerate(names))
+
+        warnings = [
+            *similar_labels(names),
+            *describe_repeats(rows, texts, labels, names),
+            *split_warnings,
+        ]
         facts = {
             "key": key,
             "csv": str(self._csv),
-            "notes": self._form.notes,
-            "skipped": self._bad.count,
-            "warnings": [
-                *similar_labels(names), *repeats(numbers, texts, labels, names), *warnings
-            ],
-        }  # fmt: skip
-        self._insert(
-            "INSERT INTO facts VALUES (?, ?)", ((n, json.dumps(v)) for n, v in facts.items())
-        )
+            "notes": self._format.notes,
+            "skipped": self._bad_rows.count,
+            "warnings": warnings,
+        }
+        fact_rows = ((name, json.dumps(value)) for name, value in facts.items())
+        self._insert("INSERT INTO facts VALUES (?, ?)", fact_rows)
 
-    def _left_out(self, splits: np.ndarray) -> list[str]:
-        missing = int((splits == LEFT_OUT).sum())
-        if not missing:
+    def _group_equal_texts(self, rows: np.ndarray, texts: np.ndarray) -> None:
+        """Makes rows with equal texts a group, named after its first row."""
+        _, first = np.unique(texts, return_index=True)
+        repeated = np.flatnonzero(np.bincount(texts)[texts] > 1)
+        updates = ((str(rows[first[texts[index]]]), int(rows[index])) for index in repeated)
+        self._insert("UPDATE sources SET group_name = ? WHERE row = ?", updates)
+
+    def _warn_of_left_out(self, splits: np.ndarray) -> list[str]:
+        count = int((splits == LEFT_OUT).sum())
+        if not count:
             return []
         return [
-            f"{missing:,} rows are in no split: their texts are also in a later one (of training, "
+            f"{count:,} rows are in no split: their texts are also in a later one (of training, "
             f"validation, test), in another group of data_config.split_by={self._config.split_by}"
         ]
 
     def _check_declared(
-        self, numbers: np.ndarray, labels: np.ndarray, splits: np.ndarray,
-        groups: np.ndarray | None, names: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        rows: np.ndarray,
+        labels: np.ndarray,
+        splits: np.ndarray,
+        groups: np.ndarray | None,
+        names: list[str],
+    ) -> None:
         """Refuses a split column that divides a group, or leaves a label out of the training."""
-        where = f"{self._csv}: column {self._config.split_column!r}"
+        column = f"{self._csv}: column {self._config.split_column!r}"
+
         if groups is not None:
-            first = np.unique(groups, return_index=True)[1][groups]  # the first row of each group
-            divided = np.flatnonzero(splits != splits[first])
+            first_of_group = np.unique(groups, return_index=True)[1][groups]
+            divided = np.flatnonzero(splits != splits[first_of_group])
             if len(divided):
-                one, other = first[divided[0]], divided[0]
+                other = divided[0]
+                first = first_of_group[other]
                 raise DataError(
-                    f"{where} divides a group of data_config.split_by={self._config.split_by}: "
-                    f"row {numbers[one]:,} is in {SPLITS[splits[one]]}, row {numbers[other]:,} of "
+                    f"{column} divides a group of data_config.split_by={self._config.split_by}: "
+                    f"row {rows[first]:,} is in {SPLITS[splits[first]]}, row {rows[other]:,} of "
                     f"the same group in {SPLITS[splits[other]]}"
                 )
-        trained = np.bincount(labels[splits == TRAIN], minlength=len(names))
-        unseen = [repr(names[n]) for n in np.flatnonzero(trained == 0)]
+
+        counts = np.bincount(labels[splits == TRAIN], minlength=len(names))
+        unseen = [repr(names[label]) for label in np.flatnonzero(counts == 0)]
         if unseen:
-            raise DataError(
-                f"{where} leaves no row for training with the label {', '.join(unseen[:_SHOWN])}"
-            )
+            labels_unseen = ", ".join(unseen[:_MOST_EXAMPLES_IN_NOTE])
+            raise DataError(f"{column} leaves no row for training with the label {labels_unseen}")
+
+
+def _numbered(keys: array[int]) -> np.ndarray:
+    """Numbers distinct keys from 0, int64 [rows]."""
+    return np.unique(np.asarray(keys), return_inverse=True)[1]
 
 
 def _order_of_labels(name: str) -> tuple[bool, float, str]:
-    """Numbers by their value, before all else by its letters."""
+    """Sorts whole numbers first, by value, then all other labels by their letters."""
     is_number = name.removeprefix("-").isdecimal() and name.isascii()
     return (not is_number, int(name) if is_number else 0, name)
 
 
 def split_rows(
-    labels: np.ndarray, groups: np.ndarray | None, texts: np.ndarray, fractions: Sequence[float],
-    names: Sequence[str], seed: int,
-) -> np.ndarray:  # fmt: skip
-    """The split of each source row, int8[rows]: TRAIN, VALIDATION or TEST; LEFT_OUT for a row whose
-    text is in a later split, in another group.
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    texts: np.ndarray,
+    fractions: Sequence[float],
+    names: Sequence[str],
+    seed: int,
+) -> np.ndarray:
+    """Assigns each source row to a split.
 
     Args:
-        labels, groups, texts: int[rows]; without groups, no split divides a text.
+        labels: int [rows], the label of each row.
+        groups: int [rows]; no split divides a group. None: no split divides a text.
+        texts: int [rows], the text of each row.
+        fractions: The shares of training, validation and test.
         names: The labels.
+        seed: Determines the result together with the rows.
+
+    Returns:
+        int8 [rows]: TRAIN, VALIDATION or TEST; LEFT_OUT for a row whose text is in a later split,
+        in another group.
 
     Raises:
         DataError: If a label has fewer texts (or groups) than there are splits.
     """
-    wanted = [split for split in range(3) if fractions[split] > 0]
-    unit = "text" if groups is None else "group"
-    _check_counts(labels, texts if groups is None else groups, unit, len(wanted), names)
-    if len(wanted) == 1:
+    used_splits = [split for split in range(3) if fractions[split] > 0]
+    if groups is None:
+        _check_counts(labels, texts, "text", len(used_splits), names)
+    else:
+        _check_counts(labels, groups, "group", len(used_splits), names)
+    if len(used_splits) == 1:
         return np.zeros(len(labels), np.int8)
+
     state = derive(seed, "splits") % 2**32
     if groups is not None:
-        divide = _by_group if groups.max() < _MANY_GROUPS else _by_many_groups
-        found = left_out(divide(labels, groups, fractions, state), texts)
+        divide = _split_by_group if groups.max() < _MANY_GROUPS else _split_by_many_groups
+        splits = left_out(divide(labels, groups, fractions, state), texts)
     elif texts.max() + 1 < len(texts):
-        found = _by_many_groups(labels, texts, fractions, state)
+        splits = _split_by_many_groups(labels, texts, fractions, state)
     else:
-        found = _by_row(labels, fractions, state)
-    missing = [SPLITS[split] for split in wanted if not (found == split).any()]
+        splits = _split_by_row(labels, fractions, state)
+
+    missing = [SPLITS[split] for split in used_splits if not (splits == split).any()]
     if missing:
         raise _too_few(labels, fractions, f"no row for {' and '.join(missing)}")
-    return found
+    return splits
 
 
-def _by_row(labels: np.ndarray, fractions: Sequence[float], state: int) -> np.ndarray:
+def _split_by_row(labels: np.ndarray, fractions: Sequence[float], state: int) -> np.ndarray:
     # Imported here because scikit-learn takes seconds, and only a new database needs it.
     from sklearn.model_selection import StratifiedShuffleSplit
 
-    found = np.zeros(len(labels), np.int8)
-    rest = np.arange(len(labels))
+    splits = np.zeros(len(labels), np.int8)
+    unassigned = np.arange(len(labels))
     for split in (TEST, VALIDATION):
         if fractions[split] == 0:
             continue
-        # At least one row per label, so that no label of a small table need be absent.
+
+        # At least one row for each label, so that a small table does not lose a label.
         size = max(math.floor(fractions[split] * len(labels) + 0.5), len(np.unique(labels)))
         splitter = StratifiedShuffleSplit(1, test_size=size, random_state=state)
         try:
-            keep, taken = next(splitter.split(rest, labels[rest]))
+            remaining, taken = next(splitter.split(unassigned, labels[unassigned]))
         except ValueError as error:
             raise _too_few(labels, fractions, str(error)) from error
-        found[rest[taken]] = split
-        rest = np.sort(rest[keep])
-    return found
+
+        splits[unassigned[taken]] = split
+        unassigned = np.sort(unassigned[remaining])
+    return splits
 
 
-def _by_group(
+def _split_by_group(
     labels: np.ndarray, groups: np.ndarray, fractions: Sequence[float], state: int
 ) -> np.ndarray:
-    """Makes folds of whole groups with about the same labels, and deals out the folds."""
+    """Makes folds of whole groups with about the same labels, and assigns each fold to a split."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    exact = math.lcm(
+    # With this number of folds, the splits would have exactly the fractions.
+    exact_folds = math.lcm(
         *(Fraction(share).limit_denominator(_MOST_FOLDS).denominator for share in fractions)
     )
-    number_of_groups = len(np.unique(groups))
-    folds = min(exact, _MOST_FOLDS, number_of_groups, int(np.bincount(labels).min()))
+    folds = min(exact_folds, _MOST_FOLDS, len(np.unique(groups)), int(np.bincount(labels).min()))
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=state)
-    order = splitter.split(np.zeros(len(labels)), labels, groups)
-    found = np.zeros(len(labels), np.int8)
+    remaining_folds = splitter.split(np.zeros(len(labels)), labels, groups)
+
+    splits = np.zeros(len(labels), np.int8)
     for split in (TEST, VALIDATION):
-        number = max(1, round(fractions[split] * folds)) if fractions[split] > 0 else 0
-        for _, taken in islice(order, number):
-            found[taken] = split
-    return found
+        count = max(1, round(fractions[split] * folds)) if fractions[split] > 0 else 0
+        for _, taken in islice(remaining_folds, count):
+            splits[taken] = split
+    return splits
 
 
-def _by_many_groups(
+def _split_by_many_groups(
     labels: np.ndarray, groups: np.ndarray, fractions: Sequence[float], state: int
 ) -> np.ndarray:
-    """Deals out whole groups, the largest first, each to the split that most lacks its label.
+    """Assigns whole groups, the largest first, each to the split that most lacks its label.
 
-    The label of a group is that of most of its rows. A group that is larger than what any split
-    lacks goes where most rows are lacking, which is usually the training. The last groups of a
-    label go to the splits that have none.
+    The label of a group is the label that most of its rows have. A group that is larger than the
+    need of any split goes where most rows are lacking, which is usually the training. The last
+    groups of a label go to the splits that have none.
     """
-    label_of = _commonest(labels, groups)
+    group_labels = _most_common_labels(labels, groups)
     sizes = np.bincount(groups)
-    order = np.random.default_rng(state).permutation(len(sizes))
-    order = order[np.argsort(-sizes[order], kind="stable")]
-    remaining = np.bincount(label_of, minlength=labels.max() + 1).tolist()  # groups of each label
-    wanted = [
-        {split: max(round(share * rows), 1) for split, share in enumerate(fractions) if share > 0}
-        for rows in np.bincount(label_of, sizes, minlength=len(remaining)).tolist()
-    ]
-    lacking = [{**rows} for rows in wanted]
-    found = np.zeros(len(sizes), np.int8)
+    shuffled = np.random.default_rng(state).permutation(len(sizes))
+    order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
+
+    groups_left = np.bincount(group_labels, minlength=labels.max() + 1).tolist()  # of each label
+    rows_of_labels = np.bincount(group_labels, sizes, minlength=len(groups_left)).tolist()
+    targets: list[dict[int, int]] = []  # of each label, the rows that each split shall have
+    for rows in rows_of_labels:
+        target = {
+            split: max(round(share * rows), 1) for split, share in enumerate(fractions) if share > 0
+        }
+        targets.append(target)
+
+    lacking = [dict(target) for target in targets]
+    splits_of_groups = np.zeros(len(sizes), np.int8)
     for group in order.tolist():
-        label, size = int(label_of[group]), int(sizes[group])
-        split = _neediest(lacking[label], wanted[label], size, remaining[label])
-        found[group] = split
+        label = int(group_labels[group])
+        size = int(sizes[group])
+        split = _neediest(lacking[label], targets[label], size, groups_left[label])
+
+        splits_of_groups[group] = split
         lacking[label][split] -= size
-        remaining[label] -= 1
-    return found[groups]
+        groups_left[label] -= 1
+    return splits_of_groups[groups]
 
 
 def _neediest(
-    lacking: Mapping[int, int], wanted: Mapping[int, int], size: int, remaining: int
+    lacking: Mapping[int, int], target: Mapping[int, int], size: int, groups_left: int
 ) -> int:
-    """The split of the next group of a label, of `size` rows.
+    """Chooses the split for the next group of a label.
 
     Args:
         lacking: Rows that each split still lacks.
-        wanted: Rows that it shall have.
-        remaining: The number of groups of the label that have no split yet, with this one.
+        target: Rows that each split shall have.
+        size: Rows of the group.
+        groups_left: Number of groups of the label that have no split yet, including this one.
     """
-    empty = [split for split in lacking if lacking[split] == wanted[split]]
-    if remaining <= len(empty):
+    empty = [split for split in lacking if lacking[split] == target[split]]
+    if groups_left <= len(empty):
         return max(empty, key=lacking.__getitem__)
+
     fitting = [split for split in lacking if lacking[split] >= size]
     if fitting:
-        return max(fitting, key=lambda split: lacking[split] / wanted[split])
+        return max(fitting, key=lambda split: lacking[split] / target[split])
     return max(lacking, key=lacking.__getitem__)
 
 
-def _commonest(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """The label that most rows of each group have (on a tie the first), int64[groups]."""
-    size = int(labels.max()) + 1
-    cells, counts = np.unique(groups * size + labels, return_counts=True)
-    cells = cells[np.lexsort((-counts, cells // size))]
-    commonest: np.ndarray = cells[np.unique(cells // size, return_index=True)[1]] % size
-    return commonest
+def _most_common_labels(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Returns the most common label of each group (on a tie the first), int64 [groups]."""
+    label_count = int(labels.max()) + 1
+    cells, counts = np.unique(groups * label_count + labels, return_counts=True)
+    group_of_cell = cells // label_count
+
+    # Within each group, the cell with the most rows comes first.
+    cells = cells[np.lexsort((-counts, group_of_cell))]
+    _, first = np.unique(cells // label_count, return_index=True)
+    common_labels: np.ndarray = cells[first] % label_count
+    return common_labels
 
 
 def left_out(splits: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    """The splits, but LEFT_OUT for each row whose text is also in a later split.
+    """Returns the splits, with LEFT_OUT for each row whose text is also in a later split.
 
     The order is training, validation, test, so the test split is always complete.
     """
@@ -439,71 +564,88 @@ def _too_few(labels: np.ndarray, fractions: Sequence[float], reason: str) -> Dat
 
 
 def _check_counts(
-    labels: np.ndarray, groups: np.ndarray, unit: str, splits: int, names: Sequence[str]
+    labels: np.ndarray, units: np.ndarray, unit_name: str, splits: int, names: Sequence[str]
 ) -> None:
-    """Refuses labels with fewer texts or groups than splits: some split could not have them."""
-    pairs = np.unique(groups * len(names) + labels)
+    """Refuses labels with fewer texts or groups than splits: some split would lack the label.
+
+    Args:
+        labels: int [rows], the label of each row.
+        units: int [rows], the text or the group of each row.
+        unit_name: "text" or "group", for the message.
+        splits: Number of splits.
+        names: The labels.
+    """
+    pairs = np.unique(units * len(names) + labels)
     counts = np.bincount(pairs % len(names), minlength=len(names))
-    few = [f"{names[n]} ({counts[n]})" for n in np.flatnonzero(counts < splits).tolist()]
-    if few:
+    rare_labels = np.flatnonzero(counts < splits).tolist()
+    rare = [f"{names[label]} ({counts[label]})" for label in rare_labels]
+    if rare:
         raise DataError(
-            f"{len(few)} of {len(names)} labels have fewer {unit}s than there are splits "
-            f"({splits}): {some_of(few, _LISTED)}. Is data_config.label_column the column "
-            "of the labels? Merge or remove rare labels, set a fraction of "
+            f"{len(rare)} of {len(names)} labels have fewer {unit_name}s than there are splits "
+            f"({splits}): {list_some(rare, _MOST_LABELS_IN_ERROR)}. Is data_config.label_column "
+            "the column of the labels? Merge or remove rare labels, set a fraction of "
             "data_config.split_fractions to 0, or divide the rows yourself: "
             "data_config.split_column"
         )
 
 
 def text_key(text: str) -> int:
-    """A hash of 64 bits that is equal for texts that differ in white space only."""
+    """Returns a 64-bit hash that is equal for texts that differ in white space only."""
     return xxhash.xxh3_64_intdigest(" ".join(text.split()).encode())
 
 
-def some_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
-    """The first items, and how many more there are."""
-    more = [f"and {len(items) - most:,} more"] if len(items) > most else []
-    return separator.join([*items[:most], *more])
+def list_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """Joins the first items, and states how many more there are."""
+    listed_items = list(items[:limit])
+    if len(items) > limit:
+        listed_items.append(f"and {len(items) - limit:,} more")
+    return separator.join(listed_items)
 
 
-def repeats(
+def describe_repeats(
     rows: np.ndarray, texts: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> list[str]:
-    """Describes repeated texts, and those with several labels, by the numbers of their rows."""
-    distinct = int(texts.max()) + 1
-    if distinct == len(texts):
+    """Describes repeated texts, and texts with several labels, by the numbers of their rows."""
+    text_count = int(texts.max()) + 1
+    if text_count == len(texts):
         return []
+
     notes = [
-        f"{len(texts) - distinct:,} of {len(texts):,} rows repeat the text of an earlier row "
+        f"{len(texts) - text_count:,} of {len(texts):,} rows repeat the text of an earlier row "
         "(compared without differences in white space)"
     ]
-    cells, first = np.unique(texts * len(names) + labels, return_index=True)
-    owners = cells // len(names)
-    ambiguous = np.flatnonzero(np.bincount(owners) > 1)
+
+    # A cell is a text with one of its labels.
+    cells, first_of_cell = np.unique(texts * len(names) + labels, return_index=True)
+    text_of_cell = cells // len(names)
+    ambiguous = np.flatnonzero(np.bincount(text_of_cell) > 1)
     if len(ambiguous):
-        shown = [
-            " and ".join(
-                f"row {rows[row]:,} ({names[labels[row]]})"
-                for row in np.sort(first[owners == text])[:2]
+        examples = []
+        for text in ambiguous[:_MOST_EXAMPLES_IN_NOTE]:
+            first, second = np.sort(first_of_cell[text_of_cell == text])[:2]
+            examples.append(
+                f"row {rows[first]:,} ({names[labels[first]]}) and "
+                f"row {rows[second]:,} ({names[labels[second]]})"
             )
-            for text in ambiguous[:_SHOWN]
-        ]
-        more = f"; and {len(ambiguous) - _SHOWN:,} more" if len(ambiguous) > _SHOWN else ""
-        verb = "text has" if len(ambiguous) == 1 else "texts have"
-        notes.append(f"{len(ambiguous):,} {verb} more than one label: {'; '.join(shown)}{more}")
+
+        count = len(ambiguous)
+        omitted = count - _MOST_EXAMPLES_IN_NOTE
+        ending = f"; and {omitted:,} more" if omitted > 0 else ""
+        verb = "text has" if count == 1 else "texts have"
+        notes.append(f"{count:,} {verb} more than one label: {'; '.join(examples)}{ending}")
     return notes
 
 
-def leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
+def describe_leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
     """Describes how much of each held-out split is also in the training split."""
     notes = []
-    for split in range(TRAIN + 1, len(SPLITS)):
-        own = texts[splits == split]
-        seen = int(np.isin(own, texts[splits == TRAIN]).sum())
+    for split in (VALIDATION, TEST):
+        split_texts = texts[splits == split]
+        seen = int(np.isin(split_texts, texts[splits == TRAIN]).sum())
         if seen:
             notes.append(
-                f"{seen:,} of {len(own):,} rows of the {SPLITS[split]} split have a text that is "
-                "also in the training split: scores on them are too high"
+                f"{seen:,} of {len(split_texts):,} rows of the {SPLITS[split]} split have a text "
+                "that is also in the training split: scores on them are too high"
             )
     return notes
 
@@ -513,12 +655,15 @@ def similar_labels(names: Sequence[str]) -> list[str]:
     of their number (`1` and `1.0`).
     """
     plain = {name: _plain(name) for name in names}
+    ordered = sorted(names, key=lambda name: (plain[name], name))
     pairs = [
         f"{first!r} and {second!r}"
-        for first, second in pairwise(sorted(names, key=lambda name: (plain[name], name)))
+        for first, second in pairwise(ordered)
         if plain[first] == plain[second]
     ]
-    return [f"labels that may be meant as one: {some_of(pairs, _SHOWN)}"] if pairs else []
+    if not pairs:
+        return []
+    return [f"labels that may be meant as one: {list_some(pairs, _MOST_EXAMPLES_IN_NOTE)}"]
 
 
 def _plain(name: str) -> str:

@@ -1,9 +1,9 @@
-"""The systems that are fitted, not trained by steps: on words, on frozen vectors, and on both.
+"""Systems that are fitted instead of trained by steps: on words, on frozen vectors, and on both.
 
     training split -> TF-IDF features, pooled vectors of the untouched encoder -> linear solutions
 
-Each is fitted on the training split with scikit-learn. What it leaves open (the strength of the
-regularization, the weight of the vectors beside the words, the scale of the logits) is chosen on
+Each system is fitted on the training split with scikit-learn. The remaining settings (strength of
+the regularization, weight of the vectors relative to the words, scale of the logits) are chosen on
 the validation split. The solvers are deterministic. One process fits while the others wait, and
 writes the solutions to `systems/` of the run folder, from which a resumed run reads them.
 """
@@ -56,13 +56,16 @@ logger = logging.getLogger(__name__)
 FOLDER = "systems"  # in the run folder
 FACTS = "systems.json"
 
-MOST_WEIGHTS = 1 << 26  # of a linear model of words: half a gigabyte, twice
+MOST_WEIGHTS = 1 << 26
+"""Limit on the weights of a linear model of words: half a gigabyte, held twice."""
 MOST_LOGITS = 1 << 23
-"""Of the training texts, all of which the logistic regression computes in each iteration."""
+"""Limit on the logits of all training texts, which each iteration of the logistic regression
+computes.
+"""
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 """Inverse regularization strengths of the logistic regression on standardized vectors."""
 VECTOR_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
-"""Norms of the vectors relative to that of the words, which is 1; 0 is the linear system."""
+"""Norms of the vectors relative to the norm of the words, which is 1; 0 is the linear system."""
 
 _ABSENT = -1e4  # the logit of a label without a training text
 _NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
@@ -73,33 +76,41 @@ Array = np.ndarray
 
 
 class Systems:
-    """The fitted systems of a run, in a folder."""
+    """The fitted systems of a run, read from their folder.
+
+    Attributes:
+        predicted: By method, the simplest first: the predicted labels of the validation texts.
+        settings: By method: the settings chosen on the validation split.
+        notes: Which systems were left out, and why.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         content = parse_json((folder / FACTS).read_text(encoding="utf-8"))
         facts = content["systems"]
-        # By method, the simplest first: the predicted labels of the texts of the validation split,
-        # and what was chosen on it.
-        self.predicted = {name: np.array(own["predicted"], int) for name, own in facts.items()}
-        self.settings = {name: own["settings"] for name, own in facts.items()}
-        self.notes: list[str] = content["notes"]  # which systems were left out, and why
+        self.predicted = {
+            method: np.array(entry["predicted"], int) for method, entry in facts.items()
+        }
+        self.settings = {method: entry["settings"] for method, entry in facts.items()}
+        self.notes: list[str] = content["notes"]
 
     def load(self, method: str, encoder: PreTrainedModel | None) -> Classifier:
-        """A fitted system, on the untouched encoder if it is to be applied to vectors."""
+        """Loads a fitted system, with the untouched encoder if it is to be applied to vectors."""
         return load_linear(self._folder / method, encoder)
 
 
 def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
-    """The fitted systems of a run, which are fitted first if they are not in its folder.
+    """Opens the fitted systems of a run; fits them first if they are not in its folder.
 
-    Every process calls it: one fits while the others wait.
+    Every process calls this function: one fits while the others wait.
 
     Raises:
         DataError: If there is no validation split to choose on.
     """
-    config, examples = task.config, task.examples
-    folder, metric = Path(config.out_dir) / FOLDER, score_to_choose(config)
+    config = task.config
+    examples = task.examples
+    folder = Path(config.out_dir) / FOLDER
+    metric = score_to_choose(config)
     key = {
         "examples": examples.key,
         "methods": list(methods),
@@ -108,38 +119,43 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
         "weights": task.weights,
         "metric": metric,
     }
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusively(folder.with_name(f".{FOLDER}.lock"), "linear systems are fitted"):
-        if not _is_of(folder, key):
-            only_words = {*methods} == {LINEAR}
-            if not only_words and not len(examples.sources("validation")):
-                raise DataError(
-                    f"method={config.method}: the table has no validation split to choose on; "
-                    "expected some rows of validation, or method=linear, or method=fine_tune "
-                    "head_start=random"
-                )
-            frozen = None if only_words else task.untouched_encoder()
-            with opaque_work():
-                train, validation = _read_splits(task, frozen)
-                fitting = Fitting(
-                    examples.labels, task.weights, train, validation, config.pooling, metric
-                )
-                fitting.fit(methods)
-            _write(folder, key, fitting)
+        if _is_of(folder, key):
+            return Systems(folder)
+
+        only_words = {*methods} == {LINEAR}
+        if not only_words and not len(examples.sources("validation")):
+            raise DataError(
+                f"method={config.method}: the table has no validation split to choose on; "
+                "expected some rows of validation, or method=linear, or method=fine_tune "
+                "head_start=random"
+            )
+
+        encoder = None if only_words else task.untouched_encoder()
+        with opaque_work():
+            train, validation = _read_splits(task, encoder)
+            fitting = Fitting(
+                examples.labels, task.weights, train, validation, config.pooling, metric
+            )
+            fitting.fit(methods)
+        _write(folder, key, fitting)
     return Systems(folder)
 
 
 def score_to_choose(config: ClassificationConfig) -> str:
-    """The score by which systems are chosen: `keep_best_by` if it is one of texts."""
+    """Returns the score by which systems are chosen: `keep_best_by` if it is a score of texts."""
     return config.keep_best_by if config.keep_best_by in SCORES else "macro_f1"
 
 
 def _is_of(folder: Path, key: Mapping[str, Any]) -> bool:
+    """Whether a folder has the systems that a key describes."""
     try:
-        found = parse_json((folder / FACTS).read_text(encoding="utf-8"))["key"]
+        saved_key = parse_json((folder / FACTS).read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, KeyError):
         return False
-    return bool(found == json.loads(json.dumps(key)))
+    return bool(saved_key == json.loads(json.dumps(key)))
 
 
 def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
@@ -149,6 +165,7 @@ def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
         for method, model in fitting.models.items():
             (part / method).mkdir()
             model.save_linear(part / method)
+
         facts = {name: fitting.facts[name] for name in FITTED if name in fitting.facts}
         content = {"key": key, "systems": facts, "notes": fitting.notes}
         (part / FACTS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -156,16 +173,24 @@ def _write(folder: Path, key: Mapping[str, Any], fitting: Fitting) -> None:
 
 
 def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple[Split, Split]:
-    """The training and the validation split; the encoder is run on them if there is one."""
-    examples, device, model = task.examples, default_device(), None
+    """Reads the training and the validation split, and runs the encoder, if any, on them."""
+    examples = task.examples
+    device = default_device()
+    scorer = task.scorer(Processes(device=device))
+
+    model = None
     if encoder is not None:
         pooling = task.config.pooling
         description = Description(FROZEN, list(examples.labels), pooling, has_words=False)
         model = Classifier(description, encoder).to(device).eval()
-    scorer = task.scorer(Processes(device=device))
 
     def read(split: str) -> Split:
-        rows = [*examples.texts(split)]
+        labels: list[int] = []
+        texts: list[str] = []
+        for _, text, label in examples.texts(split):
+            labels.append(label)
+            texts.append(text)
+
         vectors = None
         if model is not None:
             chunks = examples.read(examples.chunks(split))
@@ -173,8 +198,7 @@ def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple
             if chunks:
                 _, first, counts = texts_of(chunks)
                 vectors = means_over_chunks(scorer.outputs(model.vectors, chunks), first, counts)
-        truth = np.array([label for _, _, label in rows], np.int64)
-        return Split(truth, [text for _, text, _ in rows], vectors)
+        return Split(np.array(labels, np.int64), texts, vectors)
 
     return read("train"), read("validation")
 
@@ -197,161 +221,243 @@ class Solution:
     bias: Array  # float [labels]
 
     def scaled(self, factor: float) -> Solution:
-        """The function with all logits multiplied."""
-        words, head = (None if part is None else part * factor for part in (self.words, self.head))
+        """Returns the function with all logits multiplied."""
+        words = None if self.words is None else self.words * factor
+        head = None if self.head is None else self.head * factor
         return Solution(words, head, self.bias * factor)
 
     def logits(self, words: csr_matrix | None, vectors: Array | None) -> Array:
-        """float64 [texts, labels]."""
-        found = np.asarray(self.bias)[None]
+        """Computes the logits from word features and vectors, float64 [texts, labels]."""
+        logits = np.asarray(self.bias)[None]
         if self.words is not None:
-            found = found + words @ self.words.T
+            logits = logits + words @ self.words.T
         if self.head is not None:
             assert vectors is not None
-            found = found + vectors @ self.head.T
-        return found
+            logits = logits + vectors @ self.head.T
+        return logits
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A solution, and the settings that it was fitted with."""
+
+    settings: dict[str, float]
+    solution: Solution
 
 
 class Fitting:
-    """Fits systems on the training split, and chooses by a score on the validation split, which may
-    be empty. The weights are those of the labels in training.
+    """Fits systems on the training split, and chooses by a score on the validation split.
+
+    Args:
+        labels: The names of the labels.
+        weights: The weight of each label in training.
+        train: Must have a text.
+        validation: May be empty; then the first candidate of each system is kept.
+        pooling: How the vectors of a chunk's tokens become one vector.
+        metric: The score to choose by.
+
+    Attributes:
+        models: The fitted systems by method.
+        facts: By method, the entries that `Systems` reads.
+        notes: Which systems were left out, and why.
     """
 
     def __init__(
-        self, labels: Sequence[str], weights: Sequence[float], train: Split, validation: Split,
-        pooling: str = "mean", metric: str = "macro_f1",
-    ) -> None:  # fmt: skip
+        self,
+        labels: Sequence[str],
+        weights: Sequence[float],
+        train: Split,
+        validation: Split,
+        pooling: str = "mean",
+        metric: str = "macro_f1",
+    ) -> None:
         self._labels = [*labels]
-        self._train, self._validation = train, validation
-        self._pooling, self._metric = pooling, metric
-        self._seen = np.unique(train.truth)
-        self._weights = {label: weights[label] for label in self._seen.tolist()}
-        self.models: dict[str, Classifier] = {}  # by method
-        self.facts: dict[str, dict[str, Any]] = {}  # what `Systems` reads
+        self._train = train
+        self._validation = validation
+        self._pooling = pooling
+        self._metric = metric
+        self._training_labels = np.unique(train.truth)
+        self._weights = {label: weights[label] for label in self._training_labels.tolist()}
+
+        self.models: dict[str, Classifier] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
         self.notes: list[str] = []
 
     def fit(self, methods: Sequence[str]) -> None:
-        """Fits the systems in the order in which later ones need earlier ones."""
+        """Fits the systems of some methods."""
         if LINEAR in methods or COMBINED in methods:
             self._fit_words(methods)
         if FROZEN in methods:
             self._fit_vectors()
 
     def _fit_words(self, methods: Sequence[str]) -> None:
+        """Fits SVMs on words, and on words with vectors."""
         features = word_features()
         try:
             words = features.fit_transform(self._train.texts)
         except ValueError:  # no text has a word
             words = None
-        if words is None or len(self._seen) < 2:
-            most = int(np.bincount(self._train.truth).argmax())
-            bias, nothing = np.zeros(len(self._labels)), np.zeros((len(self._labels), 0))
-            bias[most] = 1.0
-            self._keep(LINEAR, Solution(nothing, None, bias), [most] * len(self._validation.texts))
+
+        if words is None or len(self._training_labels) < 2:
+            self._keep_majority()
             return
-        if len(self._seen) * words.shape[1] > MOST_WEIGHTS:
+        if len(self._training_labels) * words.shape[1] > MOST_WEIGHTS:
             self.notes.append(
                 f"TF-IDF + linear SVM left out: with {len(self._labels):,} "
                 f"labels it would have more than {MOST_WEIGHTS:,} weights"
             )
             return
-        others = features.transform(self._validation.texts) if self._validation.texts else words[:0]
-        best = self._svm(words, None, 0.0)
+
+        validation_words = words[:0]
+        if self._validation.texts:
+            validation_words = features.transform(self._validation.texts)
+
+        words_alone = self._fit_svm(words, None, 0.0)
         if LINEAR in methods:
-            self._choose(LINEAR, [({}, best)], features, others)
+            self._choose(LINEAR, [Candidate({}, words_alone)], features, validation_words)
+
         vectors = self._train.vectors
         if COMBINED in methods and vectors is not None:
-            without = replace(best, head=np.zeros((len(self._labels), vectors.shape[1])))
-            candidates = [({"vector_weight": 0.0}, without)]
+            no_head = np.zeros((len(self._labels), vectors.shape[1]))
+            candidates = [Candidate({"vector_weight": 0.0}, replace(words_alone, head=no_head))]
             for weight in VECTOR_WEIGHTS:
-                candidates.append(({"vector_weight": weight}, self._svm(words, vectors, weight)))
-            self._choose(COMBINED, candidates, features, others)
+                solution = self._fit_svm(words, vectors, weight)
+                candidates.append(Candidate({"vector_weight": weight}, solution))
+            self._choose(COMBINED, candidates, features, validation_words)
 
-    def _svm(self, words: csr_matrix, vectors: Array | None, weight: float) -> Solution:
-        """A linear SVM with C = 1 on words, and on standardized vectors of the norm `weight`."""
+    def _keep_majority(self) -> None:
+        """Keeps a linear system that always predicts the most frequent training label."""
+        majority = int(np.bincount(self._train.truth).argmax())
+        bias = np.zeros(len(self._labels))
+        bias[majority] = 1.0
+        no_weights = np.zeros((len(self._labels), 0))
+        predicted = [majority] * len(self._validation.texts)
+        self._keep(LINEAR, Solution(no_weights, None, bias), predicted)
+
+    def _fit_svm(self, words: csr_matrix, vectors: Array | None, weight: float) -> Solution:
+        """Fits a linear SVM with C = 1 on words, and on standardized vectors of the norm `weight`.
+
+        `vectors` is None for words alone.
+        """
+        # Imported here because scikit-learn takes seconds.
         from sklearn.svm import LinearSVC
 
-        columns, standard = words, None
-        if vectors is not None:
-            standard = Standard.of(vectors, weight)
-            columns = hstack([words, csr_matrix(standard.apply(vectors))], "csr")
         model = LinearSVC(C=1.0, class_weight=self._weights, random_state=0)
-        model.fit(columns, self._train.truth)
-        coefficients, bias = self._of_all_labels(model)
-        if standard is None:
+        if vectors is None:
+            model.fit(words, self._train.truth)
+            coefficients, bias = self._expand_labels(model)
             return Solution(coefficients, None, bias)
-        split = words.shape[1]
-        head, bias = standard.fold(coefficients[:, split:], bias)
-        return Solution(coefficients[:, :split], head, bias)
+
+        standard = Standard.of(vectors, weight)
+        model.fit(hstack([words, csr_matrix(standard.apply(vectors))], "csr"), self._train.truth)
+        coefficients, bias = self._expand_labels(model)
+        word_count = words.shape[1]
+        head, bias = standard.fold(coefficients[:, word_count:], bias)
+        return Solution(coefficients[:, :word_count], head, bias)
 
     def _fit_vectors(self) -> None:
-        """Logistic regression on standardized vectors."""
+        """Fits logistic regressions on standardized vectors."""
         from sklearn.linear_model import LogisticRegression
 
-        vectors, count = self._train.vectors, len(self._seen)
+        vectors = self._train.vectors
         assert vectors is not None
-        if count < 2 or count * len(vectors) > MOST_LOGITS:
-            reason = (
-                "the training texts have one label" if count < 2
-                else f"with {count:,} labels it would need more than {MOST_LOGITS:,} logits"
-            )  # fmt: skip
+        label_count = len(self._training_labels)
+
+        reason = None
+        if label_count < 2:
+            reason = "the training texts have one label"
+        elif label_count * len(vectors) > MOST_LOGITS:
+            reason = f"with {label_count:,} labels it would need more than {MOST_LOGITS:,} logits"
+        if reason is not None:
             self.notes.append(f"there is no logistic regression on frozen vectors: {reason}")
             return
+
         standard = Standard.of(vectors, vectors.shape[1] ** 0.5)
-        columns, candidates = standard.apply(vectors), []
+        columns = standard.apply(vectors)
+        candidates: list[Candidate] = []
         for strength in STRENGTHS:
             model = LogisticRegression(
                 C=strength, class_weight=self._weights, max_iter=300, tol=1e-3
             )
             model.fit(columns, self._train.truth)
-            head, bias = standard.fold(*self._of_all_labels(model))
-            candidates.append(({"C": strength}, Solution(None, head, bias)))
+            head, bias = standard.fold(*self._expand_labels(model))
+            candidates.append(Candidate({"C": strength}, Solution(None, head, bias)))
         self._choose(FROZEN, candidates)
 
-    def _of_all_labels(self, model: Any) -> tuple[Array, Array]:
-        """Coefficients and biases of all labels; scikit-learn's have one row for two labels."""
-        rows, bias = model.coef_, model.intercept_
+    def _expand_labels(self, model: Any) -> tuple[Array, Array]:
+        """Returns coefficients and biases of all labels from a model of the training labels.
+
+        With two labels, scikit-learn has a single row, of the difference between them.
+        """
+        rows = model.coef_
+        bias = model.intercept_
         if len(model.classes_) == 2:
-            rows, bias = np.concatenate([-rows, rows]) / 2, np.concatenate([-bias, bias]) / 2
+            rows = np.concatenate([-rows, rows]) / 2
+            bias = np.concatenate([-bias, bias]) / 2
+
         coefficients = np.zeros((len(self._labels), rows.shape[1]))
         biases = np.full(len(self._labels), _ABSENT)
-        coefficients[model.classes_], biases[model.classes_] = rows, bias
+        coefficients[model.classes_] = rows
+        biases[model.classes_] = bias
         return coefficients, biases
 
     def _choose(
-        self, method: str, candidates: Sequence[tuple[dict[str, float], Solution]],
-        features: Any = None, words: csr_matrix | None = None,
-    ) -> None:  # fmt: skip
-        """Keeps the best candidate (settings, and the solution with them) on the validation split,
-        the first of equal ones.
+        self,
+        method: str,
+        candidates: Sequence[Candidate],
+        features: Any = None,
+        words: csr_matrix | None = None,
+    ) -> None:
+        """Keeps the candidate with the best score on the validation split, on a tie the first.
+
+        Args:
+            features: The fitted vectorizer, if the solutions have word features.
+            words: The word features of the validation texts.
         """
-        settings, solution = candidates[0]
-        predicted: list[int] = []
         truth = self._validation.truth
-        if len(truth):
-            found = [one.logits(words, self._validation.vectors) for _, one in candidates]
-            guesses = [logits.argmax(1) for logits in found]
-            count, metric = len(self._labels), self._metric
-            best = int(np.argmax([Confusion.of(truth, g, count).scores()[metric] for g in guesses]))
-            settings, solution = candidates[best]
-            solution = solution.scaled(best_scale(found[best], truth))
-            predicted = guesses[best].tolist()
-        self._keep(method, solution, predicted, settings, features)
+        if not len(truth):
+            self._keep(method, candidates[0].solution, [], candidates[0].settings, features)
+            return
+
+        logits: list[Array] = []
+        scores: list[float] = []
+        for candidate in candidates:
+            logits.append(candidate.solution.logits(words, self._validation.vectors))
+            confusion = Confusion.of(truth, logits[-1].argmax(1), len(self._labels))
+            scores.append(confusion.scores()[self._metric])
+
+        best = int(np.argmax(scores))
+        solution = candidates[best].solution.scaled(best_scale(logits[best], truth))
+        predicted = logits[best].argmax(1).tolist()
+        self._keep(method, solution, predicted, candidates[best].settings, features)
 
     def _keep(
-        self, method: str, solution: Solution, predicted: list[int],
-        settings: Mapping[str, float] | None = None, features: Any = None,
-    ) -> None:  # fmt: skip
-        words, head, bias = None, None, solution.bias
+        self,
+        method: str,
+        solution: Solution,
+        predicted: list[int],
+        settings: Mapping[str, float] | None = None,
+        features: Any = None,
+    ) -> None:
+        """Turns a solution into a classifier, whose bias is in the words, or else in the head."""
+        bias = solution.bias
+        words = None
         if solution.words is not None:
             ngrams = [] if features is None else features.get_feature_names_out().tolist()
             idf = np.zeros(0) if features is None else features.idf_
             words = Words(ngrams, idf, solution.words, bias)
             bias = np.zeros_like(bias)
+
+        head = None
         if solution.head is not None:
             head = nn.Linear(solution.head.shape[1], len(bias))
-            weights = {"weight": solution.head, "bias": bias}
-            head.load_state_dict({name: torch.from_numpy(own) for name, own in weights.items()})
+            head.load_state_dict(
+                {
+                    "weight": torch.from_numpy(solution.head),
+                    "bias": torch.from_numpy(bias),
+                }
+            )
+
         pooling = None if head is None else self._pooling
         description = Description(method, self._labels, pooling, words is not None)
         self.models[method] = Classifier(description, head=head, words=words)
@@ -373,7 +479,7 @@ class Standard:
 
     @classmethod
     def of(cls, vectors: Array, norm: float) -> Standard:
-        """Such that the root mean square of the norms of these vectors becomes `norm`."""
+        """Fits the standardization in which the root mean square norm of the vectors is `norm`."""
         deviation = vectors.std(0, dtype=np.float64)
         varies = deviation > _LEAST_DEVIATION * deviation.max()
         scale = np.zeros_like(deviation)
@@ -381,28 +487,31 @@ class Standard:
         return cls(vectors.mean(0, dtype=np.float64), scale)
 
     def apply(self, vectors: Array) -> Array:
-        """The standardized vectors, float64 [texts, hidden size]."""
+        """Returns the standardized vectors, float64 [texts, hidden size]."""
         return (vectors - self.mean) * self.scale
 
     def fold(self, coefficients: Array, bias: Array) -> tuple[Array, Array]:
-        """The linear function of the vectors themselves that is one of the standardized ones."""
+        """Converts a linear function of standardized vectors to one of the vectors themselves."""
         weight = coefficients * self.scale
         return weight, bias - weight @ self.mean
 
 
 def best_scale(logits: Array, labels: Array) -> float:
-    """The factor of the logits, float64 [texts, labels], with the lowest cross-entropy (Guo et al.
-    2017, arXiv 1706.04599).
+    """Finds the factor of the logits, float64 [texts, labels], with the lowest cross-entropy.
+
+    Source: Guo et al. 2017, arXiv 1706.04599.
     """
-    own = logits[np.arange(len(labels)), labels]
-    known = own > _ABSENT / 2
-    if not known.any():
+    target_logits = logits[np.arange(len(labels)), labels]
+    is_trained = target_logits > _ABSENT / 2  # texts whose label has a training text
+    if not is_trained.any():
         return 1.0
-    logits, own = logits[known], own[known]
+
+    logits = logits[is_trained]
+    target_logits = target_logits[is_trained]
 
     def loss(log_scale: float) -> float:
         scale = np.exp(log_scale)
-        return float(np.mean(logsumexp(scale * logits, axis=1) - scale * own))
+        return float(np.mean(logsumexp(scale * logits, axis=1) - scale * target_logits))
 
     bounds = (-_LARGEST_SCALE, _LARGEST_SCALE)
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
@@ -411,8 +520,10 @@ def best_scale(logits: Array, labels: Array) -> float:
 def fit_words(
     labels: Sequence[str], weights: Sequence[float], truth: Array, texts: Sequence[str]
 ) -> tuple[Words | None, list[str]]:
-    """The system of `method=linear`, fitted on training texts without a validation split; None, and
-    a note on that, if it would have more than `MOST_WEIGHTS` weights.
+    """Fits the system of `method=linear` on training texts, without a validation split.
+
+    Returns:
+        The system and notes; None with a note if it would have more than `MOST_WEIGHTS` weights.
     """
     fitting = Fitting(labels, weights, Split(truth, texts), Split(np.zeros(0, np.int64), []))
     fitting.fit([LINEAR])
@@ -421,13 +532,20 @@ def fit_words(
 
 
 def choose(
-    truth: Array, predicted: Mapping[str, Array], units: Array, labels: int, metric: str,
-    *, resamples: int, seed: int,
-) -> tuple[str, list[Compared]]:  # fmt: skip
-    """The simplest system that is within one standard error of the best one.
+    truth: Array,
+    predicted: Mapping[str, Array],
+    units: Array,
+    labels: int,
+    metric: str,
+    *,
+    resamples: int,
+    seed: int,
+) -> tuple[str, list[Compared]]:
+    """Chooses the simplest system that is within one standard error of the best one.
 
-    The rule of Breiman et al. (1984): the best of several systems on a small split owes a part of
-    its lead to chance. The error is that of the paired difference, by bootstrap over the units.
+    The rule of Breiman et al. (1984): on a small split, the best of several systems owes a part of
+    its lead to chance. The error is the standard error of the paired difference, by bootstrap over
+    the units.
 
     Args:
         truth: int64 [texts], the labels of the validation split.
@@ -437,14 +555,18 @@ def choose(
     Returns:
         Its name, and the scores of all systems, the best one first.
     """
-    best = max(
-        predicted, key=lambda name: Confusion.of(truth, predicted[name], labels).scores()[metric]
-    )
-    ordered = {best: predicted[best], **predicted}
-    compared = compare(truth, ordered, units, labels, resamples=resamples, seed=seed)
-    near = {best}
+    scores = {
+        name: Confusion.of(truth, guesses, labels).scores()[metric]
+        for name, guesses in predicted.items()
+    }
+    best = max(scores, key=scores.__getitem__)
+    best_first = {best: predicted[best], **predicted}
+    compared = compare(truth, best_first, units, labels, resamples=resamples, seed=seed)
+
+    close_to_best = {best}
     for system in compared[1:]:
         difference = system.differences[metric]
-        if difference.value >= -(difference.high - difference.low) / (2 * _NORMAL_95):
-            near.add(system.name)
-    return next(name for name in predicted if name in near), compared
+        standard_error = (difference.high - difference.low) / (2 * _NORMAL_95)
+        if difference.value >= -standard_error:
+            close_to_best.add(system.name)
+    return next(name for name in predicted if name in close_to_best), compared

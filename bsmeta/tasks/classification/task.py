@@ -1,6 +1,6 @@
-"""The task: model, steps, loss, evaluation and export; `finish` does the test set at the end.
+"""The task: model, steps, loss, evaluation and export; `finish` scores the test set at the end.
 
-The methods without training steps have a run of no steps, whose model is fitted before. Under
+The methods without training steps have a run of no steps, whose model is fitted before it. Under
 `method=auto` these systems are fitted first, then the encoder is trained, and `finish` compares all
 of them on the validation split.
 """
@@ -59,9 +59,10 @@ class TextClassifier(Task):
         transformers.utils.logging.disable_progress_bar()
         self.config = config
         self.tokenizer = padded_tokenizer_of(config.tokenizer_name or config.model_name)
+        self._systems: Systems | None = None
         self._validation: list[Chunk] | None = None
-        self._depths: dict[str, int] = {}
-        self._chosen: str | None = None  # of the fitted systems, by `finish`
+        self._depths: dict[str, int] = {}  # of the encoder's parameters, see `depth_of`
+        self._chosen: str | None = None  # the fitted system that `finish` has chosen for export
 
     @cached_property
     def examples(self) -> Examples:
@@ -76,71 +77,94 @@ class TextClassifier(Task):
             self.config.class_weights, examples.labels, examples.label_counts("train")
         )
 
-    @cached_property
-    def systems(self) -> Systems:
-        """The fitted systems that the method needs."""
-        method = self.config.method
-        methods = FITTED if method == AUTO else (FROZEN if method == FINE_TUNE else method,)
-        return open_systems(self, methods)
+    def fit_systems(self) -> Systems:
+        """Fits the systems that the method needs, on the first call, or reads them from the run."""
+        if self._systems is None:
+            method = self.config.method
+            methods: tuple[str, ...]
+            if method == AUTO:
+                methods = FITTED
+            elif method == FINE_TUNE:
+                methods = (FROZEN,)  # the head begins with its weights
+            else:
+                methods = (method,)
+            self._systems = open_systems(self, methods)
+        return self._systems
 
     def untouched_encoder(self) -> PreTrainedModel:
-        """The encoder before it is trained."""
+        """Builds the encoder before it is trained."""
         return models.untouched_encoder(self.config, self.tokenizer, self.examples.labels)
 
-    def _fitted(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
-        """A fitted system, on the untouched encoder if it needs one."""
-        if method not in self.systems.predicted:
+    def _load_system(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
+        """Loads a fitted system, on the untouched encoder if it needs one."""
+        systems = self.fit_systems()
+        if method not in systems.predicted:
             raise ConfigurationError(
-                f"method={method}: {'; '.join(self.systems.notes)}; expected method=fine_tune "
+                f"method={method}: {'; '.join(systems.notes)}; expected method=fine_tune "
                 "head_start=random"
             )
         if method == LINEAR:
-            return self.systems.load(method, None)
-        return self.systems.load(method, encoder or self.untouched_encoder())
+            return systems.load(method, None)
+        return systems.load(method, encoder or self.untouched_encoder())
 
     def build_model(self) -> nn.Module:
         config = self.config
         if config.method in FITTED:
-            model = self._fitted(config.method).train()
+            model = self._load_system(config.method).train()
             if model.encoder is not None:
                 model.encoder.requires_grad_(False)
             return model
         if config.pooling == HEAD:
             return models.build_with_head(config, self.tokenizer, self.examples.labels)
+
         starts_linear = config.head_start == "linear"
         is_trained = torch.get_default_device().type != "meta" and not config.estimate
         if is_trained and (config.method == AUTO or starts_linear):
-            self.systems  # noqa: B018 (fitted before the weights of this model take memory)
+            self.fit_systems()  # before the weights of this model take memory
+
         model = models.build_classifier(config, self.tokenizer, self.examples.labels)
         assert model.encoder is not None
         assert model.head is not None
         self._depths = depth_of(model.encoder)
         if is_trained and starts_linear:
-            if FROZEN in self.systems.predicted:
-                fitted = self.systems.load(FROZEN, None).head
-                assert fitted is not None
-                model.head.load_state_dict(fitted.state_dict())
-            else:
-                logger.warning("head_start=linear: random, because %s", self.systems.notes)
+            self._start_linear(model.head)
         return model
 
+    def _start_linear(self, head: nn.Linear) -> None:
+        """Copies the weights of `method=frozen` into the head."""
+        systems = self.fit_systems()
+        if FROZEN not in systems.predicted:
+            logger.warning("head_start=linear: random, because %s", systems.notes)
+            return
+
+        fitted_head = systems.load(FROZEN, None).head
+        assert fitted_head is not None
+        head.load_state_dict(fitted_head.state_dict())
+
     def rate_scale(self, name: str) -> float:
-        depth = self._depths.get(name.removeprefix(ENCODER), 0) if name.startswith(ENCODER) else 0
+        depth = 0
+        if name.startswith(ENCODER):
+            depth = self._depths.get(name.removeprefix(ENCODER), 0)
         return float(self.config.layer_decay**depth)
 
     def shape(self) -> Shape:
         with torch.device("meta"):
             model = self.build_model()
-        data = self.config.data_config
         body = model.base_model if self.config.pooling == HEAD else model.encoder
         assert isinstance(body, nn.Module)
+
+        data = self.config.data_config
         return Shape(
-            model, body, layers_of(body), rows=data.per_device_train_batch_size,
-            length=data.max_length, outputs=len(self.examples.labels),
-        )  # fmt: skip
+            model,
+            body,
+            layers_of(body),
+            rows=data.per_device_train_batch_size,
+            length=data.max_length,
+            outputs=len(self.examples.labels),
+        )
 
     def _order(self, world_size: int) -> FixedSize:
-        """The steps of every epoch; the last of an epoch has the remaining chunks.
+        """Plans the steps of every epoch; the last of an epoch has the remaining chunks.
 
         They depend on the size of a step alone: processes x micro-batch x accumulation.
         """
@@ -148,21 +172,30 @@ class TextClassifier(Task):
         return FixedSize(len(self.examples.chunks("train")), batch_size, self.config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
-        return 0 if self.config.method in FITTED else self._order(world_size).steps_per_epoch
+        if self.config.method in FITTED:
+            return 0
+        return self._order(world_size).steps_per_epoch
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
-        config, examples, weights = self.config, self.examples, self.weights
-        chunks, name = examples.chunks("train"), Path(str(config.data_config.csv)).name
+        config = self.config
+        examples = self.examples
+        weights = self.weights
+        chunk_ids = examples.chunks("train")
+        file_name = Path(str(config.data_config.csv)).name
 
         def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-            return micro_batch(examples.read(chunks[rows]), self.tokenizer, weights, name)
+            return micro_batch(examples.read(chunk_ids[rows]), self.tokenizer, weights, file_name)
 
         return TableStream(
-            self._order(world_size), read, rank=rank, world_size=world_size,
+            self._order(world_size),
+            read,
+            rank=rank,
+            world_size=world_size,
             accumulation=config.gradient_accumulation_steps,
             num_workers=config.data_config.num_workers,
-            fingerprint={**examples.key, "seed": config.seed}, state=state,
-        )  # fmt: skip
+            fingerprint={**examples.key, "seed": config.seed},
+            state=state,
+        )
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the weighted loss of the chunks, and the share that is predicted right."""
@@ -171,10 +204,11 @@ class TextClassifier(Task):
         losses = functional.cross_entropy(
             logits.float(), labels, reduction="none", label_smoothing=self.config.label_smoothing
         )
-        right = (logits.detach().argmax(1) == labels).float()
+
+        is_right = (logits.detach().argmax(1) == labels).float()
         return Loss(
             (losses * batch["weights"]).sum(),
-            {"accuracy": (right.sum(), torch.ones_like(right).sum())},
+            {"accuracy": (is_right.sum(), torch.ones_like(is_right).sum())},
         )
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
@@ -187,15 +221,19 @@ class TextClassifier(Task):
         return metrics(scores_of(scored, self.weights), "validation")
 
     def scorer(self, context: Processes) -> models.Scorer:
-        """Scores models in evaluations of this run."""
-        config = self.config
-        batch_size, count = config.data_config.per_device_eval_batch_size, len(self.examples.labels)
-        return models.Scorer(count, self.tokenizer, batch_size, context, config.label_smoothing)
+        """Returns a scorer of models in evaluations of this run."""
+        return models.Scorer(
+            labels=len(self.examples.labels),
+            tokenizer=self.tokenizer,
+            batch_size=self.config.data_config.per_device_eval_batch_size,
+            context=context,
+            smoothing=self.config.label_smoothing,
+        )
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split, once, with the exported model; writes results and report.
 
-        Under `method=auto`, first finds the system that is exported, on the validation split.
+        Under `method=auto`, it first chooses the system to export, on the validation split.
         """
         exported = models.load_model(context.exported / "model").to(context.device)
         others: dict[str, nn.Module] = {}
@@ -203,25 +241,30 @@ class TextClassifier(Task):
         if self.config.method == AUTO:
             choice = self._choose(exported, context)
             encoder = self.untouched_encoder()
-            others = {
-                name: self._fitted(name, encoder).to(context.device)
-                for name in self.systems.predicted
-            }
+            for method in self.fit_systems().predicted:
+                others[method] = self._load_system(method, encoder).to(context.device)
             others[FINE_TUNE] = exported
             exported = others.pop(choice.chosen)
         return metrics(finish(self, exported, others, choice, context), "test")
 
     def _choose(self, trained: nn.Module, context: FinishContext) -> Choice:
-        """The scores of all systems on the validation split, and the best by them."""
-        config, examples, fitted = self.config, self.examples, self.systems
+        """Scores all systems on the validation split, and chooses the one to export."""
+        config = self.config
+        examples = self.examples
+        fitted = self.fit_systems()
+
         chunks = examples.read(examples.chunks("validation"))
         scored = self.scorer(context).score(trained, chunks)
         metric = score_to_choose(config)
         chosen, compared = choose(
-            scored.labels, {**fitted.predicted, FINE_TUNE: scored.predicted},
-            np.array(examples.groups("validation")), len(examples.labels), metric,
-            resamples=config.bootstrap_resamples, seed=config.seed,
-        )  # fmt: skip
+            scored.labels,
+            {**fitted.predicted, FINE_TUNE: scored.predicted},
+            np.array(examples.groups("validation")),
+            len(examples.labels),
+            metric,
+            resamples=config.bootstrap_resamples,
+            seed=config.seed,
+        )
         self._chosen = None if chosen == FINE_TUNE else chosen
         return Choice(metric, chosen, compared, fitted.settings, fitted.notes)
 
@@ -231,14 +274,16 @@ class TextClassifier(Task):
         else:
             model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
-        labels = ", ".join(map(str, self.examples.labels[:_LABELS_ON_CARD]))
-        more = ", …" if len(self.examples.labels) > _LABELS_ON_CARD else ""
+
+        all_labels = self.examples.labels
+        labels = ", ".join(map(str, all_labels[:_LABELS_ON_CARD]))
+        if len(all_labels) > _LABELS_ON_CARD:
+            labels += ", …"
         write_task_card(
             self.config,
             folder,
             pipeline_tag="text-classification",
-            about=f"A classifier of texts by {self.config.data_config.label_column}: "
-            f"{labels}{more}.",
+            about=f"A classifier of texts by {self.config.data_config.label_column}: {labels}.",
             prediction="input=texts.csv output=predicted.csv",
         )
 
@@ -247,7 +292,7 @@ class TextClassifier(Task):
         if self._chosen is None:
             return
         shutil.rmtree(folder)
-        self._fitted(self._chosen).save(folder)
+        self._load_system(self._chosen).save(folder)
         self.tokenizer.save_pretrained(str(folder))
 
     def load(self, folder: Path) -> nn.Module:
@@ -268,25 +313,33 @@ class TextClassifier(Task):
         data = self.config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
         context = Processes(device=next(model.parameters()).device)
-        labels, size = models.labels_of(model), data.per_device_eval_batch_size
-        scorer = models.Scorer(len(labels), self.tokenizer, size, context)
+        labels = models.labels_of(model)
+        scorer = models.Scorer(
+            len(labels), self.tokenizer, data.per_device_eval_batch_size, context
+        )
+
+        no_prediction = {
+            "prediction": None,
+            **models.named_probabilities(None, labels),
+            "chunks": 0,
+        }
         for batch in batched(records, TEXTS_AT_ONCE):
-            folded = folding.fold([str(record[data.text_column]) for record in batch])
-            chunks = [
-                chunk for text, folds in enumerate(folded) for chunk in chunks_of(folds, 0, text)
-            ]
-            found: dict[int, dict[str, Any]] = {}
+            texts = [str(record[data.text_column]) for record in batch]
+            chunks: list[Chunk] = []
+            for number, folds in enumerate(folding.fold(texts)):
+                chunks += chunks_of(folds, label=0, source=number)
+
+            predictions: dict[int, dict[str, Any]] = {}
             if chunks:
                 scored = scorer.score(model, chunks)
-                found = dict(
-                    zip(scored.sources.tolist(), models.predictions(scored, labels), strict=True)
-                )
-            nothing = {"prediction": None, **models.named_probabilities(None, labels), "chunks": 0}
-            yield from (found.get(text, nothing) for text in range(len(batch)))
+                values = models.predictions(scored, labels)
+                predictions = dict(zip(scored.sources.tolist(), values, strict=True))
+            for number in range(len(batch)):
+                yield predictions.get(number, no_prediction)
 
 
 def metrics(values: Mapping[str, float], split: str) -> list[Metric]:
-    """The scores of a split as metrics."""
+    """Converts the scores of a split to metrics."""
     return [
         Metric(name, value, better="min" if name == "loss" else "max", split=split)
         for name, value in values.items()
@@ -296,24 +349,25 @@ def metrics(values: Mapping[str, float], split: str) -> list[Metric]:
 def micro_batch(
     chunks: Sequence[Chunk], tokenizer: PreTrainedTokenizerBase, weights: Sequence[float], name: str
 ) -> MicroBatch:
-    """Builds a micro-batch; the weight of a chunk is that of its label.
+    """Builds a micro-batch, in which the weight of a chunk is the weight of its label.
 
     Args:
         weights: The weight of each label.
         name: The file that `log_documents` names, with the source row.
     """
     tensors = models.pad(tokenizer, [chunk.ids for chunk in chunks])
-    own = [weights[chunk.label] for chunk in chunks]
+    chunk_weights = [weights[chunk.label] for chunk in chunks]
+    weight = sum(chunk_weights)
     tokens = sum(len(chunk.ids) for chunk in chunks)
     return MicroBatch(
         tensors={
             **tensors,
             "labels": torch.tensor([chunk.label for chunk in chunks]),
-            "weights": torch.tensor(own),
+            "weights": torch.tensor(chunk_weights),
         },
-        weight=sum(own),
+        weight=weight,
         tokens=tokens,
         padding=tensors["input_ids"].numel() - tokens,
         documents=[f"{name}:{chunk.source}" for chunk in chunks],
-        counts={"chunks": float(len(chunks)), "weight": sum(own)},
+        counts={"chunks": float(len(chunks)), "weight": weight},
     )

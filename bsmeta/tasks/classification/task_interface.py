@@ -1,4 +1,4 @@
-"""The part of the task that fitting systems (`systems`) and the final report (`evaluate`) use."""
+"""The interface of the task that fitting (`systems`) and the final report (`evaluate`) use."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ClassifierTask(Protocol):
         """The weight of each label."""
 
     def untouched_encoder(self) -> PreTrainedModel:
-        """The encoder before it is trained."""
+        """Builds the encoder before it is trained."""
 
     def scorer(self, context: Processes) -> Scorer:
-        """Scores models in evaluations of this run."""
+        """Returns a scorer of models in evaluations of this run."""
 
     def steps_per_epoch(self, world_size: int) -> int:
-        """Number of steps of an epoch; 0 for a method without training steps."""
+        """Returns the number of steps of an epoch; 0 for a method without training steps."""

@@ -1,7 +1,7 @@
-"""The schemas of the spelling tasks `sed_words`, `sed_sequence` and `sec`, their checks and
-summary.
+"""The configurations of the spelling tasks `sed_words`, `sed_sequence` and `sec`.
 
-They share their data, noise and batches, and differ in what the model predicts.
+The module has the schemas, the checks of their values, and the rows of the start-up table. The
+tasks share their data, noise and batches, and differ in the predictions of the model.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, MISSING, Problem, look_up, show
 from bsmeta.core.keys import bound_problems, inherited, key
 
-CODESPELL, SYMSPELLPY, WORDFREQ = "codespell", "symspellpy", "wordfreq"
-"""Packages whose lists of misspellings, or of words with counts, can be named."""
+# Packages whose lists of misspellings, or of words with counts, can be named.
+CODESPELL = "codespell"
+SYMSPELLPY = "symspellpy"
+WORDFREQ = "wordfreq"
 
 LEAST_TOKENS = 512
-"""Tokens of a step that every process must have at least, as in the published system."""
+"""Least tokens of a step for every process, as in the published system."""
 
-MOST_SHARES = 64  # of a step, unless batch_shares is set
+MOST_SHARES = 64  # limit on the parts of a step, unless batch_shares is set
 
 CORRECTION = "correction.json"
 """File in the folder of a model of `sec`: the probability threshold of its corrections (null: 0.5).
@@ -68,7 +70,7 @@ class NoiseConfig:
     clean_share: float = key(0.0, at_least=0, below=1)
     """share of the samples without errors"""
     misspellings: str = key(CODESPELL, is_path=True)
-    """what words are misspelled as: codespell (the dictionary of that package), or a JSON file
+    """misspellings of words: codespell (the dictionary of that package), or a JSON file
     {word: [misspelling, …]}"""
     lost_case: float = key(0.0, at_least=0, at_most=1)
     """realistic: probability that a misspelled word is in lower case, as lists of misspellings
@@ -80,7 +82,7 @@ class NoiseConfig:
     slip_probability: float = key(0.55, above=0, at_most=1)
     """slips: p of the geometric distribution of the edits of a word"""
     learned_characters: bool = key(True)
-    """edit the letters of a word that has no known misspelling as those of words that have"""
+    """edit words without known misspellings like words with them, with edits counted by letter"""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +101,7 @@ class SmallModelConfig:
 
 @dataclass(kw_only=True)
 class SpellingConfig(RunConfig):
-    """What all spelling tasks share."""
+    """The configuration that all spelling tasks share."""
 
     training_data_key: ClassVar[str] = "datasets"
 
@@ -110,8 +112,8 @@ class SpellingConfig(RunConfig):
     dataset_limits: list[int] = key([], at_least=1)
     """number of samples to use of each of the datasets; []: all"""
     val_splits: list[float] = key([0.05], at_least=0, finite=True)
-    """samples of each data set to validate on: a number from 1, or a share below 1 (and the other
-    samples of the last text of them); one value for all, or one for each"""
+    """samples of each data set to validate on: a number from 1, or a share below 1 (completed to
+    whole texts); one value for all, or one for each"""
     text_column: str = key("auto")
     """key of the text in JSON lines; auto: the first of sequence, text and sentence (in predict.py,
     text; another: +overrides.text_column=NAME)"""
@@ -153,14 +155,14 @@ class SpellingConfig(RunConfig):
     small_model: SmallModelConfig = key(SmallModelConfig)
     """the model without the keys above"""
     word_lists: list[str] = key([], is_path=True)
-    """words with counts that the small model knows beside those of the texts: symspellpy or
-    wordfreq (wordfreq:LANGUAGE), the lists of those packages, or files of lines `word count`"""
+    """additional words with counts for the small model: symspellpy or wordfreq (wordfreq:LANGUAGE),
+    the lists of those packages, or files of lines `word count`"""
     counted_share: float = key(0.5, at_least=0, below=1)
     """small model: share of the training texts whose words and sequences of words are counted; it
-    is trained on the others, because in what is counted every correct word is known"""
+    is trained on the others, because in counted texts every correct word is known"""
     hidden_misspellings: float = key(0.8, at_least=0, at_most=1)
-    """small model: share of the known misspellings (noise.misspellings) that are not known as such
-    in training: other texts have errors that no list has"""
+    """small model: share of the known misspellings (noise.misspellings) hidden from it in training,
+    because other texts have errors that are in no list"""
     dictionary: str | None = key(None, is_path=True)
     """words of the dictionary baseline, a file of lines `word count`; null: symspellpy"""
 
@@ -174,7 +176,7 @@ class SpellingConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class DetectionConfig(SpellingConfig):
-    """What the two tasks that detect errors share."""
+    """The configuration that the two tasks that detect errors share."""
 
     metrics: ClassVar[tuple[str, ...] | None] = (
         "loss",
@@ -188,8 +190,8 @@ class DetectionConfig(SpellingConfig):
     wanted_precision: float = key(0.95, above=0, at_most=1, heading="Detection")
     """a second threshold is chosen on the validation samples for this precision, and saved"""
     abstains: bool = key(False)
-    """flag only what reaches the saved threshold for wanted_precision, not all that is more likely
-    wrong than right (predict.py, evaluate.py: +overrides.abstains=true)"""
+    """flag only words (or texts) that reach the saved threshold for wanted_precision, not all that
+    are more likely wrong than right (predict.py, evaluate.py: +overrides.abstains=true)"""
 
 
 @dataclass(kw_only=True)
@@ -222,8 +224,8 @@ class SecConfig(SpellingConfig):
     detector: str | None = key(None, is_path=True, heading="Correction")
     """model/ of a run of sed_words: only words that it flags are changed; null: all may be"""
     most_false_alarms: float = key(0.005, at_least=0, at_most=1)
-    """candidates: corrections are made from the probability with the best F1 at which at most this
-    share of the words of correct text is changed, on the validation samples"""
+    """candidates: largest share of the words of correct text that may be changed; the threshold of
+    corrections has the best F1 within this limit, on the validation samples"""
     num_beams: int = key(1, at_least=1)
     """seq2seq: beams of the search in `generate`; 1: greedy"""
     val_corrections: int = key(100, at_least=1)
@@ -232,31 +234,15 @@ class SecConfig(SpellingConfig):
 
 def value_problems(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
-    yield from _published(config, composition)
-    yield from _data(config)
+    yield from _published_problems(config, composition)
+    yield from _data_problems(config)
     yield from model_problems(cast(Any, config))  # which has the keys that it reads
-    yield from _files(config)
-    small, noise, shares = config.small_model, config.noise, config.batch_shares
-    if config.model_config_file and not (config.tokenizer_name or config.model_name):
-        expected = "the tokenizer of the model of model_config_file"
-        yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
-    if small.heads >= 1 and small.width % small.heads:
-        name, expected = "small_model.heads", f"a divisor of small_model.width={small.width}"
-        yield Problem(name, HYDRA, show(small.heads), expected, f"{name}=4")
-    if shares is not None and config.batch_max_length < LEAST_TOKENS * shares:
-        expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
-        fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
-        yield Problem("batch_max_length", HYDRA, show(config.batch_max_length), expected, fix)
-    if not noise.letters.isalpha():
-        fix = "noise.letters=abcdefghijklmnopqrstuvwxyz"
-        yield Problem("noise.letters", HYDRA, show(noise.letters), "letters, without spaces", fix)
-    if noise.accent_share + noise.slip_share > 1:
-        found = show(noise.accent_share + noise.slip_share)
-        expected = "at most 1, with noise.accent_share"
-        yield Problem("noise.slip_share", HYDRA, found, expected, "noise.slip_share=0.5")
+    yield from _file_problems(config)
+    yield from _shape_problems(config)
+    yield from _noise_problems(config)
 
 
-def _published(config: SpellingConfig, composition: Composition) -> Iterator[Problem]:
+def _published_problems(config: SpellingConfig, composition: Composition) -> Iterator[Problem]:
     """Yields parts of a published configuration that another task or nothing here can train."""
     variant = look_up({"document": config.document}, _VARIANT)
     trainable = [name for name, task in VARIANTS.items() if task == config.task]
@@ -270,6 +256,7 @@ def _published(config: SpellingConfig, composition: Composition) -> Iterator[Pro
     noise = look_up({"document": config.document}, _PUBLISHED_NOISE)
     if not isinstance(noise, Mapping) or noise.get("type") != "SWITCH":
         return
+
     choices = noise.get("cfgs")
     types = [look_up(choice, "type") for choice in choices] if isinstance(choices, list) else []
     is_supported = types[1:] == ["NONE"] and types[0] not in (MISSING, "NONE")
@@ -280,52 +267,8 @@ def _published(config: SpellingConfig, composition: Composition) -> Iterator[Pro
         yield Problem(f"{_PUBLISHED_NOISE}.cfgs", HYDRA, ", ".join(names) or "none", expected, fix)
 
 
-def _files(config: SpellingConfig) -> Iterator[Problem]:
-    """Yields files, folders and packages that are missing, some needed only after the last step."""
-    noise, lines = config.noise, "a file of lines `word count`"
-    if noise.misspellings != CODESPELL and not os.path.isfile(noise.misspellings):
-        fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
-        yield missing("noise.misspellings", noise.misspellings, "codespell, or a file", fix)
-    elif noise.misspellings == CODESPELL and noise.method != "artificial":
-        fix = "noise.misspellings=FILE.json"
-        yield from _uninstalled("noise.misspellings", CODESPELL, "codespell_lib", fix)
-    if config.benchmarks is not None:
-        if not os.path.isdir(config.benchmarks):
-            expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
-            yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
-        yield from _uninstalled("benchmarks", config.benchmarks, "symspellpy", "benchmarks=null")
-    if isinstance(config, SecConfig):
-        yield from _detector(config)
-    for name in config.word_lists:
-        if name.partition(":")[0] in (SYMSPELLPY, WORDFREQ):
-            yield from _uninstalled("word_lists", name, name.partition(":")[0], "word_lists=[]")
-        elif not os.path.isfile(name):
-            yield missing(
-                "word_lists", name, f"symspellpy, wordfreq, or {lines}", "correct word_lists"
-            )
-    if config.dictionary is not None and not os.path.isfile(config.dictionary):
-        yield missing("dictionary", config.dictionary, lines, "dictionary=null")
-
-
-def _detector(config: SecConfig) -> Iterator[Problem]:
-    folder, expected = config.detector, "model/ of a run of sed_words"
-    if folder is None:
-        return
-    if not os.path.isdir(folder):
-        yield missing("detector", folder, expected, "correct detector")
-    elif os.path.isfile(os.path.join(folder, CORRECTION)):
-        found = f"{show(folder)}, a model of task=sec, whose scores are about corrections"
-        yield Problem("detector", HYDRA, found, expected, "correct detector, or detector=null")
-
-
-def _uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
-    if find_spec(module) is None:
-        package = module.removesuffix("_lib")
-        expected = f"the package {package}, which is not installed"
-        yield Problem(key, HYDRA, show(value), expected, f"pip install {package}, or {instead}")
-
-
-def _data(config: SpellingConfig) -> Iterator[Problem]:
+def _data_problems(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields data sets that are missing, and splits that do not fit them."""
     if not config.datasets:
         expected = "at least one file, folder or glob of .txt or .jsonl"
         yield Problem("datasets", HYDRA, "[]", expected, "datasets=[FILE]")
@@ -333,24 +276,117 @@ def _data(config: SpellingConfig) -> Iterator[Problem]:
         for name in config.datasets:
             if not os.path.exists(name) and not glob.glob(name, recursive=True):
                 yield missing("datasets", name, "a file, a folder or a glob", "correct datasets")
+
     count = len(config.datasets)
     for field in ("dataset_limits", "val_splits"):
         values = getattr(config, field)
         if len(values) not in (0, 1, count):
             expected = f"one value for all {count} datasets, or one for each"
             yield Problem(field, HYDRA, show(list(values)), expected, f"correct {field}")
+
     for split in config.val_splits:
         if 1 <= split < math.inf and split != int(split):
             expected = "a number of samples from 1, or a share below 1"
             yield Problem("val_splits", HYDRA, show(split), expected, "val_splits=[0.05]")
+
     if not any(config.val_splits) and config.keep_best_by is not None:
         expected = "null, because val_splits leaves nothing to validate on"
         fix = "keep_best_by=null early_stopping_patience=null export_best=false, or val_splits"
         yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
 
 
+def _file_problems(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields files, folders and packages that are missing, some needed only after the last step."""
+    noise = config.noise
+    if noise.misspellings != CODESPELL and not os.path.isfile(noise.misspellings):
+        fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
+        yield missing("noise.misspellings", noise.misspellings, "codespell, or a file", fix)
+    elif noise.misspellings == CODESPELL and noise.method != "artificial":
+        fix = "noise.misspellings=FILE.json"
+        yield from _uninstalled("noise.misspellings", CODESPELL, "codespell_lib", fix)
+
+    if config.benchmarks is not None:
+        if not os.path.isdir(config.benchmarks):
+            expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
+            yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
+        yield from _uninstalled("benchmarks", config.benchmarks, "symspellpy", "benchmarks=null")
+
+    if isinstance(config, SecConfig):
+        yield from _detector_problems(config)
+
+    word_list = "a file of lines `word count`"
+    for name in config.word_lists:
+        package = name.partition(":")[0]
+        if package in (SYMSPELLPY, WORDFREQ):
+            yield from _uninstalled("word_lists", name, package, "word_lists=[]")
+        elif not os.path.isfile(name):
+            expected = f"symspellpy, wordfreq, or {word_list}"
+            yield missing("word_lists", name, expected, "correct word_lists")
+    if config.dictionary is not None and not os.path.isfile(config.dictionary):
+        yield missing("dictionary", config.dictionary, word_list, "dictionary=null")
+
+
+def _detector_problems(config: SecConfig) -> Iterator[Problem]:
+    """Yields a detector that is missing, or no detector."""
+    folder = config.detector
+    if folder is None:
+        return
+
+    expected = "model/ of a run of sed_words"
+    if not os.path.isdir(folder):
+        yield missing("detector", folder, expected, "correct detector")
+    elif os.path.isfile(os.path.join(folder, CORRECTION)):
+        value = f"{show(folder)}, a model of task=sec, whose scores are about corrections"
+        yield Problem("detector", HYDRA, value, expected, "correct detector, or detector=null")
+
+
+def _uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
+    """Yields a package that is not installed.
+
+    Args:
+        module: The name under which it is imported.
+        instead: A setting that does not need it.
+    """
+    if find_spec(module) is None:
+        package = module.removesuffix("_lib")
+        expected = f"the package {package}, which is not installed"
+        yield Problem(key, HYDRA, show(value), expected, f"pip install {package}, or {instead}")
+
+
+def _shape_problems(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields shapes of the model and of a step that are impossible."""
+    if config.model_config_file and not (config.tokenizer_name or config.model_name):
+        expected = "the tokenizer of the model of model_config_file"
+        yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
+
+    small = config.small_model
+    if small.heads >= 1 and small.width % small.heads:
+        name = "small_model.heads"
+        expected = f"a divisor of small_model.width={small.width}"
+        yield Problem(name, HYDRA, show(small.heads), expected, f"{name}=4")
+
+    shares = config.batch_shares
+    if shares is not None and config.batch_max_length < LEAST_TOKENS * shares:
+        expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
+        fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
+        yield Problem("batch_max_length", HYDRA, show(config.batch_max_length), expected, fix)
+
+
+def _noise_problems(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields letters that are none, and shares of errors whose sum is above 1."""
+    noise = config.noise
+    if not noise.letters.isalpha():
+        fix = "noise.letters=abcdefghijklmnopqrstuvwxyz"
+        yield Problem("noise.letters", HYDRA, show(noise.letters), "letters, without spaces", fix)
+
+    shares = noise.accent_share + noise.slip_share
+    if shares > 1:
+        expected = "at most 1, with noise.accent_share"
+        yield Problem("noise.slip_share", HYDRA, show(shares), expected, "noise.slip_share=0.5")
+
+
 def shares_of(config: SpellingConfig) -> int:
-    """The parts into which every step can be divided."""
+    """Returns the number of parts into which every step can be divided."""
     if config.batch_shares is not None:
         return config.batch_shares
     return min(1 << ((config.batch_max_length // LEAST_TOKENS).bit_length() - 1), MOST_SHARES)
@@ -360,49 +396,62 @@ def start_problems(
     config: SpellingConfig, launch: Launch, _: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields steps that the processes of the launch cannot divide."""
-    accumulation, processes = config.gradient_accumulation_steps, launch.num_processes
-    bounds = {problem.key for problem in bound_problems(config)}
-    if bounds & {"gradient_accumulation_steps", "batch_shares", "batch_max_length"}:
+    invalid_keys = {problem.key for problem in bound_problems(config)}
+    if invalid_keys & {"gradient_accumulation_steps", "batch_shares", "batch_max_length"}:
         return
-    shares, parts = shares_of(config), accumulation * processes
-    if shares % parts:
-        product = f"{processes} (processes) x {accumulation} (gradient_accumulation_steps)"
-        needed = -(-shares // parts) * parts
-        fix = f"batch_shares={needed}"
-        if LEAST_TOKENS * needed > config.batch_max_length:
-            fix += f" batch_max_length={LEAST_TOKENS * needed}, or fewer parts"
-        found = show(config.batch_shares) + (f" ({shares})" if config.batch_shares is None else "")
-        yield Problem("batch_shares", HYDRA, found, f"a multiple of {product} = {parts}", fix)
+
+    accumulation = config.gradient_accumulation_steps
+    processes = launch.num_processes
+    parts = accumulation * processes
+    shares = shares_of(config)
+    if shares % parts == 0:
+        return
+
+    product = f"{processes} (processes) x {accumulation} (gradient_accumulation_steps)"
+    next_multiple = -(-shares // parts) * parts
+    fix = f"batch_shares={next_multiple}"
+    if LEAST_TOKENS * next_multiple > config.batch_max_length:
+        fix += f" batch_max_length={LEAST_TOKENS * next_multiple}, or fewer parts"
+    value = show(config.batch_shares)
+    if config.batch_shares is None:
+        value += f" ({shares})"
+    yield Problem("batch_shares", HYDRA, value, f"a multiple of {product} = {parts}", fix)
 
 
 def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
-    """Rows for model and data."""
-    small, noise, batch = config.small_model, config.noise, config.batch_max_length
+    """Returns the rows for model and data."""
+    small = config.small_model
     model = f"candidates, ranked by {small.layers} layers of width {small.width}"
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
     elif config.model_name is not None:
         model = config.model_name
-    errors = {
-        "artificial": "artificial",
-        "realistic": f"misspellings of {noise.misspellings}",
-        "mixed": f"misspellings of {noise.misspellings}, {noise.artificial_share:.0%} artificial",
-    }[noise.method]
+
+    noise = config.noise
+    if noise.method == "artificial":
+        errors = "artificial"
+    else:
+        errors = f"misspellings of {noise.misspellings}"
+        if noise.method == "mixed":
+            errors += f", {noise.artificial_share:.0%} artificial"
+
+    batch = f"{config.batch_max_length:,} padded tokens; buckets of {config.bucket_span}"
     return [
         ("model", model),
         ("data sets", ", ".join(config.datasets)),
         ("errors", f"{errors}; in {noise.word_probability:.0%} of the words"),
-        ("global batch", f"{batch:,} padded tokens; buckets of {config.bucket_span}"),
+        ("global batch", batch),
     ]
 
 
 def notes(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[str]:
-    """Yields what a configuration of the published system says that has no effect here."""
+    """Yields settings of a published configuration that have no effect here."""
     unread = composition.unread_keys("document", checked=[_VARIANT])
     if unread:
         yield f"{', '.join(unread)}: without a counterpart here, so not used"
-    kind = look_up(config.document, "lr_scheduler.type")
-    if composition.is_read("document.lr_scheduler.type") and kind not in SCHEDULES:
-        instead = "in steps" if str(kind).startswith("STEP") else f"as {kind}"
+
+    schedule = look_up(config.document, "lr_scheduler.type")
+    if composition.is_read("document.lr_scheduler.type") and schedule not in SCHEDULES:
+        instead = "in steps" if str(schedule).startswith("STEP") else f"as {schedule}"
         falls = f"falls as lr_scheduler_type={config.lr_scheduler_type}, not {instead}"
-        yield f"document.lr_scheduler.type: {kind}: the learning rate {falls}"
+        yield f"document.lr_scheduler.type: {schedule}: the learning rate {falls}"

@@ -1,4 +1,4 @@
-"""The task `sec`: what corrects texts; by default, each word is kept, or replaced by one of its
+"""The task `sec`: corrects texts. By default, each word is kept, or replaced by one of its
 candidates (`Ranker`).
 """
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from bsmeta.data.text.sentences import words
 from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import CORRECTION, SecConfig
 from bsmeta.tasks.spelling.corrections import Correction, correction_counts, word_groups
-from bsmeta.tasks.spelling.corrector import Corrector
+from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, row_tensors
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
@@ -35,6 +36,10 @@ UNCORRECTED_SHARE = 0.3
 """In training: share of the texts in which words are judged beside uncorrected neighbors."""
 CORRECTED_SHARE = 0.7
 """In training: share of the errors that are corrected in the other texts, as by the first pass."""
+
+# Rows of a word before its corrections: the word itself, and the row for none of the candidates.
+_NONE_ROW = 1
+_FIRST_CORRECTION = 2
 
 
 class Choice(NamedTuple):
@@ -51,13 +56,15 @@ class CandidateCorrection(Corrector):
 
     @cached_property
     def _inputs(self) -> CandidateInputs:
-        found = detector.build_inputs(self._config, self.table, self.noise)
-        assert isinstance(found, CandidateInputs)
-        return found
+        inputs = detector.build_inputs(self._config, self.table, self.noise)
+        assert isinstance(inputs, CandidateInputs)
+        return inputs
 
     def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
-        longer = [max(len(s.source.split()), len(s.correct.split())) for s in samples]
-        return np.array(longer, np.int64)
+        counts = [
+            max(len(sample.source.split()), len(sample.correct.split())) for sample in samples
+        ]
+        return np.array(counts, np.int64)
 
     def build_model(self) -> nn.Module:
         return detector.build_detector(self._config, self._inputs)
@@ -66,16 +73,22 @@ class CandidateCorrection(Corrector):
         return len(words) <= room
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        """`labels` has the row of the right candidate of each word that has one, int64."""
+        """Builds a micro-batch.
+
+        `labels`, int64, has the row of the right candidate of each word that has one.
+        """
         sources = [pair.source for pair in pairs]
         rows = self._inputs.rows(sources, [*map(half_corrected, pairs)], trains=True)
         tensors = row_tensors(sources, rows)
-        found = label_rows(pairs, rows)
-        tensors["labels"] = torch.from_numpy(found[found >= 0])
+        labels = label_rows(pairs, rows)
+        tensors["labels"] = torch.from_numpy(labels[labels >= 0])
+
         tokens = sum(map(len, sources))
-        errors = sum(
-            a != b for pair in pairs for a, b in zip(pair.source, pair.correct, strict=False)
-        )
+        errors = 0
+        for pair in pairs:
+            errors += sum(
+                word != right for word, right in zip(pair.source, pair.correct, strict=False)
+            )
         return MicroBatch(
             tensors=tensors,
             weight=float(len(tensors["labels"])),
@@ -97,20 +110,30 @@ class CandidateCorrection(Corrector):
         pairs = self._validation
         if not pairs:
             return []
-        sources, right = [p.source for p in pairs], [p.correct for p in pairs]
-        found = self._choices(model, sources, context)
-        clean = self._choices(model, right, context)
-        self._chosen = best_threshold(pairs, found, clean, self._config.most_false_alarms)
-        first = slice(self._config.val_corrections)
-        lines = [[" ".join(own) for own in side[first]] for side in (sources, right)]
-        made = [self._corrected(*both) for both in zip(sources[first], found[first], strict=True)]
-        counts = correction_counts(lines[0], made, lines[1])
-        changed = [choice.probability > self._chosen for own in clean for choice in own]
+
+        sources = [pair.source for pair in pairs]
+        correct = [pair.correct for pair in pairs]
+        choices = self._choices(model, sources, context)
+        clean_choices = self._choices(model, correct, context)
+        self._chosen = best_threshold(pairs, choices, clean_choices, self._config.most_false_alarms)
+
+        count = self._config.val_corrections
+        source_lines = [" ".join(words) for words in sources[:count]]
+        correct_lines = [" ".join(words) for words in correct[:count]]
+        corrected_lines = [
+            self._corrected(words, word_choices)
+            for words, word_choices in zip(sources[:count], choices[:count], strict=True)
+        ]
+        counts = correction_counts(source_lines, corrected_lines, correct_lines)
+
+        is_changed: list[bool] = []
+        for word_choices in clean_choices:
+            is_changed += [choice.probability > self._chosen for choice in word_choices]
         return [
             Metric("loss", self._mean_loss(model, pairs, context)),
             Metric("correction_f1", counts.f1, better="max"),
             Metric("edit_distance", counts.mean_distance),
-            Metric("false_alarms", float(np.mean(changed))),
+            Metric("false_alarms", float(np.mean(is_changed))),
         ]
 
     def _sizes(self, pairs: Sequence[Pair]) -> list[int]:
@@ -118,36 +141,49 @@ class CandidateCorrection(Corrector):
 
     def _losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
-    ) -> list[tuple[float, int]]:
+    ) -> list[TextLoss]:
         neighbors = [*map(half_corrected, pairs)]
         rows, logs = self.score_beside(model, [pair.source for pair in pairs], neighbors, device)
-        parts = np.split(label_rows(pairs, rows), np.cumsum(self._sizes(pairs))[:-1])
-        return [(-float(logs[part[part >= 0]].sum()), int((part >= 0).sum())) for part in parts]
+        text_labels = np.split(label_rows(pairs, rows), np.cumsum(self._sizes(pairs))[:-1])
+
+        losses: list[TextLoss] = []
+        for labels in text_labels:
+            targets = labels[labels >= 0]
+            losses.append(TextLoss(-float(logs[targets].sum()), len(targets)))
+        return losses
 
     def score(
         self, model: nn.Module, texts: Sequence[Words], device: torch.device
     ) -> tuple[Rows, np.ndarray]:
-        """The candidates of texts, and the log-probability of each, float32 [rows], beside the
-        likely corrections of their neighbors.
+        """Scores the candidates of texts in two passes.
+
+        The second pass judges words beside the likely corrections of their neighbors.
+
+        Returns:
+            The candidates, and the log-probability of each, float32 [rows].
         """
         rows, logs = self.score_beside(model, texts, texts, device)
-        found = iter(likeliest(rows, logs))
-
-        def replaced(word: str) -> str:
-            """The likely correction, if it is one word."""
-            text, probability = next(found)
-            return text if probability > LIKELY and " " not in text else word
-
-        first = [[replaced(word) for word in text] for text in texts]
-        return self.score_beside(model, texts, first, device)
+        choices = iter(likeliest(rows, logs))
+        neighbors: list[list[str]] = []
+        for text in texts:
+            likely_words: list[str] = []
+            for word in text:
+                choice = next(choices)
+                is_likely = choice.probability > LIKELY and " " not in choice.text
+                likely_words.append(choice.text if is_likely else word)
+            neighbors.append(likely_words)
+        return self.score_beside(model, texts, neighbors, device)
 
     def score_beside(
-        self, model: nn.Module, texts: Sequence[Words], neighbors: Sequence[Words],
+        self,
+        model: nn.Module,
+        texts: Sequence[Words],
+        neighbors: Sequence[Words],
         device: torch.device,
-    ) -> tuple[Rows, np.ndarray]:  # fmt: skip
-        """The same beside given neighbors."""
+    ) -> tuple[Rows, np.ndarray]:
+        """Scores the candidates of texts beside given neighbors; see `score`."""
         rows = self._inputs.rows(texts, neighbors)
-        tensors = {name: part.to(device) for name, part in row_tensors(texts, rows).items()}
+        tensors = {name: tensor.to(device) for name, tensor in row_tensors(texts, rows).items()}
         with torch.no_grad():
             logs = detector.log_probabilities(model(**tensors), tensors["row_words"])
         return rows, logs.float().cpu().numpy()
@@ -155,25 +191,26 @@ class CandidateCorrection(Corrector):
     def _choices(
         self, model: nn.Module, texts: Sequence[Words], context: Processes
     ) -> list[list[Choice]]:
-        """The likeliest correction of each word of each text."""
+        """Returns the likeliest correction of each word of each text."""
 
-        def run(parts: list[Words]) -> list[list[Choice]]:
-            best = iter(likeliest(*self.score(model, parts, context.device)))
-            return [[next(best) for _ in part] for part in parts]
+        def run(windows: list[Words]) -> list[list[Choice]]:
+            rows, logs = self.score(model, windows, context.device)
+            choices = iter(likeliest(rows, logs))
+            return [list(islice(choices, len(window))) for window in windows]
 
-        found = detector.spread_words(
+        text_windows = detector.spread_words(
             self._inputs, texts, run, self._config.batch_max_length, context
         )
-        return [[choice for part in own for choice in part] for own in found]
+        return [list(chain.from_iterable(windows)) for windows in text_windows]
 
     def _corrected(self, text: Words, choices: Sequence[Choice]) -> str:
         return " ".join(
-            choice.text if choice.probability > self._least else word
+            choice.text if choice.probability > self._threshold else word
             for word, choice in zip(text, choices, strict=True)
         )
 
     @property
-    def _least(self) -> float:
+    def _threshold(self) -> float:
         """The probability above which a correction is made."""
         return 0.5 if self._chosen is None else self._chosen
 
@@ -182,22 +219,25 @@ class CandidateCorrection(Corrector):
     ) -> list[list[Correction]]:
         texts = [line.split() for line in lines]
         flags = self.flags(texts, context)
-        return [
-            [
-                Correction(*span, word, choice.text)
-                for span, word, choice, flag in zip(words(line), text, choices, own, strict=True)
-                if flag and choice.probability > self._least
-            ]
-            for line, text, choices, own in zip(
-                lines, texts, self._choices(model, texts, context), flags, strict=True
-            )
-        ]
+        choices = self._choices(model, texts, context)
+
+        line_changes: list[list[Correction]] = []
+        for line, text, line_choices, line_flags in zip(lines, texts, choices, flags, strict=True):
+            changes: list[Correction] = []
+            for span, word, choice, may_change in zip(
+                words(line), text, line_choices, line_flags, strict=True
+            ):
+                if may_change and choice.probability > self._threshold:
+                    changes.append(Correction(*span, word, choice.text))
+            line_changes.append(changes)
+        return line_changes
 
     def load(self, folder: Path) -> nn.Module:
         model, inputs = detector.load_detector(folder)
         if not isinstance(inputs, CandidateInputs):
             raise DataError(f"{folder}: not a model that corrects; expected one of task=sec")
         self._inputs = inputs
+
         file = folder / CORRECTION
         try:
             threshold = parse_json(file.read_text(encoding="utf-8"))["threshold"]
@@ -218,90 +258,123 @@ class CandidateCorrection(Corrector):
 
 
 def make_correction(config: SecConfig) -> SpellingTask:
-    """The task of a configuration: by candidates, or with a pretrained seq2seq model."""
+    """Makes the task of a configuration: by candidates, or with a pretrained seq2seq model."""
     if is_small(config):
         return CandidateCorrection(config)
+
     from bsmeta.tasks.spelling.seq2seq_correction import Seq2SeqCorrection
 
     return Seq2SeqCorrection(config)
 
 
 def likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
-    """The likeliest correction of each word, from the log-probability of each row."""
-    found = []
+    """Returns the likeliest correction of each word, from the log-probability of each row."""
+    choices: list[Choice] = []
     for texts, start, end in zip(rows.texts, rows.starts[:-1], rows.starts[1:], strict=True):
-        if end - start < 3:  # the word itself, and the row for none of the candidates
-            found.append(Choice("", 0.0))
+        if end - start <= _FIRST_CORRECTION:
+            choices.append(Choice("", 0.0))
             continue
-        place = 2 + int(logs[start + 2 : end].argmax())
-        found.append(Choice(texts[place], float(np.exp(logs[start + place]))))
-    return found
+        best = _FIRST_CORRECTION + int(logs[start + _FIRST_CORRECTION : end].argmax())
+        choices.append(Choice(texts[best], float(np.exp(logs[start + best]))))
+    return choices
 
 
 def half_corrected(pair: Pair) -> list[str]:
-    """A text as it may be after a first correction, beside which the words are judged in training:
-    in some texts, no error is corrected, and in the others most are.
+    """Returns a text as a first correction may leave it, beside which words are judged in training.
 
-    What is drawn follows from the text, whose errors are drawn for each sample and epoch.
+    In some texts, no error is corrected, and in the others most are. The draws follow from the
+    text, whose errors are drawn for each sample and epoch.
     """
     if len(pair.source) != len(pair.correct):
         return pair.source
+
     seed = xxhash.xxh3_64_intdigest(" ".join(pair.source).encode())
     draws = np.random.Generator(np.random.PCG64(seed)).random(1 + len(pair.source))
     if draws[0] < UNCORRECTED_SHARE:
         return pair.source
     return [
-        right if drawn < CORRECTED_SHARE else word
-        for word, right, drawn in zip(pair.source, pair.correct, draws[1:], strict=True)
+        right if draw < CORRECTED_SHARE else word
+        for word, right, draw in zip(pair.source, pair.correct, draws[1:], strict=True)
     ]
 
 
 def label_rows(pairs: Sequence[Pair], rows: Rows) -> np.ndarray:
-    """The row of the right candidate of each word, int64 [words]; -1 if the word is part of a
-    merged one.
+    """Returns the row of the right candidate of each word, int64 [words].
+
+    It is -1 if the word is part of a merged one.
     """
-    right = [word for pair in pairs for word in right_words(pair)]
-    found = [
-        -1 if word is None else start + (own.index(word) if word in own else 1)
-        for word, own, start in zip(right, rows.texts, rows.starts.tolist(), strict=False)
-    ]
-    return np.array(found, np.int64)
+    all_right: list[str | None] = []
+    for pair in pairs:
+        all_right += right_words(pair)
+
+    labels: list[int] = []
+    for right, texts, start in zip(all_right, rows.texts, rows.starts.tolist(), strict=False):
+        if right is None:
+            labels.append(-1)
+        elif right in texts:
+            labels.append(start + texts.index(right))
+        else:
+            labels.append(start + _NONE_ROW)
+    return np.array(labels, np.int64)
 
 
 def right_words(pair: Pair) -> list[str | None]:
-    """What belongs in the place of each word; None for a word that is merged with another."""
+    """Returns the replacement of each word; None for a word that is merged with another."""
     if len(pair.source) == len(pair.correct):
         return list(pair.correct)
-    found: list[str | None] = []
-    for own, became in word_groups(" ".join(pair.source), " ".join(pair.correct)):
-        joined = " ".join(pair.correct[became.start : became.stop])
-        found += [joined] if len(own) == 1 else [None] * len(own)
-    return found
+
+    right: list[str | None] = []
+    groups = word_groups(" ".join(pair.source), " ".join(pair.correct))
+    for source_range, correct_range in groups:
+        if len(source_range) == 1:
+            right.append(" ".join(pair.correct[correct_range.start : correct_range.stop]))
+        else:
+            right += [None] * len(source_range)
+    return right
 
 
 def best_threshold(
-    pairs: Sequence[Pair], found: Sequence[Sequence[Choice]], clean: Sequence[Sequence[Choice]],
+    pairs: Sequence[Pair],
+    choices: Sequence[Sequence[Choice]],
+    clean_choices: Sequence[Sequence[Choice]],
     most_false_alarms: float,
-) -> float:  # fmt: skip
-    """The probability above which corrections have the best F1 of those with which at most a share
-    of the correct words is changed, from the choices for the words of texts and of correct texts.
+) -> float:
+    """Returns the probability above which corrections have the best F1.
+
+    Only thresholds are considered with which at most a share of the correct words is changed.
+
+    Args:
+        pairs: Texts and their corrections.
+        choices: For each word of the texts.
+        clean_choices: For each word of correct texts.
+        most_false_alarms: The share of the words of the correct texts that may be changed.
     """
-    rows = [
-        (choice.probability, word == choice.text, word != own)
-        for pair, choices in zip(pairs, found, strict=True)
-        for word, own, choice in zip(right_words(pair), pair.source, choices, strict=True)
-        if word is not None
-    ]
-    scores, is_right, is_error = (np.array(column) for column in zip(*rows, strict=True))
-    alarms = np.sort([choice.probability for own in clean for choice in own])[::-1]
+    scores: list[float] = []
+    is_right: list[bool] = []
+    error_count = 0
+    for pair, word_choices in zip(pairs, choices, strict=True):
+        for right, word, choice in zip(right_words(pair), pair.source, word_choices, strict=True):
+            if right is not None:
+                scores.append(choice.probability)
+                is_right.append(right == choice.text)
+                error_count += right != word
+
+    clean_scores: list[float] = []
+    for word_choices in clean_choices:
+        clean_scores += [choice.probability for choice in word_choices]
+    alarms = np.sort(clean_scores)[::-1]
     allowed = int(most_false_alarms * len(alarms))
-    least = float(alarms[allowed]) if allowed < len(alarms) else 0.0
-    order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(is_right[order])
-    f1 = 2 * hits / (np.arange(1, len(hits) + 1) + is_error.sum())
-    f1[scores[order] <= least] = -1
+    lowest = float(alarms[allowed]) if allowed < len(alarms) else 0.0
+
+    # F1 if the corrections up to each position are made, from the most to the least likely.
+    order = np.argsort(-np.array(scores), kind="stable")
+    ordered_scores = np.array(scores)[order]
+    hits = np.cumsum(np.array(is_right)[order])
+    f1 = 2 * hits / (np.arange(1, len(hits) + 1) + error_count)
+    f1[ordered_scores <= lowest] = -1
+
     best = int(f1.argmax())
     if f1[best] <= 0:
-        return max(least, 0.5)
-    following = scores[order][best + 1] if best + 1 < len(f1) else 0.0
-    return max(least, float(scores[order][best] + following) / 2)
+        return max(lowest, 0.5)
+    following = ordered_scores[best + 1] if best + 1 < len(f1) else 0.0
+    return max(lowest, float(ordered_scores[best] + following) / 2)

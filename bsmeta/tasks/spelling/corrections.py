@@ -1,10 +1,10 @@
-"""What a system changes in a text, with character offsets, and how its corrections are counted.
+"""Changes that a system makes in a text, with character offsets, and counts of its corrections.
 
-They are counted as in the published evaluation of NSC (github.com/ad-freiburg/spell_check, after M.
-Hertel, "Neural Language Models for Spelling Correction", master's thesis, Freiburg 2019): texts are
-aligned by characters, where a space is inserted or deleted but never replaced, so that words that a
-system merges or splits are counted. Every metric is a ratio of sums over lines, so the bootstrap of
-`bsmeta.report.inference` applies, and two systems can be compared on the same draws.
+They are counted as in the published evaluation of NSC (github.com/ad-freiburg/spell_check, after
+M. Hertel, "Neural Language Models for Spelling Correction", master's thesis, Freiburg 2019): texts
+are aligned by characters, where a space is inserted or deleted but never replaced, so that words
+that a system merges or splits are counted. Every metric is a ratio of sums over lines, so the
+bootstrap of `bsmeta.report.inference` applies, and two systems can be compared on the same draws.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from bsmeta.report.inference import Estimate, central, resampled
 
 _SPACE = ord(" ")
 
-_WRONG, _RIGHT, _FLAGGED = "9;31", "32", "4;31"  # struck out in red, green, underlined in red
+# Styles of terminals, as parameters of `SGR` (ECMA-48).
+_WRONG = "9;31"  # struck out, red
+_RIGHT = "32"  # green
+_FLAGGED = "4;31"  # underlined, red
 
 MOST_CELLS = 1 << 24
 """Pairs of characters up to which a run of changed words is aligned; a longer run is one change."""
-
 
 _BLOCK = 64  # chunks that are aligned together
 
@@ -60,33 +62,41 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
 
     Errors are words of the correct line that differ in the corrupt one: true positives if the
     prediction has them, otherwise false negatives. False positives are words of the corrupt line
-    that the prediction changes, unless all that became of them is in the correct line. (So a word
-    that is only left out is a false negative, or none.) Words are separated by one space.
+    that the prediction changes, unless all words that replace them are in the correct line. (So a
+    word that is only deleted is a false negative, or not counted.)
+
+    Words are separated by one space.
     """
     changes = list(_edits(corrupt, predicted))
-    errors = _words_edited(_edits(corrupt, correct), corrupt, correct)[1]
-    changed = _words_edited(changes, corrupt, predicted)[0]
+    errors = _words_edited(_edits(corrupt, correct), corrupt, correct).target
+    changed = _words_edited(changes, corrupt, predicted).source
     in_predicted, in_correct = matching_blocks(predicted.split(), correct.split())
-    groups = _groups(changes, corrupt, predicted)
-    right = {word for old, new in groups if in_predicted.issuperset(new) for word in old}
+
+    changed_rightly: set[int] = set()
+    for source_words, predicted_words in _groups(changes, corrupt, predicted):
+        if in_predicted.issuperset(predicted_words):
+            changed_rightly.update(source_words)
+
     return Corrections(
         true_positives=len(errors & in_correct),
-        false_positives=len(changed - right),
+        false_positives=len(changed - changed_rightly),
         false_negatives=len(errors - in_correct),
         changed=len(changed),
     )
 
 
 def _edits(source: str, target: str) -> Iterator[_Edit]:
-    """The edits of an optimal alignment, from the last to the first.
+    """Yields the edits of an optimal alignment, from the last to the first.
 
-    Among equally good alignments: as in the published code, going backwards, a deletion comes
-    before an insertion, and that before a match or a replacement.
+    Of equally good alignments, the published code takes, going backwards, a deletion before an
+    insertion, and that before a match or a replacement.
     """
     if source == target:
         return
+
     costs = edit_costs(source, target)
-    i, j = len(source), len(target)
+    i = len(source)
+    j = len(target)
     while i or j:
         cost = costs[i, j]
         if i and costs[i - 1, j] + 1 == cost:
@@ -96,72 +106,93 @@ def _edits(source: str, target: str) -> Iterator[_Edit]:
             j -= 1
             yield _Edit("insert", i, j)
         else:
-            i, j = i - 1, j - 1
+            i -= 1
+            j -= 1
             if source[i] != target[j]:
                 yield _Edit("replace", i, j)
 
 
 def edit_costs(source: str, target: str) -> np.ndarray:
-    """Edit distances of all prefixes, where spaces are not replaced: int32 [source+1, target+1]."""
+    """Computes the edit distances of all prefixes, where spaces are not replaced.
+
+    Returns:
+        int32 [source + 1, target + 1].
+    """
     letters = np.fromiter(map(ord, target), dtype=np.int32, count=len(target))
     columns = np.arange(len(target) + 1, dtype=np.int32)
-    # Two is as much as a deletion and an insertion, so a replacement by a space never pays.
-    replaced = np.where(letters == _SPACE, 2, 1).astype(np.int32)
+    # Two is the cost of a deletion and an insertion, so a replacement by a space never pays.
+    replacement = np.where(letters == _SPACE, 2, 1).astype(np.int32)
+
     costs = np.empty((len(source) + 1, len(target) + 1), dtype=np.int32)
     costs[0] = columns
     for i, character in enumerate(map(ord, source), start=1):
-        previous, row = costs[i - 1], costs[i]
-        substitution = np.where(letters == character, 0, 2 if character == _SPACE else replaced)
+        previous = costs[i - 1]
+        row = costs[i]
+        substitution = np.where(letters == character, 0, 2 if character == _SPACE else replacement)
         row[0] = i
         np.minimum(previous[1:] + 1, previous[:-1] + substitution, out=row[1:])
-        # Insertions: the least cost to the left, plus the distance to there.
+        # Insertions: the least cost to the left, plus the distance to that column.
         row[:] = np.minimum.accumulate(row - columns) + columns
     return costs
 
 
 def _word_numbers(text: str) -> list[int]:
-    """The index of the word at each position of a text and at its end; a space is the last part of
-    the word before it.
+    """Returns the index of the word at each position of a text and at its end.
+
+    A space belongs to the word before it.
     """
     return [0, *accumulate(character == " " for character in text)]
 
 
-def _words_edited(edits: Iterable[_Edit], source: str, target: str) -> tuple[set[int], set[int]]:
-    """The indices of the edited words of the source and of the target.
+class _WordsEdited(NamedTuple):
+    """The indices of the edited words."""
 
-    A deleted space concerns both words around it in the source; an inserted one, in the target.
+    source: set[int]
+    target: set[int]
+
+
+def _words_edited(edits: Iterable[_Edit], source: str, target: str) -> _WordsEdited:
+    """Finds the edited words of the source and of the target.
+
+    A deleted space affects both words around it in the source; an inserted one, in the target.
     """
-    in_source, in_target = _word_numbers(source), _word_numbers(target)
-    sources, targets = set(), set()
+    source_numbers = _word_numbers(source)
+    target_numbers = _word_numbers(target)
+    edited = _WordsEdited(set(), set())
     for edit in edits:
-        sources.add(in_source[edit.source])
-        targets.add(in_target[edit.target])
+        edited.source.add(source_numbers[edit.source])
+        edited.target.add(target_numbers[edit.target])
         if edit.operation == "delete" and source[edit.source] == " ":
-            sources.add(in_source[edit.source] + 1)
+            edited.source.add(source_numbers[edit.source] + 1)
         if edit.operation == "insert" and target[edit.target] == " ":
-            targets.add(in_target[edit.target] + 1)
-    return sources, targets
+            edited.target.add(target_numbers[edit.target] + 1)
+    return edited
 
 
 def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int], set[int]]:
-    """The indices of the words of a longest common subsequence, in each of two lists of words.
+    """Returns the indices of the words of a longest common subsequence, in each of two lists.
 
-    Among equally long ones: as in the published code, going backwards, both words are passed before
-    one of the correct line alone, and that before one of the predicted line alone.
+    Of equally long ones, the published code passes, going backwards, both words before one of the
+    correct line alone, and that before one of the predicted line alone.
     """
     numbers = {word: number for number, word in enumerate(dict.fromkeys(correct))}
-    words = np.array([numbers[word] for word in correct], np.int32)
+    correct_numbers = np.array([numbers[word] for word in correct], np.int32)
+
     # The lengths of the longest common subsequences of all prefixes.
     lengths = np.zeros((len(predicted) + 1, len(correct) + 1), np.int32)
     for i, word in enumerate(predicted, start=1):
-        matched = lengths[i - 1, :-1] + (words == numbers.get(word, -1))
+        matched = lengths[i - 1, :-1] + (correct_numbers == numbers.get(word, -1))
         np.maximum.accumulate(np.maximum(lengths[i - 1, 1:], matched), out=lengths[i, 1:])
-    in_predicted, in_correct = set(), set()
-    i, j = len(predicted), len(correct)
+
+    in_predicted: set[int] = set()
+    in_correct: set[int] = set()
+    i = len(predicted)
+    j = len(correct)
     while i and j:
         is_match = predicted[i - 1] == correct[j - 1]
         if lengths[i - 1, j - 1] + is_match == lengths[i, j]:
-            i, j = i - 1, j - 1
+            i -= 1
+            j -= 1
             if is_match:
                 in_predicted.add(i)
                 in_correct.add(j)
@@ -173,7 +204,8 @@ def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int],
 
 
 def word_groups(source: str, target: str) -> list[tuple[range, range]]:
-    """Which words of a text became which of another: one each, unless words are merged or split.
+    """Maps the words of a text to the words of another, one each unless some are merged or split.
+
     Words are separated by one space; there is at least one.
     """
     return [*_groups(_edits(source, target), source, target)]
@@ -181,21 +213,27 @@ def word_groups(source: str, target: str) -> list[tuple[range, range]]:
 
 def _groups(edits: Iterable[_Edit], source: str, target: str) -> Iterator[tuple[range, range]]:
     numbers = _word_numbers(source)
-    merged, splits = set(), [0] * (numbers[-1] + 1)
+    word_count = numbers[-1] + 1
+    is_merged = [False] * word_count  # with the next word
+    splits = [0] * word_count
     for edit in edits:
         word = numbers[edit.source]
         if edit.operation == "delete" and source[edit.source] == " ":
-            merged.add(word)
+            is_merged[word] = True
         if edit.operation == "insert" and target[edit.target] == " ":
             splits[word] += 1
-    first = start = end = 0
-    for word in range(numbers[-1] + 1):
-        end += splits[word]
-        if word in merged:
+
+    first = 0
+    target_start = 0
+    target_end = 0
+    for word in range(word_count):
+        target_end += splits[word]
+        if is_merged[word]:
             continue
-        end += 1
-        yield range(first, word + 1), range(start, end)
-        first, start = word + 1, end
+        target_end += 1
+        yield range(first, word + 1), range(target_start, target_end)
+        first = word + 1
+        target_start = target_end
 
 
 @dataclass(frozen=True)
@@ -204,148 +242,185 @@ class Change:
 
     start: int  # in characters
     end: int  # exclusive
-    text: str  # what is there
+    text: str  # the part itself
 
 
 @dataclass(frozen=True)
 class Correction(Change):
     """A changed part of a text."""
 
-    correction: str  # what belongs there
+    correction: str  # the text that replaces it
 
 
 @dataclass(frozen=True)
 class Flag(Change):
     """A word (or a text) that is flagged as wrong."""
 
-    probability: float  # that it is
+    probability: float  # of an error
 
 
 def find_corrections(text: str, corrected: str) -> list[Correction]:
-    """The changes of words from a text to its correction; whitespace is that of the text.
+    """Finds the changes of words from a text to its correction; whitespace remains unchanged.
 
     Words are aligned by their edit distance, and runs of changed words by characters: each changed
     word is a correction, and words that are merged or split together are one.
     """
-    old, new = words(text), corrected.split()
-    blocks = Levenshtein.opcodes([text[start:end] for start, end in old], new)
-    found: list[Correction] = []
+    old_spans = words(text)
+    new_words = corrected.split()
+    blocks = Levenshtein.opcodes([text[start:end] for start, end in old_spans], new_words)
+
+    corrections: list[Correction] = []
     for is_equal, run in groupby(blocks, lambda block: block.tag == "equal"):
         if is_equal:
             continue
+
         edits = [*run]
-        start, spans = edits[0].src_start, old[edits[0].src_start : edits[-1].src_end]
-        replacements = new[edits[0].dest_start : edits[-1].dest_end]
+        first = edits[0].src_start
+        spans = old_spans[first : edits[-1].src_end]
+        replacements = new_words[edits[0].dest_start : edits[-1].dest_end]
         if spans:
-            found += _replaced(text, spans, replacements)
+            corrections += _replaced(text, spans, replacements)
         else:
-            found.append(_inserted(text, old, start, replacements))
-    return [change for change in found if change.text != change.correction]
+            corrections.append(_inserted(text, old_spans, first, replacements))
+    return [change for change in corrections if change.text != change.correction]
 
 
 def align_chunks(chunks: Sequence[str], corrected: Sequence[str]) -> list[Correction]:
-    """The changes from the chunks of a text, which joined are the text, to their corrections.
+    """Finds the changes from the chunks of a text to their corrections.
 
-    Blocks of chunks are aligned one after the other, because the time of an alignment grows with
-    the square of the number of words.
+    The chunks, joined, are the text. They are aligned in blocks, because the time of an alignment
+    grows with the square of the number of words.
     """
     blocks = [slice(first, first + _BLOCK) for first in range(0, len(chunks), _BLOCK)]
     texts = ["".join(chunks[block]) for block in blocks]
-    found = (
+    corrections = (
         find_corrections(text, " ".join(corrected[block]))
         for text, block in zip(texts, blocks, strict=True)
     )
-    return joined(texts, found)
+    return joined(texts, corrections)
 
 
 def _replaced(
     text: str, spans: Sequence[Span], replacements: Sequence[str]
 ) -> Iterator[Correction]:
+    """Yields the corrections of a run of words that others replace."""
     source = " ".join(text[start:end] for start, end in spans)
     target = " ".join(replacements)
     groups = [(range(len(spans)), range(len(replacements)))]
     if replacements and len(source) * len(target) <= MOST_CELLS:
         groups = word_groups(source, target)
-    for own, became in groups:
-        start, end = spans[own.start].start, spans[own.stop - 1].end
-        new = " ".join(replacements[became.start : became.stop])
-        yield Correction(start, end, text[start:end], new)
+
+    for old_range, new_range in groups:
+        start = spans[old_range.start].start
+        end = spans[old_range.stop - 1].end
+        correction = " ".join(replacements[new_range.start : new_range.stop])
+        yield Correction(start, end, text[start:end], correction)
 
 
-def _inserted(text: str, old: Sequence[Span], before: int, added: Sequence[str]) -> Correction:
-    """Added words, with a space on the side of a word of the text."""
-    joined = " ".join(added)
+def _inserted(text: str, spans: Sequence[Span], before: int, added: Sequence[str]) -> Correction:
+    """Makes a correction of added words, with a space on the side of a word of the text.
+
+    Args:
+        spans: The words of the text.
+        before: The number of words before the added ones.
+    """
+    addition = " ".join(added)
     if before:
-        at = old[before - 1].end
-        return Correction(at, at, "", f" {joined}")
-    at = old[0].start if old else len(text)
-    return Correction(at, at, "", f"{joined} " if old else joined)
+        position = spans[before - 1].end
+        return Correction(position, position, "", f" {addition}")
+    if spans:
+        position = spans[0].start
+        return Correction(position, position, "", f"{addition} ")
+    return Correction(len(text), len(text), "", addition)
 
 
 def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
-    """The corrected text; the corrections are in order."""
-    parts, at = [], 0
+    """Returns the corrected text; the corrections are in order."""
+    parts: list[str] = []
+    end = 0
     for change in corrections:
-        parts += [text[at : change.start], change.correction]
-        at = change.end
-    return "".join([*parts, text[at:]])
+        parts.append(text[end : change.start])
+        parts.append(change.correction)
+        end = change.end
+    parts.append(text[end:])
+    return "".join(parts)
 
 
-def joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Correction]:
-    """The corrections of the lines of a text, with their places in the text."""
-    at, moved = 0, []
-    for line, own in zip(lines, found, strict=False):
-        moved += [replace(change, start=at + change.start, end=at + change.end) for change in own]
-        at += len(line)
-    return moved
+def joined(lines: Sequence[str], corrections: Iterator[list[Correction]]) -> list[Correction]:
+    """Joins the corrections of the lines of a text, with their positions in the text.
+
+    No more items are taken from `corrections` than there are lines.
+    """
+    text_corrections: list[Correction] = []
+    offset = 0
+    for line, line_corrections in zip(lines, corrections, strict=False):
+        for change in line_corrections:
+            text_corrections.append(
+                replace(change, start=offset + change.start, end=offset + change.end)
+            )
+        offset += len(line)
+    return text_corrections
 
 
 def restricted(
     text: str, corrections: Iterable[Correction], flags: Sequence[bool] | np.ndarray
 ) -> list[Correction]:
-    """Those of the corrections all of whose words may be changed, as flags say for each word of the
-    text; an inserted word changes none, and is left out.
+    """Returns the corrections that change only flagged words.
+
+    An inserted word changes none, and is left out.
+
+    Args:
+        flags: For each word of the text, whether it may be changed.
     """
     spans = words(text)
     assert len(spans) == len(flags)
-    starts, ends = [start for start, _ in spans], [end for _, end in spans]
-    kept = []
+    starts = [start for start, _ in spans]
+    ends = [end for _, end in spans]
+
+    allowed: list[Correction] = []
     for change in corrections:
-        touched = flags[bisect_right(ends, change.start) : bisect_left(starts, change.end)]
-        if len(touched) and all(touched):
-            kept.append(change)
-    return kept
+        changed_flags = flags[bisect_right(ends, change.start) : bisect_left(starts, change.end)]
+        if len(changed_flags) and all(changed_flags):
+            allowed.append(change)
+    return allowed
 
 
 def highlighted(text: str, changes: Iterable[Change]) -> str:
-    """The text for a terminal, printable: errors in red, each correction after it in green."""
-    parts, at = [], 0
+    """Renders the text for a terminal: errors in red, each followed by its correction in green."""
+    parts: list[str] = []
+    end = 0
     for change in changes:
-        parts.append(printable(text[at : change.start]))
+        parts.append(printable(text[end : change.start]))
         if isinstance(change, Correction):
-            parts += [_styled(change.text, _WRONG), _styled(change.correction, _RIGHT)]
+            parts.append(_styled(change.text, _WRONG))
+            parts.append(_styled(change.correction, _RIGHT))
         else:
             parts.append(_styled(change.text, _FLAGGED))
-        at = change.end
-    return "".join([*parts, printable(text[at:])])
+        end = change.end
+    parts.append(printable(text[end:]))
+    return "".join(parts)
 
 
 def _styled(text: str, style: str) -> str:
-    """Text in a style of terminals (ECMA-48, `SGR`); line ends are outside of it."""
+    """Puts text in a style of terminals; line ends are outside of it."""
     return re.sub(r"[^\r\n]+", lambda line: f"\x1b[{style}m{line[0]}\x1b[0m", printable(text))
 
 
 def as_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str, Any]:
-    """What a system makes of a text, as columns: the corrected text if it corrects; the changes."""
-    found = [asdict(change) for change in changes]
+    """Makes a record of the changes of a text, with the corrected text if they are corrections."""
+    change_records = [asdict(change) for change in changes]
     if not corrects:
-        return {"changes": found}
-    return {"corrected": apply_corrections(text, changes), "changes": found}
+        return {"changes": change_records}
+    return {"corrected": apply_corrections(text, changes), "changes": change_records}
 
 
 def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects: bool) -> str:
-    """The changes of a text in one of the forms of the task (`ChangesText.forms`) for `predict.py`;
-    `corrects`: whether they are corrections, not flags.
+    """Renders the changes of a text for `predict.py`.
+
+    Args:
+        form: One of the forms of the task (`ChangesText.forms`).
+        name: The file name in a diff.
+        corrects: Whether the changes are corrections, not flags.
     """
     if form == "color":
         return highlighted(text, changes)
@@ -357,20 +432,21 @@ def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects:
 
 
 def unified_diff(text: str, corrected: str, name: str) -> str:
-    """The changes as a unified diff of lines, which `patch` applies; empty if there are none."""
+    """Returns the changes as a unified diff of lines, which `patch` applies; "" without changes."""
     # A line ends with \n only, as for `patch`.
-    old, new = (io.StringIO(content, newline="\n").readlines() for content in (text, corrected))
+    old_lines = io.StringIO(text, newline="\n").readlines()
+    new_lines = io.StringIO(corrected, newline="\n").readlines()
+    diff = difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
     return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff
     )
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a system got right and wrong in each line; float64 [lines] each."""
+    """Right and wrong decisions of a system in each line; float64 [lines] each."""
 
-    true_positives: np.ndarray  # errors that it found, or corrected
+    true_positives: np.ndarray  # errors that it detected, or corrected
     false_positives: np.ndarray  # correct units that it flagged; words that it changed wrongly
     false_negatives: np.ndarray  # errors that it missed
     flagged: np.ndarray  # units that it flagged; all words that it changed
@@ -379,7 +455,7 @@ class Counts:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[float]]) -> Counts:
-        """Counts from one row per line, with the values in the order of the attributes."""
+        """Builds counts from a row for each line, with values in the order of the attributes."""
         return cls(*np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(cls))).T)
 
     @property
@@ -400,19 +476,19 @@ class Counts:
     @property
     def f1_terms(self) -> tuple[np.ndarray, np.ndarray]:
         """Numerator and denominator of F1 per line: float64 [lines] each."""
-        found = 2 * self.true_positives
-        return found, found + self.false_positives + self.false_negatives
+        numerator = 2 * self.true_positives
+        return numerator, numerator + self.false_positives + self.false_negatives
 
     @property
     def sequence_f1(self) -> float:
         """Mean of the F1 of each line, as the published evaluation of corrections averages it: 1
         for a line without errors and changes, 0 for another line without a true positive.
         """
-        top, bottom = self.f1_terms
+        numerator, denominator = self.f1_terms
         errors = self.true_positives + self.false_negatives
         is_untouched = (errors == 0) & (self.flagged == 0)
-        rows = np.where(is_untouched, 1.0, top / np.maximum(bottom, 1))
-        return float(rows.mean()) if len(rows) else 0.0
+        f1 = np.where(is_untouched, 1.0, numerator / np.maximum(denominator, 1))
+        return float(f1.mean()) if len(f1) else 0.0
 
     @property
     def accuracy(self) -> float:
@@ -433,8 +509,11 @@ class Counts:
 def detection_counts(
     predicted: Sequence[Sequence[int]], correct: Sequence[Sequence[int]]
 ) -> Counts:
-    """Counts of error detection, from flags and labels (1: an error): per line those of its words,
-    or one for the whole line.
+    """Counts the decisions of error detection.
+
+    Args:
+        predicted: The flags of each line (1: an error), for its words or one for the whole line.
+        correct: The labels in the same form.
 
     Raises:
         DataError: If the number of lines, or of flags in a line, differs.
@@ -447,17 +526,19 @@ def detection_counts(
                 f"line {number} has {len(flags)} predictions, but {len(labels)} labels; expected "
                 "one label (0 or 1) for each word"
             )
+
         pairs = list(zip(map(bool, flags), map(bool, labels), strict=True))
-        found, alarms = pairs.count((True, True)), pairs.count((True, False))
-        missed = pairs.count((False, True))
-        rows.append((found, alarms, missed, found + alarms, len(pairs), 0))
+        hits = pairs.count((True, True))
+        false_alarms = pairs.count((True, False))
+        misses = pairs.count((False, True))
+        rows.append((hits, false_alarms, misses, hits + false_alarms, len(pairs), 0))
     return Counts.from_rows(rows)
 
 
 def correction_counts(
     corrupt: Sequence[str], predicted: Sequence[str], correct: Sequence[str]
 ) -> Counts:
-    """Counts of spelling correction.
+    """Counts the decisions of spelling correction.
 
     Whitespace at the ends of a line, and its amount between words, does not matter. The units are
     the words of the corrupt line.
@@ -478,25 +559,30 @@ def correction_counts(
 def compare_f1(
     systems: Sequence[Counts], *, resamples: int, seed: int
 ) -> tuple[list[Estimate], list[Estimate]]:
-    """F1 of each system, and that of the first minus its own, on the same lines, with 95% bootstrap
-    intervals over the lines.
+    """Compares the F1 of systems on the same lines, with 95% bootstrap intervals over the lines.
+
+    Returns:
+        F1 of each system, and F1 of the first system minus F1 of each.
     """
-    tops, bottoms = zip(*(counts.f1_terms for counts in systems), strict=True)
-    draws = resampled(np.stack(tops), np.stack(bottoms), resamples=resamples, seed=seed)
-    columns = [(counts.f1, draws[:, n]) for n, counts in enumerate(systems)]
-    first, first_draws = columns[0]
-    return (
-        [Estimate(f1, central(own)) for f1, own in columns],
-        [Estimate(first - f1, central(first_draws - own)) for f1, own in columns],
-    )
+    numerators, denominators = zip(*(counts.f1_terms for counts in systems), strict=True)
+    draws = resampled(np.stack(numerators), np.stack(denominators), resamples=resamples, seed=seed)
+
+    first = systems[0].f1
+    scores: list[Estimate] = []
+    differences: list[Estimate] = []
+    for number, counts in enumerate(systems):
+        system_draws = draws[:, number]
+        scores.append(Estimate(counts.f1, central(system_draws)))
+        differences.append(Estimate(first - counts.f1, central(draws[:, 0] - system_draws)))
+    return scores, differences
 
 
-def _ratio(top: np.ndarray, bottom: np.ndarray) -> float:
-    total = float(bottom.sum())
-    return float(top.sum()) / total if total else 0.0
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
+    total = float(denominator.sum())
+    return float(numerator.sum()) / total if total else 0.0
 
 
 def _check_lines(**lines: int) -> None:
     if len(set(lines.values())) > 1:
-        found = ", ".join(f"{name}: {count}" for name, count in lines.items())
-        raise DataError(f"the numbers of lines differ ({found}); expected the same number of each")
+        counts = ", ".join(f"{name}: {count}" for name, count in lines.items())
+        raise DataError(f"the numbers of lines differ ({counts}); expected the same number of each")

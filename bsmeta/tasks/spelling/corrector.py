@@ -1,4 +1,4 @@
-"""The base of the tasks that correct texts, whatever model they train."""
+"""The base of the tasks that correct texts, with any model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,15 @@ from bsmeta.training.processes import Processes
 from bsmeta.training.task import batches_within, spread
 
 
+class TextLoss(NamedTuple):
+    """The loss of the targets of a text."""
+
+    loss: float  # sum over the targets, in nats
+    targets: int  # their number
+
+
 class Corrector(SpellingTask):
-    """A task that corrects texts; a detector may say which words may be changed."""
+    """A task that corrects texts; a detector may select the words that may be changed."""
 
     _config: SecConfig
     forms = ("text", "color", "json", "diff")
@@ -34,48 +42,56 @@ class Corrector(SpellingTask):
         return None if folder is None else detector.load_detector(Path(folder))
 
     def flags(self, texts: Sequence[Words], context: Processes) -> list[list[bool]]:
-        """Which words may be changed: those that the detector flags, or all."""
+        """Marks the words that may be changed: those that the detector flags, or all."""
         if self._detector is None:
             return [[True] * len(text) for text in texts]
+
         model, inputs = self._detector
         budget = self._config.batch_max_length
-        logits = detector.logits_of_words(model.to(context.device), inputs, texts, budget, context)
-        return [(own > 0).tolist() for own in logits]
+        rows = detector.logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        return [(logits > 0).tolist() for logits in rows]
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
-        """The corrections of each text; each of its lines is a text by itself for the model."""
+        """Returns the corrections of each text; each of its lines is a text by itself."""
+        lines: list[str] = []
+        for text in texts:
+            lines += text.splitlines(keepends=True)
+
         context = Processes(device=next(model.parameters()).device)
-        lines = [line for text in texts for line in text.splitlines(keepends=True)]
-        found = iter(self._line_changes(model, lines, context))
-        return [joined(text.splitlines(keepends=True), found) for text in texts]
+        corrections = iter(self._line_changes(model, lines, context))
+        # `joined` takes the corrections of the lines of one text.
+        return [joined(text.splitlines(keepends=True), corrections) for text in texts]
 
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[str]:
-        """The correction of each line."""
-        found = self._line_changes(model, lines, context)
-        return [apply_corrections(line, own) for line, own in zip(lines, found, strict=True)]
+        """Corrects each line."""
+        line_changes = self._line_changes(model, lines, context)
+        return [
+            apply_corrections(line, changes)
+            for line, changes in zip(lines, line_changes, strict=True)
+        ]
 
     def _mean_loss(self, model: nn.Module, pairs: Sequence[Pair], context: Processes) -> float:
-        """The loss of a target in nats."""
+        """Computes the mean loss of a target in nats."""
 
-        def run(batch: np.ndarray) -> list[tuple[float, int]]:
+        def run(batch: np.ndarray) -> list[TextLoss]:
             return self._losses(model, [pairs[number] for number in batch], context.device)
 
         batches = batches_within(self._sizes(pairs), self._config.batch_max_length)
-        found = spread(batches, run, context)
-        return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
+        results = spread(batches, run, context)
+        return sum(loss for loss, _ in results) / sum(targets for _, targets in results)
 
     @abstractmethod
     def _sizes(self, pairs: Sequence[Pair]) -> Sequence[int] | np.ndarray:
-        """The tokens of each text."""
+        """Counts the tokens of each text."""
 
     @abstractmethod
     def _losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
-    ) -> list[tuple[float, int]]:
-        """The sum of the losses of the targets of each text, in nats, and their number."""
+    ) -> list[TextLoss]:
+        """Computes the loss of each text."""
 
     @abstractmethod
     def _line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
-        """The corrections of each line, with their places in it."""
+        """Returns the corrections of each line, with their positions in it."""

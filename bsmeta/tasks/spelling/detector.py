@@ -1,9 +1,10 @@
-"""The detectors: which model scores the words of a text, from which inputs, and their loss.
+"""The detectors: models that score the words of a text, their inputs, and their loss.
 
-Two forms: the small model (`Ranker`), which reads the candidates of words, and any encoder of
-transformers with one output per token, where a word's logit is the mean over its tokens. A
-sequence has an error if any of its words has one: its probability follows from those of its words,
-so both tasks train and export the same kind of model, and one can start from the other's.
+There are two forms: the small model (`Ranker`), which reads the candidates of words, and any
+encoder of transformers with one output per token, where the logit of a word is the mean over its
+tokens. A sequence has an error if any of its words has one, so its probability follows from its
+words. Therefore both tasks train and export the same kind of model, and one can start from a model
+of the other.
 """
 
 from __future__ import annotations
@@ -48,21 +49,29 @@ class RankerConfig(PretrainedConfig):
     model_type = "bsmeta_spelling_ranker"
 
     def __init__(
-        self, features: int = 1, width: int = 64, layers: int = 1, heads: int = 4,
-        dropout: float = 0.1, **more: object,
-    ) -> None:  # fmt: skip
+        self,
+        features: int = 1,
+        width: int = 64,
+        layers: int = 1,
+        heads: int = 4,
+        dropout: float = 0.1,
+        **kwargs: object,
+    ) -> None:
         self.features = features
-        self.width, self.layers, self.heads, self.dropout = width, layers, heads, dropout
-        super().__init__(**more)
+        self.width = width
+        self.layers = layers
+        self.heads = heads
+        self.dropout = dropout
+        super().__init__(**kwargs)
 
 
 class Ranker(PreTrainedModel):
     """The small model: it scores the candidates of every word in the context of its text.
 
-    The features of a candidate become a vector; a word is the mean and the maximum of those of its
-    candidates, a transformer reads the words of a text, and a candidate's score follows from its
-    own vector and that of its word. The candidates compete in a softmax; a detector takes the
-    probability of all but the word itself (`error_logits`).
+    The features of a candidate become a vector. A word is the mean and the maximum of the vectors
+    of its candidates, a transformer reads the words of a text, and the score of a candidate follows
+    from its own vector and the vector of its word. The candidates compete in a softmax; a detector
+    takes the probability of all except the word itself (`error_logits`).
     """
 
     config_class = RankerConfig
@@ -77,7 +86,7 @@ class Ranker(PreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
-        self.own = nn.Linear(width, width)
+        self.own = nn.Linear(width, width)  # of the candidate's own vector
         self.word = nn.Linear(width, width)
         self.score = nn.Linear(width, 1)
         self.post_init()
@@ -101,43 +110,64 @@ class Ranker(PreTrainedModel):
             row_words: The word of each row, ascending: int64 [rows]; 1 is the first word.
             words: The words of each text, int64 [texts, words]; 0 is padding.
         """
-        own = functional.gelu(self.read(features))
-        count = int(words.max()) + 1
-        places = row_words[:, None].expand_as(own)
-        empty = own.new_zeros(count, own.shape[1])
-        mean = empty.scatter_reduce(0, places, own, "mean", include_self=False)
-        most = empty.scatter_reduce(0, places, own, "amax", include_self=False)
-        joined = functional.gelu(self.join(torch.cat([mean, most], 1)))
-        hidden = functional.embedding(words, joined)
+        vectors = functional.gelu(self.read(features))
+
+        # Reduce the candidates of each word: [words + 1, width], where 0 is padding.
+        word_index = row_words[:, None].expand_as(vectors)
+        empty = vectors.new_zeros(int(words.max()) + 1, vectors.shape[1])
+        mean = empty.scatter_reduce(0, word_index, vectors, "mean", include_self=False)
+        maximum = empty.scatter_reduce(0, word_index, vectors, "amax", include_self=False)
+        word_vectors = functional.gelu(self.join(torch.cat([mean, maximum], 1)))
+
+        # Read the words of each text: [texts, words, width].
+        hidden = functional.embedding(words, word_vectors)
         hidden = self.dropout(hidden + positions(words.shape[1], hidden))
-        attended = (words > 0)[:, None, None, :]
+        is_word = words > 0
+        attended = is_word[:, None, None, :]
         for block in self.blocks:
             hidden = block(hidden, attended)
-        context = empty.index_put((words[words > 0],), self.norm(hidden)[words > 0])
+        context = empty.index_put((words[is_word],), self.norm(hidden)[is_word])
+
         scored = functional.gelu(
-            self.own(own) + functional.embedding(row_words, self.word(context))
+            self.own(vectors) + functional.embedding(row_words, self.word(context))
         )
-        is_first = functional.pad(row_words[1:] != row_words[:-1], (1, 0), value=True)
-        usual = math.log((1 - USUAL_ERROR_SHARE) / USUAL_ERROR_SHARE)
-        rows = torch.zeros_like(row_words).index_add(0, row_words, torch.ones_like(row_words))
-        others = (rows[row_words] - 1).clamp(min=1).log()
-        return self.score(scored).squeeze(1).float() + is_first * (usual + others)
+        scores = self.score(scored).squeeze(1).float()
+        return scores + _initial_scores(row_words)
 
 
-def _log_sums(scores: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
-    """The logarithm of the sum of exp(score) at each place, [size]; very small where none is."""
-    most = scores.new_full((size,), -1e4).scatter_reduce(0, places, scores.detach(), "amax")
-    sums = scores.new_zeros(size).index_add(0, places, (scores - most[places]).exp())
-    return most + sums.clamp(min=1e-30).log()
+def _initial_scores(row_words: torch.Tensor) -> torch.Tensor:
+    """Returns scores with which every word has an error with `USUAL_ERROR_SHARE`, float [rows]."""
+    keep_odds = math.log((1 - USUAL_ERROR_SHARE) / USUAL_ERROR_SHARE)
+    counts = torch.zeros_like(row_words).index_add(0, row_words, torch.ones_like(row_words))
+    other_candidates = (counts[row_words] - 1).clamp(min=1).log()
+    return _is_first(row_words) * (keep_odds + other_candidates)
+
+
+def _is_first(row_words: torch.Tensor) -> torch.Tensor:
+    """Marks the first row of each word, bool [rows]."""
+    return functional.pad(row_words[1:] != row_words[:-1], (1, 0), value=True)
+
+
+def _log_sums(scores: torch.Tensor, groups: torch.Tensor, size: int) -> torch.Tensor:
+    """Computes the logarithm of the sum of exp(score) of each group, [size].
+
+    It is very small for a group without scores.
+    """
+    maxima = scores.new_full((size,), -1e4).scatter_reduce(0, groups, scores.detach(), "amax")
+    sums = scores.new_zeros(size).index_add(0, groups, (scores - maxima[groups]).exp())
+    return maxima + sums.clamp(min=1e-30).log()
 
 
 def error_logits(
     scores: torch.Tensor, row_words: torch.Tensor, words: torch.Tensor
 ) -> torch.Tensor:
-    """The logit of an error for each word, [texts, words], from the scores of a `Ranker`, where the
-    first row of a word is the word itself; any value for padding.
+    """Computes the logit of an error for each word, [texts, words]; any value for padding.
+
+    Args:
+        scores: The scores of a `Ranker`, where the first row of a word is the word itself.
+        row_words, words: See `Ranker.forward`.
     """
-    is_first = functional.pad(row_words[1:] != row_words[:-1], (1, 0), value=True)
+    is_first = _is_first(row_words)
     size = int(words.max()) + 1
     keep = scores.new_zeros(size).index_put((row_words[is_first],), scores[is_first])
     others = _log_sums(scores[~is_first], row_words[~is_first], size)
@@ -145,7 +175,7 @@ def error_logits(
 
 
 def log_probabilities(scores: torch.Tensor, row_words: torch.Tensor) -> torch.Tensor:
-    """The log-probability of each candidate among those of its word, [rows]."""
+    """Computes the log-probability of each candidate among the candidates of its word, [rows]."""
     size = int(row_words.max()) + 1
     return scores - _log_sums(scores, row_words, size)[row_words]
 
@@ -167,93 +197,126 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         texts, words, width = hidden.shape
-        parts = self.attention(self.before_attention(hidden))
-        query, key, value = parts.view(texts, words, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        projected = self.attention(self.before_attention(hidden))
+        query, key, value = projected.view(texts, words, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=attended)
         mixed = mixed.transpose(1, 2).reshape(texts, words, width)
         hidden = hidden + self.dropout(self.mix(mixed))
+
         expanded = functional.gelu(self.expand(self.before_expansion(hidden)))
         return hidden + self.dropout(self.contract(expanded))
 
 
 def positions(length: int, like: torch.Tensor) -> torch.Tensor:
-    """Sines and cosines of the positions (Vaswani et al. 2017), a tenth as large: [length, width],
-    as those of `like`.
+    """Returns sines and cosines of positions (Vaswani et al. 2017), scaled by 0.1.
+
+    Args:
+        length: Number of positions.
+        like: Determines the width, the type and the device.
+
+    Returns:
+        [length, width].
     """
     width = like.shape[2]
-    place = torch.arange(length, device=like.device, dtype=torch.float32)[:, None]
+    position = torch.arange(length, device=like.device, dtype=torch.float32)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, device=like.device) * (-math.log(10_000.0) / width))
-    waves = torch.cat([torch.sin(place * rates), torch.cos(place * rates)], dim=1)
+    waves = torch.cat([torch.sin(position * rates), torch.cos(position * rates)], dim=1)
     return 0.1 * waves[:, :width].to(like.dtype)
 
 
 def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The logit of an error for each word, float32 [texts, words]; any value for padding.
+    """Computes the logit of an error for each word, float32 [texts, words].
 
-    Words without tokens (a tokenizer may drop control characters) have the logit 0.
+    Padding has any value. Words without tokens (a tokenizer may drop control characters) have the
+    logit 0.
     """
     if "features" in tensors:
-        rows, words = tensors["row_words"], tensors["words"]
-        return error_logits(model(tensors["features"], rows, words), rows, words)
-    logits = model(
-        input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]
-    ).logits.squeeze(2).float()  # fmt: skip
-    places = tensors["places"]
-    width = tensors["is_word"].shape[1] + 1
-    sums = logits.new_zeros(len(places), width).scatter_add(1, places, logits)
-    tokens = logits.new_zeros(len(places), width).scatter_add(1, places, torch.ones_like(logits))
-    return (sums / tokens.clamp(min=1))[:, : width - 1]
+        row_words = tensors["row_words"]
+        words = tensors["words"]
+        return error_logits(model(tensors["features"], row_words, words), row_words, words)
+
+    output = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"])
+    logits = output.logits.squeeze(2).float()
+
+    # Average over the tokens of each word; the last column collects special tokens and padding.
+    token_words = tensors["places"]
+    word_width = tensors["is_word"].shape[1]
+    empty = logits.new_zeros(len(token_words), word_width + 1)
+    sums = empty.scatter_add(1, token_words, logits)
+    counts = empty.scatter_add(1, token_words, torch.ones_like(logits))
+    return (sums / counts.clamp(min=1))[:, :word_width]
 
 
 def spread_words(
-    inputs: Inputs, texts: Sequence[Words], run: Callable[[list[Words]], Sequence[Any]],
-    budget: int, context: Processes,
-) -> list[list[Any]]:  # fmt: skip
-    """What a model computes for texts, in the windows that it can read: a list for each text, of
-    the results for its windows. A text may be empty, or longer than the model can read.
+    inputs: Inputs,
+    texts: Sequence[Words],
+    run: Callable[[list[Words]], Sequence[Any]],
+    budget: int,
+    context: Processes,
+) -> list[list[Any]]:
+    """Runs a model on texts, in the windows that it can read.
 
     Args:
+        texts: May be empty, or longer than the model can read.
         run: Returns the results for some windows.
         budget: Padded tokens of a batch.
+
+    Returns:
+        For each text, the results for its windows.
     """
-    windows = [(n, part) for n, words in enumerate(texts) for part in inputs.windows(words)]
-    parts = [part for _, part in windows]
-    batches = batches_within(inputs.lengths(parts), budget)
-    results = spread(batches, lambda batch: run([parts[n] for n in batch]), context)
-    found: list[list[Any]] = [[] for _ in texts]
-    for (number, _), result in zip(windows, results, strict=True):
-        found[number].append(result)
-    return found
+    windows: list[Words] = []
+    window_texts: list[int] = []  # the number of the text of each window
+    for number, words in enumerate(texts):
+        for window in inputs.windows(words):
+            windows.append(window)
+            window_texts.append(number)
+
+    batches = batches_within(inputs.lengths(windows), budget)
+    window_results = spread(batches, lambda batch: run([windows[n] for n in batch]), context)
+    results: list[list[Any]] = [[] for _ in texts]
+    for number, result in zip(window_texts, window_results, strict=True):
+        results[number].append(result)
+    return results
 
 
 def logits_of_words(
-    model: nn.Module, inputs: Inputs, texts: Sequence[Words], budget: int,
+    model: nn.Module,
+    inputs: Inputs,
+    texts: Sequence[Words],
+    budget: int,
     context: Processes,
-) -> list[np.ndarray]:  # fmt: skip
-    """The logit of an error for each word of each text, float32 [words]; at most `NO_ERROR` for
-    numbers, URLs, abbreviations and other words that are never misspelled in training.
+) -> list[np.ndarray]:
+    """Computes the logit of an error for each word of each text, float32 [words].
 
-    The model is in evaluation mode; for the rest, see `spread_words`.
+    It is at most `NO_ERROR` for numbers, URLs, abbreviations and other words that are never
+    misspelled in training.
+
+    Args:
+        model: In evaluation mode.
+        inputs, texts, budget, context: See `spread_words`.
     """
 
-    def run(parts: list[Words]) -> list[np.ndarray]:
-        tensors = inputs.tensors(parts)
+    def run(windows: list[Words]) -> list[np.ndarray]:
+        tensors = inputs.tensors(windows)
         tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
         with torch.no_grad():
             logits = word_logits(model, tensors).float().cpu().numpy()
-        found = []
-        for part, row in zip(parts, logits, strict=True):
-            own, is_spelled = row[: len(part)], np.array([is_editable(word) for word in part])
-            found.append(np.where(is_spelled, own, np.minimum(own, NO_ERROR)))
-        return found
+
+        results: list[np.ndarray] = []
+        for words, row in zip(windows, logits, strict=True):
+            window_logits = row[: len(words)]
+            is_spelled = np.array([is_editable(word) for word in words])
+            results.append(np.where(is_spelled, window_logits, np.minimum(window_logits, NO_ERROR)))
+        return results
 
     rows = spread_words(inputs, texts, run, budget, context)
-    return [np.concatenate(own) if own else np.zeros(0, np.float32) for own in rows]
+    return [np.concatenate(row) if row else np.zeros(0, np.float32) for row in rows]
 
 
 def word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy of each word, in nats, [texts, words]; labels are 1 for an error, 0 for
-    none, and -1 for padding, whose loss is 0.
+    """Computes the cross-entropy of each word, in nats, [texts, words].
+
+    Labels are 1 for an error, 0 for none, and -1 for padding, whose loss is 0.
     """
     losses = functional.binary_cross_entropy_with_logits(
         logits, labels.clamp(min=0), reduction="none"
@@ -262,7 +325,7 @@ def word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_logit(logits: np.ndarray) -> np.ndarray:
-    """The logit of an error anywhere in a text from those of its words; a float64 scalar."""
+    """Computes the logit of an error anywhere in a text from its words; a float64 scalar."""
     surprise = np.logaddexp(0, logits.astype(np.float64)).sum()  # -log p(no error)
     return np.asarray(surprise + np.log(-np.expm1(-np.maximum(surprise, TINY))))
 
@@ -270,22 +333,27 @@ def sequence_logit(logits: np.ndarray) -> np.ndarray:
 def sequence_losses(
     logits: torch.Tensor, is_word: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The cross-entropy of each text, in nats, from the logits of its words, [texts, words]; the
-    labels, float [texts], are 1 for a text with an error.
+    """Computes the cross-entropy of each text, in nats.
+
+    Args:
+        logits: [texts, words].
+        is_word: bool [texts, words].
+        labels: float [texts], 1 for a text with an error.
     """
     correct = -(functional.softplus(logits) * is_word).sum(1).clamp(min=TINY)  # log p(no error)
     return -torch.where(labels > 0, torch.log(-torch.expm1(correct)), correct)
 
 
 def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
-    """The inputs of the model to train; the words that a new small one knows are counted once.
+    """Builds the inputs of the model to train; a new small model counts its words once.
 
     Raises:
         ConfigurationError: If the tokenizer, a list or the model to start from is missing.
     """
     if not is_small(config):
-        tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
+        tokenizer = _open_tokenizer(str(config.tokenizer_name or config.model_name))
         return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
+
     folder = Path(str(config.model_name))
     if config.model_name is None:
         lists = list(config.word_lists)
@@ -298,23 +366,27 @@ def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
 
 
 def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
-    """The detector to train: float32, on the CPU."""
-    kind, source = AutoModelForTokenClassification, str(config.model_name)
+    """Builds the detector to train: float32, on the CPU."""
+    source = str(config.model_name)
     if is_lexicon(config.model_name):
         return load_detector(Path(source))[0].train()
     if isinstance(inputs, CandidateInputs):
         return Ranker(RankerConfig(features=inputs.features, **vars(config.small_model)))
+
+    model_class = AutoModelForTokenClassification
     shape = _shape(config)
     if config.model_config_file is not None:
-        return new_model(kind, shape, dtype=torch.float32)
+        return new_model(model_class, shape, dtype=torch.float32)
+
     check_files(source, f"model_name={source}")
-    with explained("model_name", source, kind):
+    with explained("model_name", source, model_class):
         return read_model(
-            kind, source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
+            model_class, source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
         )
 
 
 def _shape(config: SpellingConfig) -> Any:
+    """Reads the configuration of the encoder."""
     key = "model_name" if config.model_config_file is None else "model_config_file"
     source = str(getattr(config, key))
     with explained(key, source, AutoModelForTokenClassification):
@@ -322,17 +394,18 @@ def _shape(config: SpellingConfig) -> Any:
 
 
 def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:
-    """A trained detector in evaluation mode, with its inputs."""
+    """Loads a trained detector in evaluation mode, with its inputs."""
     is_small = is_lexicon(str(folder))
-    kind = Ranker if is_small else AutoModelForTokenClassification
-    model = load_exported(kind, folder, "detector", "task=sed_words or task=sed_sequence")
+    model_class = Ranker if is_small else AutoModelForTokenClassification
+    model = load_exported(model_class, folder, "detector", "task=sed_words or task=sed_sequence")
     if is_small:
         return model, CandidateInputs(Lexicon.read(folder))
-    tokenizer = _tokenizer(str(folder))
+
+    tokenizer = _open_tokenizer(str(folder))
     return model, TokenInputs(tokenizer, token_limit(model.config, tokenizer))
 
 
-def _tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     tokenizer = tokenizer_of(name)
     if not tokenizer.is_fast:
         raise ConfigurationError(

@@ -1,12 +1,14 @@
-"""Scores the model and its baselines on test sets TASK/GROUP/SPLIT/{corrupt,correct}.txt, after the
-last step or by `evaluate.py`; the report on them.
+"""Scores a model and its baselines on test sets, and reports on them.
+
+It runs after the last step of training, and by `evaluate.py`. The test sets are
+TASK/GROUP/SPLIT/{corrupt,correct}.txt.
 
 `correct.txt` has labels for detection (0 or 1 for each word, or for the line) and text for
-correction. Where the folder also has the correct text of a group (that of `sec`), false alarms are
-counted on it. The corrections of the lines that `lowercase.txt` marks with 1, and those of the
-published test sets of lower-case text (`bea322`, `bea4660`), are lower-cased before scoring.
+correction. Where the folder also has the correct text of a group (in the test set of `sec`), false
+alarms are counted on it. Corrections are lower-cased before scoring in lines that `lowercase.txt`
+marks with 1, and in the published test sets of lower-case text (`bea322`, `bea4660`).
 
-The baselines change nothing, or use a dictionary: that of symspellpy (82,765 English words with
+The baselines change nothing, or use a dictionary: the list of symspellpy (82,765 English words with
 their frequencies, MIT license), or any list of words with counts. A word that it lacks is an error;
 its correction is the most frequent of the nearest words, at an edit distance of at most 2 (a swap
 of neighbors is one edit).
@@ -20,7 +22,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -66,7 +68,11 @@ from bsmeta.training.task import Metric
 if TYPE_CHECKING:
     from symspellpy import SymSpell
 
-MODEL, DICTIONARY, CHANGE_NOTHING = "model", "dictionary", "change nothing"
+# Names of systems.
+MODEL = "model"
+DICTIONARY = "dictionary"
+CHANGE_NOTHING = "change nothing"
+
 MOST_EDITS = 2
 LOWER_CASE = ("bea322", "bea4660")
 """Published test sets whose texts, with errors and correct, are in lower case."""
@@ -98,11 +104,11 @@ class Dictionary:
         self.correct_word = lru_cache(2**18)(self._correct_word)
 
     def flags(self, text: str) -> list[int]:
-        """Per word of a text: 1 if it is not in the dictionary, otherwise 0."""
+        """Flags the words of a text: 1 for a word that is not in the dictionary, otherwise 0."""
         return [int(not self.knows(word)) for word in text.split()]
 
     def correct(self, text: str) -> str:
-        """The text with every word that is not in the dictionary replaced by the nearest."""
+        """Replaces every word of a text that is not in the dictionary by the nearest."""
         return re.sub(r"\S+", lambda word: self.correct_word(word[0]), text)
 
     def knows(self, word: str) -> bool:
@@ -110,10 +116,13 @@ class Dictionary:
         span = core(word)
         if span is None or not is_editable(word):
             return True
+
         spelled = word[span.start : span.end]
+        listed_words = self._speller.words
+        if fold(spelled) in listed_words:
+            return True
         parts = _PARTS.split(_POSSESSIVE.sub("", spelled))[::2]
-        known = self._speller.words
-        return fold(spelled) in known or all(len(part) < 2 or fold(part) in known for part in parts)
+        return all(len(part) < 2 or fold(part) in listed_words for part in parts)
 
     def _correct_word(self, word: str) -> str:
         from symspellpy import Verbosity
@@ -121,9 +130,10 @@ class Dictionary:
         span = core(word)
         if span is None or self.knows(word):
             return word
+
         spelled = word[span.start : span.end]
-        found = self._speller.lookup(spelled.lower(), Verbosity.TOP, MOST_EDITS)
-        nearest = with_case_of(spelled, found[0].term) if found else spelled
+        suggestions = self._speller.lookup(spelled.lower(), Verbosity.TOP, MOST_EDITS)
+        nearest = with_case_of(spelled, suggestions[0].term) if suggestions else spelled
         return word[: span.start] + nearest + word[span.end :]
 
 
@@ -137,6 +147,7 @@ def _load_speller(word_list: str | None) -> SymSpell:
             "the dictionary baseline needs symspellpy, which is not installed; install it (pip "
             "install symspellpy, or the extra `spelling`)"
         ) from error
+
     speller = SymSpell(MOST_EDITS)
     file = word_list or str(resources.files("symspellpy") / "frequency_dictionary_en_82_765.txt")
     if not speller.load_dictionary(file, 0, 1, encoding="utf-8-sig") or not speller.words:
@@ -149,26 +160,31 @@ def _load_speller(word_list: str | None) -> SymSpell:
 
 
 def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
-    """The baselines of a task, by name; one has the words of a list (see `Dictionary`)."""
+    """Makes the baselines of a task, by name; one uses the words of a list (see `Dictionary`)."""
     dictionary = Dictionary(word_list)
 
     def of_lines(judge_line: Callable[[str], Any]) -> Judge:
         return lambda lines: list(map(judge_line, reporting(lines)))
 
-    judges: dict[str, tuple[Callable[[str], Any], Callable[[str], Any]]] = {
-        "sed_words": (dictionary.flags, lambda line: [0] * len(line.split())),
-        "sed_sequence": (lambda line: [int(any(dictionary.flags(line)))], lambda line: [0]),
-        "sec": (dictionary.correct, str),
-    }
-    names = (DICTIONARY, CHANGE_NOTHING)
-    return {name: of_lines(judge) for name, judge in zip(names, judges[task], strict=True)}
+    if task == "sed_words":
+        return {
+            DICTIONARY: of_lines(dictionary.flags),
+            CHANGE_NOTHING: of_lines(lambda line: [0] * len(line.split())),
+        }
+    if task == "sed_sequence":
+        return {
+            DICTIONARY: of_lines(lambda line: [int(any(dictionary.flags(line)))]),
+            CHANGE_NOTHING: of_lines(lambda line: [0]),
+        }
+    assert task == "sec"
+    return {DICTIONARY: of_lines(dictionary.correct), CHANGE_NOTHING: of_lines(str)}
 
 
 @dataclass(frozen=True)
 class TestSet:
     """A test set of one task."""
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # not collected by pytest
 
     name: str  # GROUP/SPLIT
     corrupt: list[str]  # the lines with errors
@@ -177,7 +193,7 @@ class TestSet:
     is_lower: list[bool]  # for correction: whether the prediction for each line is lower-cased
 
     def cased(self, corrected: Sequence[str]) -> list[str]:
-        """The corrected lines as they are scored; of no lines, none."""
+        """Returns the corrected lines as they are scored; [] for no lines."""
         return [
             line.lower() if lower else line
             for line, lower in zip(corrected, self.is_lower, strict=False)
@@ -185,36 +201,45 @@ class TestSet:
 
 
 def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[TestSet]:
-    """The test sets of a task in a folder, of each the first lines up to a limit.
+    """Reads the test sets of a task in a folder, of each the first lines up to a limit.
 
     Raises:
         DataError: If there is none, or its files do not have the same number of lines.
     """
-    found = []
-    for corrupt in sorted((folder / task).glob("*/*/corrupt.txt")):
-        group, split = corrupt.parts[-3:-1]
-        answers = corrupt.with_name("correct.txt")
-        lines, correct = _lines(corrupt, limit), _lines(answers, limit)
-        if len(lines) != len(correct):
+    test_sets: list[TestSet] = []
+    for corrupt_file in sorted((folder / task).glob("*/*/corrupt.txt")):
+        group, split = corrupt_file.parts[-3:-1]
+        correct_file = corrupt_file.with_name("correct.txt")
+        corrupt = _lines(corrupt_file, limit)
+        correct = _lines(correct_file, limit)
+        if len(corrupt) != len(correct):
             raise DataError(
-                f"{corrupt.parent}: {len(lines):,} lines in corrupt.txt, but {len(correct):,} in "
-                "correct.txt; expected the same number"
+                f"{corrupt_file.parent}: {len(corrupt):,} lines in corrupt.txt, but "
+                f"{len(correct):,} in correct.txt; expected the same number"
             )
-        text = folder / "sec" / group / split / "correct.txt"
-        clean = _lines(text, limit) if text.is_file() else []
-        labels = correct if task == "sec" else _labels(answers, correct)
-        is_lower = _lower_case(corrupt.parent, len(lines), limit) if task == "sec" else []
-        found.append(TestSet(f"{group}/{split}", lines, labels, clean, is_lower))
-    if not found:
+
+        clean_file = folder / "sec" / group / split / "correct.txt"
+        corrects = task == "sec"
+        test_set = TestSet(
+            name=f"{group}/{split}",
+            corrupt=corrupt,
+            clean=_lines(clean_file, limit) if clean_file.is_file() else [],
+            correct=correct if corrects else _labels(correct_file, correct),
+            is_lower=_lower_case(corrupt_file.parent, len(corrupt), limit) if corrects else [],
+        )
+        test_sets.append(test_set)
+
+    if not test_sets:
         raise DataError(f"{folder} has no {task}/GROUP/SPLIT/corrupt.txt")
-    return found
+    return test_sets
 
 
 def _lower_case(folder: Path, lines: int, limit: int | None) -> list[bool]:
-    """Whether the prediction for each line of a test set is lower-cased."""
+    """Reads whether the prediction for each line of a test set is lower-cased."""
     file = folder / "lowercase.txt"
     if not file.is_file():
         return [folder.name in LOWER_CASE] * lines
+
     marks = _labels(file, _lines(file, limit))
     if len(marks) != lines or any(len(mark) != 1 for mark in marks):
         raise DataError(f"{file}: expected 0 or 1 for each of the {lines:,} lines of corrupt.txt")
@@ -222,15 +247,17 @@ def _lower_case(folder: Path, lines: int, limit: int | None) -> list[bool]:
 
 
 def _labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
-    found = []
+    """Parses the labels of each line."""
+    labels: list[list[int]] = []
     for number, line in enumerate(lines, start=1):
         if {*line.split()} - {"0", "1"}:
             raise DataError(f"{file}, line {number:,}: {line[:60]!r}; expected labels 0 and 1")
-        found.append([int(label) for label in line.split()])
-    return found
+        labels.append([int(label) for label in line.split()])
+    return labels
 
 
 def _lines(file: Path, limit: int | None) -> list[str]:
+    """Reads the first lines of a file."""
     try:
         return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")[:limit]
     except (OSError, UnicodeDecodeError) as error:
@@ -239,87 +266,112 @@ def _lines(file: Path, limit: int | None) -> list[str]:
 
 @dataclass(frozen=True)
 class SystemResult:
-    """What a system reaches on a test set."""
+    """The scores of a system on a test set."""
 
     system: str  # its name
     counts: Counts  # on the corrupt lines
     f1: Estimate
-    difference: Estimate | None  # F1 of the model minus that of this system; None for the model
+    difference: Estimate | None  # F1 of the model minus F1 of this system; None for the model
     false_alarms: float | None  # share of the correct text that it flags or changes, if known
 
     def values(self, task: str) -> dict[str, float]:
-        """The metrics by name."""
+        """Returns the metrics by name."""
         counts = self.counts
-        found = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
+        values = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
         if task == "sec":
-            found |= {"sequence_f1": counts.sequence_f1, "edit_distance": counts.mean_distance}
+            values["sequence_f1"] = counts.sequence_f1
+            values["edit_distance"] = counts.mean_distance
         else:
-            found["accuracy"] = counts.accuracy
-        return found if self.false_alarms is None else found | {"false_alarms": self.false_alarms}
+            values["accuracy"] = counts.accuracy
+        if self.false_alarms is not None:
+            values["false_alarms"] = self.false_alarms
+        return values
 
     def as_dict(self, task: str) -> dict[str, Any]:
-        """Plain values for JSON."""
-        found = {**self.values(task), "f1_interval": astuple(self.f1.interval)}
+        """Converts it to plain values for JSON."""
+        values = {**self.values(task), "f1_interval": astuple(self.f1.interval)}
         if self.difference is not None:
-            found["model_minus_this"] = self.difference.value
-            found["interval"] = astuple(self.difference.interval)
-        return found
+            values["model_minus_this"] = self.difference.value
+            values["interval"] = astuple(self.difference.interval)
+        return values
 
 
 Results = dict[str, list[SystemResult]]
 """The results on test sets by their names, the model first."""
 
 
+class _Output(NamedTuple):
+    """The output of a system for a test set: flags or corrected lines."""
+
+    corrupt: list[Any]  # for the lines with errors
+    clean: list[Any]  # for the correct lines
+
+
 def score_test_sets(
     config: SpellingConfig, test_sets: Sequence[TestSet], judge: Judge, context: Processes
 ) -> Results:
-    """Scores the model, which all ranks run, and its baselines, which rank 0 runs, on test sets;
-    every rank gets the same results.
+    """Scores the model, which all ranks run, and its baselines, which rank 0 runs, on test sets.
+
+    Every rank gets the same results.
     """
-    found = {}
+    main_results: Results = {}  # filled by rank 0
     for test_set in test_sets:
-        judged = {MODEL: (judge(test_set.corrupt), judge(test_set.clean))}
+        outputs = {MODEL: _Output(judge(test_set.corrupt), judge(test_set.clean))}
         if context.rank == 0:
             for name, baseline in baselines(config.task, config.dictionary).items():
-                judged[name] = (baseline(test_set.corrupt), baseline(test_set.clean))
-            found[test_set.name] = _results(config, test_set, judged)
-    results: Results = context.gather(found)[0]
+                outputs[name] = _Output(baseline(test_set.corrupt), baseline(test_set.clean))
+            main_results[test_set.name] = _results(config, test_set, outputs)
+    results: Results = context.gather(main_results)[0]
     return results
 
 
 def _results(
-    config: SpellingConfig, test_set: TestSet, judged: dict[str, tuple[list[Any], list[Any]]]
+    config: SpellingConfig, test_set: TestSet, outputs: dict[str, _Output]
 ) -> list[SystemResult]:
-    """The results from what each system (the model first) makes of the corrupt and clean lines."""
-    counts, alarms = [], []
-    for corrupt, clean in judged.values():
+    """Scores the output of each system, the model first."""
+    system_counts: list[Counts] = []
+    false_alarms: list[float | None] = []
+    for output in outputs.values():
         if config.task == "sec":
-            lines, found = test_set.clean, test_set.cased(clean)
-            own = correction_counts(test_set.corrupt, test_set.cased(corrupt), test_set.correct)
-            on_clean = correction_counts(lines, found, lines)
+            lines = test_set.clean
+            counts = correction_counts(
+                test_set.corrupt, test_set.cased(output.corrupt), test_set.correct
+            )
+            clean_counts = correction_counts(lines, test_set.cased(output.clean), lines)
         else:
-            own = detection_counts(corrupt, test_set.correct)
-            on_clean = detection_counts(clean, [[0] * len(flags) for flags in clean])
-        counts.append(own)
-        alarms.append(on_clean.flagged_rate if test_set.clean else None)
-    resamples, seed = config.bootstrap_resamples, config.seed
-    f1, differences = compare_f1(counts, resamples=resamples, seed=seed)
-    return [
-        SystemResult(name, counts[n], f1[n], differences[n] if n else None, alarms[n])
-        for n, name in enumerate(judged)
-    ]
+            no_errors = [[0] * len(flags) for flags in output.clean]
+            counts = detection_counts(output.corrupt, test_set.correct)
+            clean_counts = detection_counts(output.clean, no_errors)
+        system_counts.append(counts)
+        false_alarms.append(clean_counts.flagged_rate if test_set.clean else None)
+
+    f1, differences = compare_f1(
+        system_counts, resamples=config.bootstrap_resamples, seed=config.seed
+    )
+    results: list[SystemResult] = []
+    for number, name in enumerate(outputs):
+        result = SystemResult(
+            system=name,
+            counts=system_counts[number],
+            f1=f1[number],
+            difference=None if number == 0 else differences[number],
+            false_alarms=false_alarms[number],
+        )
+        results.append(result)
+    return results
 
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
-    `validation_file` names the folder of the test sets; by default that of the training run.
+    `validation_file` names the folder of the test sets; the default is the folder of the training
+    run.
 
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     check_keys(config, "a spelling task", "max_documents")
-    other = config.validation_file is not None
+    has_other_data = config.validation_file is not None
     for location in locations:
         train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
         begin_with(train, location)
@@ -332,22 +384,26 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
             )
         if context.is_main:
             announce_data(config, location, "benchmarks", train.benchmarks)
+
         task = TASKS[train.task].make(train)
         model = task.load(Path(location.model)).to(context.device)
         judge = partial(task.judge, model, context=context)
-        main = context.is_main
-        folder = report_folder(config, location, has_other_data=other) if main else Path()
+
+        folder = Path()
+        if context.is_main:
+            folder = report_folder(config, location, has_other_data=has_other_data)
         _score(train, judge, context, location.name, folder)
 
 
 def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:
     """Scores the test sets of the run with its exported model; rank 0 writes the report."""
     results = _score(config, judge, context, str(context.exported), context.folder / "evaluation")
-    return [
-        Metric(name, value, better="min" if name in LOWER else "max", split=test_set)
-        for test_set, (model, *_) in results.items()
-        for name, value in model.values(config.task).items()
-    ]
+    metrics: list[Metric] = []
+    for test_set, (model, *_) in results.items():
+        for name, value in model.values(config.task).items():
+            metric = Metric(name, value, better="min" if name in LOWER else "max", split=test_set)
+            metrics.append(metric)
+    return metrics
 
 
 def _score(
@@ -369,43 +425,66 @@ def _score(
 
 
 def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) -> None:
-    """Writes the report on what was scored (`facts`), and prints it."""
-    table, sentences = table_of(task, results), summary(results)
-    test_sets = [
-        {
-            "test_set": name,
-            "lines": len(systems[0].counts.units),
-            "systems": {system.system: system.as_dict(task) for system in systems},
-        }
-        for name, systems in results.items()
-    ]
+    """Writes the report, and prints it.
+
+    Args:
+        facts: Facts about the scored model and the scoring.
+    """
+    table = table_of(task, results)
+    sentences = summary(results)
+
+    test_sets: list[dict[str, Any]] = []
+    for name, systems in results.items():
+        values = {system.system: system.as_dict(task) for system in systems}
+        lines = len(systems[0].counts.units)
+        test_sets.append({"test_set": name, "lines": lines, "systems": values})
+
     page = Page(NAMES[task], sentences, facts, [Section(tables=[table])], own_command())
     written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
     print_report([table], sentences, written)
 
 
 def table_of(task: str, results: Results) -> Table:
-    """One table over all test sets."""
-    more = [Column("F1 per line", _number), Column("edit distance", "{:.4f}".format)]
+    """Makes one table over all test sets."""
+    corrects = task == "sec"
+    if corrects:
+        task_columns = [Column("F1 per line", _number), Column("edit distance", "{:.4f}".format)]
+    else:
+        task_columns = [Column("accuracy", _number)]
     columns = [
-        Column("test set"), Column("system"), Column("F1", _number), Column("precision", _number),
-        Column("recall", _number), *(more if task == "sec" else [Column("accuracy", _number)]),
+        Column("test set"),
+        Column("system"),
+        Column("F1", _number),
+        Column("precision", _number),
+        Column("recall", _number),
+        *task_columns,
         Column("false alarms", "{:.2%}".format),
         Column("model's F1 minus", partial(_number, sign="+")),
-    ]  # fmt: skip
+    ]
+
     rows: list[list[Cell]] = []
     for name, systems in results.items():
         for number, system in enumerate(systems):
+            # F1 is shown with its interval; false alarms have a column even if they are unknown.
             _, *values = replace(system, false_alarms=None).values(task).values()
-            row = [system.system, system.f1, *values, system.false_alarms, system.difference]
-            rows.append(["" if number else name, *row])
-    units = {"sed_words": "words", "sed_sequence": "lines", "sec": "words"}[task]
-    done = "changes" if task == "sec" else "flags"
+            rows.append(
+                [
+                    name if number == 0 else "",
+                    system.system,
+                    system.f1,
+                    *values,
+                    system.false_alarms,
+                    system.difference,
+                ]
+            )
+
+    unit = "lines" if task == "sed_sequence" else "words"
+    verb = "changes" if corrects else "flags"
     note = (
         f"In brackets: 95% intervals, bootstrap over the lines ({_line_counts(results)}), the same "
-        f"for all systems. False alarms: {units} of the correct text that a system {done}."
+        f"for all systems. False alarms: {unit} of the correct text that a system {verb}."
     )
-    if task == "sec":
+    if corrects:
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
     return Table(NAMES[task], note, columns, rows)
 
@@ -415,24 +494,26 @@ def _line_counts(results: Results) -> str:
 
 
 def summary(results: Results) -> list[str]:
-    """One sentence for each test set: the model beside the best of the others."""
-    sentences = []
+    """Describes each test set in a sentence: the model compared with the best baseline."""
+    sentences: list[str] = []
     for name, (model, *others) in results.items():
         sentence = f"{name}: the model's F1 is {_number(model.f1.value)}"
         if others:
             best = max(others, key=lambda other: other.counts.f1)
             assert best.difference is not None
-            difference, interval = best.difference.value, best.difference.interval
-            unclear = "" if interval.excludes_zero else ": not distinguishable"
+            difference = best.difference.value
+            interval = best.difference.interval
+            caveat = "" if interval.excludes_zero else ": not distinguishable"
             sentence += (
                 f", {_number(difference, '+')} compared with {best.system} (95% interval "
-                f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{unclear})"
+                f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{caveat})"
             )
-        rough = rough_intervals(len(model.counts.units), "lines")
-        sentences.append(" ".join([f"{sentence}.", *rough]))
+        caveats = rough_intervals(len(model.counts.units), "lines")
+        sentences.append(" ".join([f"{sentence}.", *caveats]))
     return sentences
 
 
 def _number(value: float, sign: str = "") -> str:
-    """Three decimals without the zero before the point: the table is wide."""
-    return f"{value:{sign}.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:{sign}.3f}"
+    """Formats three decimals without the zero before the point: the table is wide."""
+    number = f"{value:{sign}.3f}"
+    return number.replace("0.", ".", 1) if abs(value) < 1 else number

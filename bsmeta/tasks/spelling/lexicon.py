@@ -1,8 +1,8 @@
-"""What is known about words: how frequent they are, how they are capitalized, what is beside them.
+"""Statistics of words: their frequencies, capitalization, and neighbors.
 
-The counts are those of texts that no model is trained on (`counted_share`), because in the texts
-that it is trained on every correct word and every pair of correct words would be known. Lists of
-words with counts, pairs of words, and known misspellings are added where they are installed.
+They are counted in texts that no model is trained on (`counted_share`), because in the texts of the
+training every correct word and every pair of correct words would be known. Lists of words with
+counts, pairs of words, and known misspellings are added where they are installed.
 """
 
 from __future__ import annotations
@@ -26,33 +26,43 @@ from bsmeta.data.text.sentences import core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.noise import is_editable
 
-WORDS_FILE, ARRAYS_FILE, MISSPELLINGS_FILE = "words.txt", "lexicon.npz", "misspellings.json"
+# Files of a lexicon beside a model.
+WORDS_FILE = "words.txt"
+ARRAYS_FILE = "lexicon.npz"
+MISSPELLINGS_FILE = "misspellings.json"
+
 MOST_WORDS = 500_000  # words that are kept: the most frequent
 MOST_NGRAMS = 5_000_000  # pairs, and triples, of words that are kept: the most frequent
 TWO_EDITS = 80_000
 """Most frequent words that are candidates at two edits; the others are at one edit."""
 LEAST_COUNT = 2
-"""Occurrences of a word in the texts from which it is a candidate; of the words of lists, all."""
-BOUNDARY, NUMBER = "\n", "0"
-"""What is beside the first and last word of a sentence, and in place of a word without letters."""
+"""Occurrences in the texts that make a word a candidate; all words of lists are candidates."""
+
+BOUNDARY = "\n"
+"""Stands before the first and after the last word of a sentence."""
+NUMBER = "0"
+"""Replaces words without letters."""
+_BOUNDARY_NUMBER = 0  # the number of `BOUNDARY` while texts are counted
+
 _POSSESSIVE = re.compile(r"(?<=..)['’][sS]$")
 _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK = 1_000_000  # words of text that are counted at once
 _FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
 _NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
+
+# The hash of a word is a polynomial of its characters modulo 2^64; see `NearWords`.
 _LONGEST = 32  # characters of a word that are hashed; the end of a longer word is ignored
 _LONGEST_TWICE = 15  # characters up to which two characters are deleted; of a longer word, one
-_MOST_SHARING = 100
-"""Words that are found by one string that they share with a word: the most frequent."""
+_MOST_SHARING = 100  # words found by one string that they share with a word: the most frequent
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
 _POWERS = np.array([pow(_BASE, n, 2**64) for n in range(_LONGEST)], np.uint64)
-_ONCE = np.uint64(_INVERSE)
-_TWICE = np.uint64(pow(_INVERSE, 2, 2**64))
+_ONCE = np.uint64(_INVERSE)  # moves the characters after one deletion
+_TWICE = np.uint64(pow(_INVERSE, 2, 2**64))  # after two
 
 
 def fold(word: str) -> str:
-    """The form of a word that is counted: in lower case, with the typewriter's apostrophe."""
+    """Returns the counted form of a word: in lower case, with the typewriter's apostrophe."""
     return word.lower().replace("’", "'")
 
 
@@ -61,9 +71,11 @@ def _read_resource(name: str) -> str:
 
 
 def read_word_list(name: str) -> dict[str, int]:
-    """The words of a list with their counts (`fold`): a file of lines `word count`; `symspellpy`,
-    the English list of that package; `wordfreq` or `wordfreq:LANGUAGE`, the large list of that
-    package, in words of a billion.
+    """Reads the words of a list, in their counted form (`fold`), with their counts.
+
+    Args:
+        name: A file of lines `word count`; `symspellpy`, the English list of that package;
+            `wordfreq` or `wordfreq:LANGUAGE`, the large list of that package, per billion words.
 
     Raises:
         ConfigurationError: If the file or the package is missing, or a line has no count.
@@ -82,7 +94,8 @@ def read_word_list(name: str) -> dict[str, int]:
             "or symspellpy or wordfreq with that package installed (pip install -e .[spelling])",
             ["word_lists"],
         ) from error
-    found: Counter[str] = Counter()
+
+    counts: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, count = line.strip().rpartition(" ")
         if not line.strip():
@@ -92,8 +105,8 @@ def read_word_list(name: str) -> dict[str, int]:
                 f"word_lists: {name}, line {number:,} is {line!r}; expected a word and its count",
                 ["word_lists"],
             )
-        found[fold(word)] += int(count)
-    return found
+        counts[fold(word)] += int(count)
+    return counts
 
 
 def _read_wordfreq(language: str) -> dict[str, int]:
@@ -108,80 +121,110 @@ def _read_wordfreq(language: str) -> dict[str, int]:
 
 
 def hash_words(words: Sequence[str]) -> np.ndarray:
-    """The hash of each word, uint64 [words]."""
-    return _prefixes(words)[0][:, -1]
+    """Returns the hash of each word, uint64 [words]."""
+    return _prefixes(words).hashes[:, -1]
 
 
-def _prefixes(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Prefix hashes, uint64 [words, characters + 1], and the lengths, int64 [words]."""
+class _Prefixes(NamedTuple):
+    """Hashes of the prefixes of words."""
+
+    hashes: np.ndarray  # uint64 [words, characters + 1]
+    lengths: np.ndarray  # int64 [words], in characters
+
+
+def _prefixes(words: Sequence[str]) -> _Prefixes:
     if not words:
-        return np.zeros((0, 1), np.uint64), np.zeros(0, np.int64)
-    array = np.array([word[:_LONGEST] for word in words], dtype=np.str_)
-    characters = array.view(np.uint32).reshape(len(words), -1).astype(np.uint64)
-    sums = np.zeros((len(words), characters.shape[1] + 1), np.uint64)
-    np.cumsum(characters * _POWERS[: characters.shape[1]], axis=1, out=sums[:, 1:])
-    return sums, np.strings.str_len(array)
+        return _Prefixes(np.zeros((0, 1), np.uint64), np.zeros(0, np.int64))
+
+    strings = np.array([word[:_LONGEST] for word in words], dtype=np.str_)
+    characters = strings.view(np.uint32).reshape(len(words), -1).astype(np.uint64)
+    width = characters.shape[1]
+    hashes = np.zeros((len(words), width + 1), np.uint64)
+    np.cumsum(characters * _POWERS[:width], axis=1, out=hashes[:, 1:])
+    return _Prefixes(hashes, np.strings.str_len(strings))
 
 
-def _deletions(words: Sequence[str], most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields hashes after the deletion of up to `most` characters, and the words' numbers."""
-    sums, lengths = _prefixes(words)
+class _Deletions(NamedTuple):
+    """Hashes of words after the deletion of characters."""
+
+    hashes: np.ndarray  # uint64
+    words: np.ndarray  # int64, the number of the word of each
+
+
+def _deletions(words: Sequence[str], edits: int) -> Iterator[_Deletions]:
+    """Yields the hashes of words after the deletion of up to `edits` characters."""
+    hashes, lengths = _prefixes(words)
     numbers = np.arange(len(words))
-    total = sums[:, -1]
-    yield total, numbers
+    total = hashes[:, -1]
+    yield _Deletions(total, numbers)
+
     for first in range(int(lengths.max(initial=0))):
-        own = numbers[lengths > first]
-        head, after = sums[own, first], sums[own, first + 1]
-        yield head + (total[own] - after) * _ONCE, own
-        if most < 2:
+        longer = numbers[lengths > first]
+        head = hashes[longer, first]
+        after = hashes[longer, first + 1]
+        yield _Deletions(head + (total[longer] - after) * _ONCE, longer)
+        if edits < 2:
             continue
+
         for second in range(first + 1, int(min(lengths.max(), _LONGEST_TWICE))):
-            keep = (lengths[own] > second) & (lengths[own] <= _LONGEST_TWICE)
-            both = own[keep]
-            middle = (sums[both, second] - after[keep]) * _ONCE
-            yield head[keep] + middle + (total[both] - sums[both, second + 1]) * _TWICE, both
+            is_deleted = (lengths[longer] > second) & (lengths[longer] <= _LONGEST_TWICE)
+            twice = longer[is_deleted]
+            middle = (hashes[twice, second] - after[is_deleted]) * _ONCE
+            tail = (total[twice] - hashes[twice, second + 1]) * _TWICE
+            yield _Deletions(head[is_deleted] + middle + tail, twice)
 
 
-def _all_deletions(words: Sequence[str], most: int) -> tuple[np.ndarray, np.ndarray]:
-    keys, numbers = zip(*_deletions(words, most), strict=True)
-    return np.concatenate(keys), np.concatenate(numbers)
+def _all_deletions(words: Sequence[str], edits: int) -> _Deletions:
+    hashes, numbers = zip(*_deletions(words, edits), strict=True)
+    return _Deletions(np.concatenate(hashes), np.concatenate(numbers))
 
 
 class NearWords:
-    """Words within a small edit distance of a word: an index over what remains after deletions.
+    """Index of words, to find those within a small edit distance of a word.
 
     Two words at a distance of n edits share a string that each becomes when at most n characters
     are deleted (Garbe's symmetric deletions, 2012). The strings are never built: the hash of a word
     is a polynomial of its characters modulo 2^64, and the hash after a deletion follows from prefix
     sums, so the index of 80,000 words takes about a second and 40 MB.
 
-    The first words, the most frequent (`twice`, their number), are found with two edits; the others
-    with one.
+    Args:
+        words: The most frequent first.
+        twice: Number of first words that are found at two edits; the others are found at one.
     """
 
     def __init__(self, words: Sequence[str], twice: int) -> None:
-        keys, numbers = _all_deletions(words[:twice], 2)
-        more_keys, more_numbers = _all_deletions(words[twice:], 1)
-        keys = np.concatenate([keys, more_keys])
-        numbers = np.concatenate([numbers, more_numbers + min(twice, len(words))])
-        order = np.lexsort((numbers, keys))
-        self._keys, self._numbers = keys[order], numbers[order].astype(np.int32)
+        frequent = _all_deletions(words[:twice], 2)
+        others = _all_deletions(words[twice:], 1)
+        hashes = np.concatenate([frequent.hashes, others.hashes])
+        numbers = np.concatenate([frequent.words, others.words + min(twice, len(words))])
+
+        order = np.lexsort((numbers, hashes))
+        self._hashes = hashes[order]
+        self._numbers = numbers[order].astype(np.int32)
 
     def find(self, words: Sequence[str]) -> list[np.ndarray]:
-        """The numbers of the words near each word, int32, ascending; some are at three edits."""
-        keys, queries = _all_deletions(words, 2)
-        starts = np.searchsorted(self._keys, keys, "left")
-        ends = np.searchsorted(self._keys, keys, "right")
+        """Returns the numbers of the words near each word, int32, ascending.
+
+        Some are at three edits.
+        """
+        hashes, queries = _all_deletions(words, 2)
+        starts = np.searchsorted(self._hashes, hashes, "left")
+        ends = np.searchsorted(self._hashes, hashes, "right")
         sizes = np.minimum(ends - starts, _MOST_SHARING)
-        places = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
-        pairs = np.repeat(queries, sizes) << np.int64(32) | self._numbers[places]
-        found = np.unique(pairs)
-        ends = np.searchsorted(found, np.arange(1, len(words)) << np.int64(32))
-        return np.split((found & 0xFFFFFFFF).astype(np.int32), ends)
+
+        # Joins the ranges of the index, from each start, of each size.
+        range_begins = np.cumsum(sizes) - sizes
+        matches = np.repeat(starts - range_begins, sizes) + np.arange(sizes.sum())
+
+        # A pair is the number of the query in the high bits and of the near word in the low bits.
+        pairs = np.repeat(queries, sizes) << np.int64(32) | self._numbers[matches]
+        distinct_pairs = np.unique(pairs)
+        query_ends = np.searchsorted(distinct_pairs, np.arange(1, len(words)) << np.int64(32))
+        return np.split((distinct_pairs & 0xFFFFFFFF).astype(np.int32), query_ends)
 
 
 class Parsed(NamedTuple):
-    """A word of a text: the part that is spelled, what is around it, and how it is counted."""
+    """A word of a text: the spelled part, the characters around it, and its counted form."""
 
     before: str
     core: str
@@ -192,42 +235,46 @@ class Parsed(NamedTuple):
 
 @lru_cache(2**18)
 def parse(word: str) -> Parsed:
-    """Separates a word from the punctuation around it, and from a possessive s; a word that is not
-    spelled (`is_editable`) has no core.
+    """Separates a word from the punctuation around it, and from a possessive s.
+
+    A word that is not spelled (`is_editable`) has no core.
     """
     span = core(word)
     ends = _ENDS_SENTENCE.search(word) is not None
     if span is None or not is_editable(word):
         return Parsed(word, "", "", NUMBER, ends and span is None)
+
     start, end = span
     possessive = _POSSESSIVE.search(word, start, end)
-    end = possessive.start() if possessive else end
+    if possessive:
+        end = possessive.start()
     return Parsed(word[:start], word[start:end], word[end:], fold(word[start:end]), ends)
 
 
 @dataclass(frozen=True)
 class Ngrams:
-    """How often words follow each other."""
+    """Counts of sequences of words."""
 
-    keys: np.ndarray  # the hash of each sequence of words, uint64, ascending
-    counts: np.ndarray  # how often it occurs, float32
+    keys: np.ndarray  # uint64 [n], the hash of each sequence of words, ascending
+    counts: np.ndarray  # float32 [n]
 
     def count(self, keys: np.ndarray) -> np.ndarray:
-        """The count of each sequence of words, float32."""
+        """Returns the count of each sequence of words, float32."""
         if not len(self.keys):
             return np.zeros(keys.shape, np.float32)
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[places] == keys, self.counts[places], np.float32(0))
+        positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[positions] == keys, self.counts[positions], np.float32(0))
 
     def plus(self, hashes: np.ndarray) -> Ngrams:
-        """The counts with those of some hashes; when there are too many, the rarest are dropped."""
-        own, counts = np.unique(hashes, return_counts=True)
-        keys, places = np.unique(np.concatenate([self.keys, own]), return_inverse=True)
-        values = np.concatenate([self.counts, counts.astype(np.float32)])
-        sums = np.bincount(places, values, len(keys)).astype(np.float32)
+        """Returns the counts with further occurrences; if there are too many, drops the rarest."""
+        new_keys, new_counts = np.unique(hashes, return_counts=True)
+        keys, positions = np.unique(np.concatenate([self.keys, new_keys]), return_inverse=True)
+        counts = np.concatenate([self.counts, new_counts.astype(np.float32)])
+        sums = np.bincount(positions, counts, len(keys)).astype(np.float32)
         if len(keys) > MOST_NGRAMS:
-            kept = np.sort(np.argsort(-sums, kind="stable")[:MOST_NGRAMS])
-            keys, sums = keys[kept], sums[kept]
+            most_frequent = np.sort(np.argsort(-sums, kind="stable")[:MOST_NGRAMS])
+            keys = keys[most_frequent]
+            sums = sums[most_frequent]
         return Ngrams(keys, sums)
 
 
@@ -235,39 +282,42 @@ _NO_NGRAMS = Ngrams(np.zeros(0, np.uint64), np.zeros(0, np.float32))
 
 
 def join_hashes(*words: np.ndarray) -> np.ndarray:
-    """The hash of sequences of words from the hashes of the words, uint64."""
-    found = np.zeros(1, np.uint64)
+    """Hashes sequences of words, uint64, from the hashes of their words."""
+    hashes = np.zeros(1, np.uint64)
     for word, factor in zip(words, _FACTORS, strict=False):
         mixed = (word ^ (word >> np.uint64(29))) * factor
-        found = (found ^ (found >> np.uint64(31))) * _FACTORS[0] + mixed
-    return found
+        hashes = (hashes ^ (hashes >> np.uint64(31))) * _FACTORS[0] + mixed
+    return hashes
 
 
 class Lexicon:
     """Words and sequences of words with their counts.
 
     Args:
-        words: As they are counted (`fold`), the most frequent first.
-        counts: float32 [words, 2 + lists]: how often each occurs in the texts, how often with a
-            capital inside a sentence, and in each list.
+        words: In their counted form (`fold`), the most frequent first.
+        counts: float32 [words, 2 + lists]: occurrences in the texts, occurrences with a capital
+            inside a sentence, and the count in each list.
         ngrams: Single words, pairs and triples of the texts; and pairs of a list, where a count is
-            the share of the words of that list.
+            a share of the words of that list.
         misspellings: Misspelling → words.
     """
 
     def __init__(
-        self, words: Sequence[str], counts: np.ndarray, ngrams: Sequence[Ngrams],
+        self,
+        words: Sequence[str],
+        counts: np.ndarray,
+        ngrams: Sequence[Ngrams],
         misspellings: Mapping[str, Sequence[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.words = list(words)
         self.counts = counts
-        self.singles, self.pairs, self.triples, self.listed_pairs = self._ngrams = tuple(ngrams)
+        self.singles, self.pairs, self.triples, self.listed_pairs = ngrams
         self.misspellings = misspellings
         self._numbers = {word: number for number, word in enumerate(self.words)}
 
     @cached_property
     def frequencies(self) -> np.ndarray:
-        """The frequency of each word, float32 [words]: the mean of those of all sources."""
+        """The frequency of each word, float32 [words]: the mean over all sources."""
         return _frequencies(self.counts)
 
     @cached_property
@@ -276,28 +326,34 @@ class Lexicon:
         return NearWords(self.words, TWO_EDITS)
 
     def number(self, word: str) -> int:
-        """The number of a word (`fold`); -1 if it is unknown."""
+        """Returns the number of a word (`fold`); -1 if it is unknown."""
         return self._numbers.get(word, -1)
 
     def write(self, folder: Path) -> None:
-        """Writes it beside a model."""
+        """Writes the lexicon beside a model."""
         (folder / WORDS_FILE).write_text("\n".join(self.words), encoding="utf-8")
+
         arrays = {"counts": self.counts}
-        for name, ngrams in zip(_NGRAMS, self._ngrams, strict=True):
-            arrays |= {f"{name}_keys": ngrams.keys, f"{name}_counts": ngrams.counts}
+        all_ngrams = (self.singles, self.pairs, self.triples, self.listed_pairs)
+        for name, ngrams in zip(_NGRAMS, all_ngrams, strict=True):
+            arrays[f"{name}_keys"] = ngrams.keys
+            arrays[f"{name}_counts"] = ngrams.counts
         np.savez(folder / ARRAYS_FILE, **arrays)  # type: ignore[arg-type]
+
         text = json.dumps(self.misspellings, ensure_ascii=False)
         (folder / MISSPELLINGS_FILE).write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Lexicon:
-        """Reads it beside a model."""
+        """Reads the lexicon beside a model."""
         try:
             text = (folder / WORDS_FILE).read_text(encoding="utf-8")
             words = text.split("\n") if text else []
             misspellings = parse_json((folder / MISSPELLINGS_FILE).read_text(encoding="utf-8"))
             with np.load(folder / ARRAYS_FILE) as arrays:
-                ngrams = [Ngrams(arrays[f"{n}_keys"], arrays[f"{n}_counts"]) for n in _NGRAMS]
+                ngrams = [
+                    Ngrams(arrays[f"{name}_keys"], arrays[f"{name}_counts"]) for name in _NGRAMS
+                ]
                 return cls(words, arrays["counts"], ngrams, misspellings)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder}: {error}; copy the model again") from error
@@ -309,55 +365,107 @@ def is_lexicon(folder: str | None) -> bool:
 
 
 def _frequencies(counts: np.ndarray) -> np.ndarray:
-    known = counts[:, [0, *range(2, counts.shape[1])]]
-    totals = known.sum(0)
-    return (known / np.maximum(totals, 1)).sum(1) / max((totals > 0).sum(), 1)
+    """Averages the frequency of each word over the texts and the lists that are not empty."""
+    sources = counts[:, [0, *range(2, counts.shape[1])]]  # without the counts of capitals
+    totals = sources.sum(0)
+    return (sources / np.maximum(totals, 1)).sum(1) / max((totals > 0).sum(), 1)
 
 
 def build_lexicon(
     texts: Iterable[str], lists: Sequence[str], misspellings: Mapping[str, Sequence[str]]
 ) -> Lexicon:
-    """Counts words and sequences of words in correct texts, and adds lists of words
-    (`read_word_list`) and a map from words to their misspellings.
+    """Counts words and sequences of words in correct texts, and adds lists of words.
+
+    Args:
+        lists: Names of lists, see `read_word_list`.
+        misspellings: Word → misspellings.
     """
-    listed = [read_word_list(name) for name in lists]
-    numbers: dict[str, int] = {BOUNDARY: 0, NUMBER: 1}
-    totals = np.zeros((2, 0), np.int64)
-    singles = pairs = triples = _NO_NGRAMS
+    word_lists = [read_word_list(name) for name in lists]
+    counts = _count(texts)
+
+    names = dict.fromkeys(
+        word for word, count in counts.occurrences.items() if count >= LEAST_COUNT
+    )
+    for words in word_lists:
+        names |= dict.fromkeys(words)
+    for marker in (BOUNDARY, NUMBER):
+        names.pop(marker, None)
+
+    all_words = [*names]
+    columns = (counts.occurrences, counts.capitals, *word_lists)
+    table = np.zeros((len(all_words), len(columns)), np.float32)
+    for number, column in enumerate(columns):
+        table[:, number] = [column.get(word, 0) for word in all_words]
+    order = np.argsort(-_frequencies(table), kind="stable")[:MOST_WORDS]
+
+    words_of_misspellings: dict[str, list[str]] = {}
+    for word, word_misspellings in misspellings.items():
+        for misspelling in word_misspellings:
+            words_of_misspellings.setdefault(fold(misspelling), []).append(fold(word))
+
+    return Lexicon(
+        words=[all_words[number] for number in order],
+        counts=table[order],
+        ngrams=[counts.singles, counts.pairs, counts.triples, _listed_pairs(lists)],
+        misspellings=words_of_misspellings,
+    )
+
+
+@dataclass(frozen=True)
+class _TextCounts:
+    """Counts of the words of texts."""
+
+    occurrences: dict[str, int]  # by word
+    capitals: dict[str, int]  # by word, with a capital that no start of a sentence explains
+    singles: Ngrams
+    pairs: Ngrams
+    triples: Ngrams
+
+
+def _count(texts: Iterable[str]) -> _TextCounts:
+    numbers: dict[str, int] = {BOUNDARY: _BOUNDARY_NUMBER, NUMBER: 1}
+    occurrences = np.zeros(0, np.int64)
+    capitals = np.zeros(0, np.int64)
+    singles = _NO_NGRAMS
+    pairs = _NO_NGRAMS
+    triples = _NO_NGRAMS
+
     for sequence, has_capital in _blocks(texts, numbers):
-        own = [np.bincount(n, minlength=len(numbers)) for n in (sequence, sequence[has_capital])]
-        totals = np.pad(totals, ((0, 0), (0, len(numbers) - totals.shape[1]))) + np.stack(own)
+        # The block may have new words, whose earlier counts are 0.
+        new_words = (0, len(numbers) - len(occurrences))
+        occurrences = np.pad(occurrences, new_words)
+        capitals = np.pad(capitals, new_words)
+        occurrences += np.bincount(sequence, minlength=len(numbers))
+        capitals += np.bincount(sequence[has_capital], minlength=len(numbers))
+
         hashes = hash_words([*numbers])[sequence]
         singles = singles.plus(join_hashes(hashes))
         pairs = pairs.plus(join_hashes(hashes[:-1], hashes[1:]))
         triples = triples.plus(join_hashes(hashes[:-2], hashes[1:-1], hashes[2:]))
-    counts, capitals = (dict(zip(numbers, row, strict=True)) for row in totals.tolist())
-    known = dict.fromkeys(word for word, count in counts.items() if count >= LEAST_COUNT)
-    for words in listed:
-        known |= dict.fromkeys(words)
-    for marker in (BOUNDARY, NUMBER):
-        known.pop(marker, None)
-    names, columns = [*known], (counts, capitals, *listed)
-    table = np.array([[own.get(word, 0) for own in columns] for word in names], np.float32)
-    table = table.reshape(len(names), len(columns))
-    order = np.argsort(-_frequencies(table), kind="stable")[:MOST_WORDS]
-    wrong: dict[str, list[str]] = {}
-    for word, written in misspellings.items():
-        for misspelling in written:
-            wrong.setdefault(fold(misspelling), []).append(fold(word))
-    return Lexicon(
-        [names[number] for number in order], table[order],
-        [singles, pairs, triples, _listed_pairs(lists)], wrong,
-    )  # fmt: skip
+
+    return _TextCounts(
+        occurrences=dict(zip(numbers, occurrences.tolist(), strict=True)),
+        capitals=dict(zip(numbers, capitals.tolist(), strict=True)),
+        singles=singles,
+        pairs=pairs,
+        triples=triples,
+    )
 
 
 def _blocks(
     texts: Iterable[str], numbers: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the words of many sentences by their numbers, with a boundary after each sentence, and
-    whether each has a capital that no start of a sentence explains. New words get numbers.
+    """Yields the words of many sentences, with a boundary after each sentence.
+
+    Args:
+        numbers: The number of each word; new words are added.
+
+    Yields:
+        int64 [words], the numbers; bool [words], whether each word has a capital that no start of a
+        sentence explains.
     """
-    sequence, has_capital = array("q", [0]), bytearray(1)
+    sequence = array("q", [_BOUNDARY_NUMBER])
+    has_capital = bytearray(1)
     for text in texts:
         is_start = True
         for word in map(parse, text.split()):
@@ -365,21 +473,24 @@ def _blocks(
             has_capital.append(not is_start and word.core[:1].isupper())
             is_start = word.ends_sentence
             if is_start:
-                sequence.append(0)
+                sequence.append(_BOUNDARY_NUMBER)
                 has_capital.append(False)
         if not is_start:
-            sequence.append(0)
+            sequence.append(_BOUNDARY_NUMBER)
             has_capital.append(False)
+
         if len(sequence) > _BLOCK:
             yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
-            sequence, has_capital = array("q", [0]), bytearray(1)
+            sequence = array("q", [_BOUNDARY_NUMBER])
+            has_capital = bytearray(1)
     yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
 
 
 def _listed_pairs(lists: Sequence[str]) -> Ngrams:
-    """The pairs of words of symspellpy, if its words are used, as shares of its words."""
+    """Reads the pairs of words of symspellpy, if its words are used, as shares of its words."""
     if SYMSPELLPY not in lists:
         return _NO_NGRAMS
+
     total = sum(read_word_list(SYMSPELLPY).values())
     lines = _read_resource("frequency_bigramdictionary_en_243_342.txt").splitlines()
     first, second, counts = zip(*(line.split() for line in lines if line), strict=True)

@@ -5,7 +5,7 @@ number of processes and after a resume, and differs between epochs.
 
 A map from a word to its misspellings is a JSON file, or the inverted dictionary of codespell (CC
 BY-SA 3.0), which is read from the installed package and never copied. The edits of its pairs are
-aligned and counted per character. What is learned is no more than: how many edits a misspelled word
+aligned and counted per character. Only three things are learned: how many edits a misspelled word
 has, how often each character is edited, and how. So the table applies to words, and to languages,
 that have no list of misspellings.
 """
@@ -36,8 +36,8 @@ from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
 Misspellings = Mapping[str, tuple[str, ...]]
 
 MOST_EDITS = 4
-_ATTEMPTS = 4  # per edit: a character cannot be swapped with none
-_LONGEST_WORD = 100  # characters of a misspelling from which edits are counted
+_ATTEMPTS = 4  # per edit; some edits are impossible, such as a swap at the end of a word
+_LONGEST_WORD = 100  # characters of a word or misspelling; edits of longer ones are not counted
 _BLOCK = 64
 _STROKES = str.maketrans("øłđħŧıßæœ", "oldhtisao")  # do not decompose
 _SPACES = re.compile(r"(\s+)")
@@ -46,8 +46,11 @@ _NAME = re.compile(r"://|^www\.|@|\w\.\w{2,}|[\\/_]")
 
 
 def load_misspellings(source: str) -> Misspellings:
-    """Reads a map from words to their misspellings: that of codespell, or of a JSON file,
-    {"word": ["misspelling", ...], ...}.
+    """Reads a map from words to their misspellings.
+
+    Args:
+        source: `codespell` (the dictionary of that package), or a JSON file,
+            {"word": ["misspelling", ...], ...}.
 
     Raises:
         DataError: If codespell is not installed, or the file is not such a map.
@@ -58,14 +61,14 @@ def load_misspellings(source: str) -> Misspellings:
 def invert_dictionary(lines: Iterable[str]) -> Misspellings:
     """Inverts lines of codespell's form to correction -> misspellings.
 
-    A line is `wrong->right`, `wrong->right, other,` or `wrong->right, why it is not certain`: what
-    follows the last comma is a reason, which may be empty. A correction of several words is left
+    A line is `wrong->right`, `wrong->right, other,` or `wrong->right, why it is not certain`: the
+    part after the last comma is a reason, which may be empty. A correction of several words is left
     out, because a text is edited word by word.
 
     Raises:
         DataError: If a line is none of these.
     """
-    found: dict[str, dict[str, None]] = {}
+    inverted: dict[str, dict[str, None]] = {}
     for number, line in enumerate(lines, start=1):
         wrong, arrow, data = line.strip().partition("->")
         if not line.strip():
@@ -74,20 +77,24 @@ def invert_dictionary(lines: Iterable[str]) -> Misspellings:
             raise DataError(
                 f"line {number} of the misspellings is {line.strip()!r}; expected `wrong->right`"
             )
+
         corrections = data.rpartition(",")[0] if "," in data else data
         for correction in (part.strip() for part in corrections.split(",")):
             if correction and not any(map(str.isspace, correction)):
-                found.setdefault(correction, {})[wrong] = None
-    return {word: tuple(known) for word, known in found.items()}
+                inverted.setdefault(correction, {})[wrong] = None
+    return {word: tuple(misspellings) for word, misspellings in inverted.items()}
 
 
 def single_words(misspellings: Misspellings) -> Misspellings:
-    """The map without the misspellings that contain spaces."""
-    single = {
-        word: tuple(wrong for wrong in known if not any(map(str.isspace, wrong)))
-        for word, known in misspellings.items()
-    }
-    return {word: known for word, known in single.items() if known}
+    """Returns the map without the misspellings that contain spaces."""
+    single: dict[str, tuple[str, ...]] = {}
+    for word, word_misspellings in misspellings.items():
+        without_spaces = tuple(
+            wrong for wrong in word_misspellings if not any(map(str.isspace, wrong))
+        )
+        if without_spaces:
+            single[word] = without_spaces
+    return single
 
 
 def _read_codespell() -> Misspellings:
@@ -112,12 +119,13 @@ def _read_json(path: Path) -> Misspellings:
         ) from error
     except ValueError as error:
         raise DataError(f"misspellings: {path} is not JSON ({error}); {expected}") from error
+
     if not isinstance(content, dict):
         raise DataError(f"misspellings: {path} holds a {type(content).__name__}; {expected}")
-    for word, known in content.items():
-        if not (isinstance(known, list) and all(isinstance(wrong, str) for wrong in known)):
-            raise DataError(f"misspellings: {path}: {word!r} has {known!r}; {expected}")
-    return {word: tuple(filter(None, known)) for word, known in content.items()}
+    for word, value in content.items():
+        if not (isinstance(value, list) and all(isinstance(wrong, str) for wrong in value)):
+            raise DataError(f"misspellings: {path}: {word!r} has {value!r}; {expected}")
+    return {word: tuple(filter(None, value)) for word, value in content.items()}
 
 
 class Draws:
@@ -132,21 +140,21 @@ class Draws:
         self._block: list[float] = []
 
     def uniforms(self, count: int) -> np.ndarray:
-        """Uniform numbers in [0, 1): float64 [count]."""
+        """Draws uniform numbers in [0, 1): float64 [count]."""
         return (self._words.random_raw(count) >> np.uint64(11)) * 2.0**-53
 
     def uniform(self) -> float:
-        """A uniform number in [0, 1)."""
+        """Draws a uniform number in [0, 1)."""
         if not self._block:
             self._block = self.uniforms(_BLOCK).tolist()
         return self._block.pop()
 
     def below(self, count: int) -> int:
-        """One of 0, ..., count - 1."""
+        """Draws one of 0, ..., count - 1."""
         return int(self.uniform() * count)
 
     def geometric(self, probability: float) -> int:
-        """The number of trials until the first success."""
+        """Draws the number of trials until the first success."""
         trials = 1
         while self.uniform() >= probability:
             trials += 1
@@ -154,47 +162,64 @@ class Draws:
 
 
 class Edit(NamedTuple):
-    """An edit at a position of a word: `insert` adds a character after the position, `swap`
-    exchanges the one there with the next.
+    """An edit at a position of a word.
+
+    `insert` adds a character after the position; `swap` exchanges the character there with the
+    next.
     """
 
     position: int  # of the edited character; -1: the start of the word
     operation: str
-    character: str = ""  # what is inserted, or replaces the character
+    character: str = ""  # the inserted character, or the replacement
 
 
 def align(word: str, misspelling: str) -> list[Edit]:
-    """The edits that turn a word into a misspelling; neighbors that change places are one edit."""
+    """Returns the edits that turn a word into a misspelling; a swap of neighbors is one edit."""
     edits: list[Edit] = []
     operations = list(Levenshtein.editops(word, misspelling))
     while operations:
         operation = operations.pop(0)
-        at, letter = operation.src_pos, misspelling[operation.dest_pos : operation.dest_pos + 1]
+        position = operation.src_pos
+        letter = misspelling[operation.dest_pos : operation.dest_pos + 1]
+
         if operations and _is_swap(word, misspelling, operation, operations[0]):
-            edits.append(Edit(at, "swap"))
+            edits.append(Edit(position, "swap"))
             operations.pop(0)
         elif operation.tag == "insert":
-            edits.append(Edit(at - 1, "insert", letter))
+            edits.append(Edit(position - 1, "insert", letter))
+        elif operation.tag == "replace":
+            edits.append(Edit(position, "replace", letter))
         else:
-            edits.append(Edit(at, operation.tag, letter if operation.tag == "replace" else ""))
+            edits.append(Edit(position, operation.tag))
     return edits
 
 
-def _is_swap(word: str, misspelling: str, one: Editop, two: Editop) -> bool:
+def _is_swap(word: str, misspelling: str, first: Editop, second: Editop) -> bool:
     """Whether two edits exchange the neighbors at the position of the first."""
-    start, first = one.src_pos, one.dest_pos
-    apart = {
+    begin = first.src_pos
+    new_begin = first.dest_pos
+    if misspelling[new_begin : new_begin + 2] != word[begin : begin + 2][::-1]:
+        return False
+
+    # Alignments of a swap, with the distances of the second edit in both words.
+    distances = {
         ("replace", "replace"): (1, 1),
         ("delete", "insert"): (2, 1),
         ("insert", "delete"): (1, 2),
-    }.get((one.tag, two.tag))
-    is_exchange = misspelling[first : first + 2] == word[start : start + 2][::-1]
-    return is_exchange and apart == (two.src_pos - start, two.dest_pos - first)
+    }
+    distance = (second.src_pos - begin, second.dest_pos - new_begin)
+    return distances.get((first.tag, second.tag)) == distance
 
 
 class _Outcomes:
-    """How a character is edited: the edits, as (operation, character), with their counts, and
-    their rate per occurrence.
+    """The distribution of the edits of a character.
+
+    Args:
+        counts: How often each edit, as (operation, character), was counted.
+        occurrences: How often the character was counted.
+
+    Attributes:
+        rate: Edits per occurrence.
     """
 
     def __init__(self, counts: Counter[tuple[str, str]], occurrences: int) -> None:
@@ -203,118 +228,157 @@ class _Outcomes:
         self.rate = self._totals[-1] / occurrences
 
     def draw(self, draws: Draws) -> tuple[str, str]:
+        """Draws an edit, as (operation, character)."""
         return self._edits[bisect_right(self._totals, draws.below(self._totals[-1]))]
 
 
 class CharacterNoise:
-    """Misspells words with the edits that were counted in a list of misspellings."""
+    """Misspells words with the edits that were counted in a list of misspellings.
+
+    Args:
+        characters: The edits of each character in lower case, and of the start of a word ("").
+        others: The edits of all other characters.
+        edits_per_word: The number of words with 1, 2, ... edits.
+    """
 
     def __init__(
         self, characters: dict[str, _Outcomes], others: _Outcomes, edits_per_word: list[int]
     ) -> None:
-        self._characters = characters  # of each in lower case, and of the start of a word ("")
+        self._characters = characters
         self._others = others
-        self._edits_per_word = list(accumulate(edits_per_word))  # of words with 1, 2, ... edits
+        self._edits_per_word = list(accumulate(edits_per_word))
 
     @classmethod
     def estimate(cls, misspellings: Misspellings) -> CharacterNoise | None:
         """Counts the edits of a map of misspellings; None if it has none to learn from."""
         occurrences: Counter[str] = Counter()
         counts: dict[str, Counter[tuple[str, str]]] = {}
-        lengths: Counter[int] = Counter()
-        pairs = ((w.lower(), x.lower()) for w, k in single_words(misspellings).items() for x in k)
-        for word, wrong in pairs:
-            if max(len(word), len(wrong)) > _LONGEST_WORD:  # aligning takes the square of it
-                continue
-            edits = align(word, wrong)
-            if not 1 <= len(edits) <= MOST_EDITS:
-                continue
-            lengths[len(edits)] += 1
-            occurrences.update(["", *word])
-            for edit in edits:
-                character = word[edit.position] if edit.position >= 0 else ""
-                if not (character + edit.character).isalpha():
+        edits_per_word: Counter[int] = Counter()
+
+        for word, word_misspellings in single_words(misspellings).items():
+            right = word.lower()
+            for misspelling in word_misspellings:
+                wrong = misspelling.lower()
+                # The time of an alignment grows with the square of the length.
+                if max(len(right), len(wrong)) > _LONGEST_WORD:
                     continue
-                found = counts.setdefault(character, Counter())
-                found[edit.operation, edit.character] += 1
+
+                edits = align(right, wrong)
+                if not 1 <= len(edits) <= MOST_EDITS:
+                    continue
+
+                edits_per_word[len(edits)] += 1
+                occurrences.update(["", *right])
+                for edit in edits:
+                    character = right[edit.position] if edit.position >= 0 else ""
+                    if (character + edit.character).isalpha():
+                        character_counts = counts.setdefault(character, Counter())
+                        character_counts[edit.operation, edit.character] += 1
+
         if not counts:
             return None
+
         total: Counter[tuple[str, str]] = sum(counts.values(), Counter())
         return cls(
-            {c: _Outcomes(found, occurrences[c]) for c, found in counts.items()},
-            _Outcomes(total, occurrences.total()),
-            [lengths[number] for number in range(1, MOST_EDITS + 1)],
+            characters={
+                character: _Outcomes(character_counts, occurrences[character])
+                for character, character_counts in counts.items()
+            },
+            others=_Outcomes(total, occurrences.total()),
+            edits_per_word=[edits_per_word[number] for number in range(1, MOST_EDITS + 1)],
         )
 
     def edit(self, word: str, draws: Draws) -> str:
         """Misspells a word; only its letters are edited, each at most once."""
-        is_mixed = not (word.islower() or word.isupper() or word.istitle())
-        characters = [c if is_mixed else _changed(c, c.lower()) for c in word]
-        outcomes = [self._outcomes(c) for c in ("", *characters)]
-        weights = [o.rate if o else 0.0 for o in outcomes]
-        wanted = 1 + bisect_right(self._edits_per_word, draws.below(self._edits_per_word[-1]))
-        for _ in range(_ATTEMPTS * wanted):
+        characters = list(word)
+        if word.islower() or word.isupper() or word.istitle():
+            characters = [_changed(character, character.lower()) for character in word]
+
+        # Position 0 is the start of the word; the characters follow.
+        outcomes = [self._outcomes(character) for character in ("", *characters)]
+        weights = [outcome.rate if outcome else 0.0 for outcome in outcomes]
+        missing = 1 + bisect_right(self._edits_per_word, draws.below(self._edits_per_word[-1]))
+        for _ in range(_ATTEMPTS * missing):
             totals = list(accumulate(weights))
-            at = bisect_right(totals, draws.uniform() * totals[-1])
-            outcome = outcomes[at] if at < len(outcomes) else None
+            position = bisect_right(totals, draws.uniform() * totals[-1])
+            outcome = outcomes[position] if position < len(outcomes) else None
             if outcome is None:  # every letter is edited
                 break
-            wanted -= _apply(characters, Edit(at - 1, *outcome.draw(draws)), weights)
-            if not wanted:
+
+            edit = Edit(position - 1, *outcome.draw(draws))
+            if _apply(characters, edit, weights):
+                missing -= 1
+            if not missing:
                 break
         return with_case_of(word, "".join(characters))
 
     def _outcomes(self, character: str) -> _Outcomes | None:
-        if character and not character.isalpha():
+        """Returns the edits of a character ("": the start of a word); None if it has none."""
+        if not character:
+            return self._characters.get("")
+        if not character.isalpha():
             return None
-        return self._characters.get(character.lower(), self._others if character else None)
+        return self._characters.get(character.lower(), self._others)
 
 
 def _apply(characters: list[str], edit: Edit, weights: list[float]) -> bool:
-    """Applies an edit to the characters of a word (each may have become none or more), if it is
-    possible there; what it touches has no weight afterwards. The first weight is of the start.
+    """Applies an edit to the characters of a word, if it is possible there.
+
+    Args:
+        characters: Changed in place; each may become none or several characters.
+        weights: The chances of the start of the word and of each character to be edited. Those of
+            the characters that the edit touches are set to 0.
+
+    Returns:
+        Whether the edit was possible.
     """
-    at, operation, character = edit
-    if operation == "insert" and at < 0:
+    position, operation, character = edit
+    if operation == "insert" and position < 0:
         characters[0] = character + characters[0]
     elif operation == "insert":
-        characters[at] += character
+        characters[position] += character
     elif operation == "replace":
-        characters[at] = character
+        characters[position] = character
     elif operation == "delete":
-        if not any(map(str.isalpha, "".join(characters[:at] + characters[at + 1 :]))):
+        remaining = "".join(characters[:position] + characters[position + 1 :])
+        if not any(map(str.isalpha, remaining)):
             return False
-        characters[at] = characters[at][:-1]
+        characters[position] = characters[position][:-1]
     else:
-        is_last = at + 1 == len(characters)
-        if is_last or not weights[at + 2] or characters[at] == characters[at + 1]:
+        following = position + 1
+        if following == len(characters) or not weights[following + 1]:
             return False
-        characters[at], characters[at + 1] = characters[at + 1], characters[at]
-        weights[at + 2] = 0.0
-    weights[at + 1] = 0.0
+        if characters[position] == characters[following]:
+            return False
+        swapped = characters[following], characters[position]
+        characters[position : following + 1] = swapped
+        weights[following + 1] = 0.0
+
+    weights[position + 1] = 0.0
     return True
 
 
 def with_accent(word: str, draws: Draws) -> str:
-    """Puts an accent on one of the letters of a word that can have one; of Latin letters."""
-    places = [at for at, letter in enumerate(word) if letter.lower() in ACCENTED]
-    if not places:
+    """Puts an accent on one of the Latin letters of a word that can have one."""
+    positions = [position for position, letter in enumerate(word) if letter.lower() in ACCENTED]
+    if not positions:
         return word
-    at = places[draws.below(len(places))]
-    letters = ACCENTED[word[at].lower()]
-    return word[:at] + letters[draws.below(len(letters))] + word[at + 1 :]
+
+    position = positions[draws.below(len(positions))]
+    letters = ACCENTED[word[position].lower()]
+    return word[:position] + letters[draws.below(len(letters))] + word[position + 1 :]
 
 
 def plain(word: str) -> str:
-    """A word without accents."""
+    """Removes the accents of a word."""
     if word.isascii():
         return word
     decomposed = unicodedata.normalize("NFKD", word.translate(_STROKES))
-    return "".join(c for c in decomposed if not unicodedata.combining(c))
+    return "".join(character for character in decomposed if not unicodedata.combining(character))
 
 
 def with_case_of(word: str, misspelling: str) -> str:
-    """Carries the case of a word over to its misspelling."""
+    """Returns a misspelling with the case of the word."""
     if len(word) > 1 and word.isupper():
         return "".join(_changed(character, character.upper()) for character in misspelling)
     if word[0].isupper():
@@ -323,21 +387,22 @@ def with_case_of(word: str, misspelling: str) -> str:
 
 
 def _changed(character: str, cased: str) -> str:
-    """The character in the other case, where that is one character, too."""
+    """Returns the character in the other case, if that is one character, too."""
     return cased if len(cased) == 1 else character
 
 
-def _accented() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _accented_letters() -> dict[str, list[str]]:
+    """Lists the letters with accents that each lower-case letter may become."""
+    letters: dict[str, list[str]] = {}
     for code in (*range(0xE0, 0x180), *range(0x1E00, 0x1F00)):  # Latin letters in Unicode
         letter = chr(code)
         base = plain(letter)
         if letter.islower() and len(base) == 1 and base.isascii():
-            found.setdefault(base, []).append(letter)
-    return found
+            letters.setdefault(base, []).append(letter)
+    return letters
 
 
-ACCENTED = _accented()  # the letters with accents that each lower-case letter may become
+ACCENTED = _accented_letters()
 
 
 class Noise:
@@ -349,8 +414,9 @@ class Noise:
         self._config = config
         self.misspellings = misspellings
         self._usable = single_words(misspellings) if keep_word_count else misspellings
-        learns = config.learned_characters
-        self._characters = CharacterNoise.estimate(misspellings) if learns else None
+        self._characters: CharacterNoise | None = None
+        if config.learned_characters:
+            self._characters = CharacterNoise.estimate(misspellings)
         self._small_letters = "".join(dict.fromkeys(config.letters.lower()))
 
     def corrupt(self, text: str, *, seed: int, epoch: int, sample: int | str) -> str:
@@ -358,9 +424,11 @@ class Noise:
         draws = Draws(seed, epoch, sample)
         if draws.uniform() < self._config.clean_share:
             return text
+
+        # Words are at even positions, the white space between them at odd ones.
         parts = _SPACES.split(text)
-        words = range(0, len(parts), 2)
-        is_edited = draws.uniforms(len(words)) < self._config.word_probability
+        word_count = len(range(0, len(parts), 2))
+        is_edited = draws.uniforms(word_count) < self._config.word_probability
         for number in np.flatnonzero(is_edited).tolist():
             parts[2 * number] = self._edit(parts[2 * number], draws)
         return "".join(parts)
@@ -380,35 +448,39 @@ class Noise:
         ):
             count = draws.geometric(config.edit_probability)
             return artificial_edits(word, count, draws, letters=config.letters)
+
         edited = self._realistic(word, draws)
         is_lost = config.lost_case > 0 and draws.uniform() < config.lost_case
         return edited.lower() if is_lost and edited != word else edited
 
     def _realistic(self, word: str, draws: Draws) -> str:
-        """An accent, a slip, or a misspelling, by their shares."""
+        """Makes an accent, a slip, or a misspelling, by their shares."""
         config = self._config
-        others = config.accent_share + config.slip_share
-        drawn = draws.uniform() if others > 0 else 1.0
-        if drawn < config.accent_share:
+        accents_and_slips = config.accent_share + config.slip_share
+        draw = draws.uniform() if accents_and_slips > 0 else 1.0
+        if draw < config.accent_share:
             return with_accent(word, draws)
-        if drawn < others:
+        if draw < accents_and_slips:
             count = draws.geometric(config.slip_probability)
             slipped = artificial_edits(word.lower(), count, draws, letters=self._small_letters)
             return with_case_of(word, slipped)
-        known = self._usable.get(word) or self._usable.get(word.lower())
-        if known:
-            return with_case_of(word, known[draws.below(len(known))])
+
+        misspellings = self._usable.get(word) or self._usable.get(word.lower())
+        if misspellings:
+            return with_case_of(word, misspellings[draws.below(len(misspellings))])
         return self._characters.edit(word, draws) if self._characters else word
 
     @cached_property
     def misspellings_hash(self) -> str:
-        """Identifies the map of misspellings, whose file or package may change."""
+        """Hash of the map of misspellings, whose file or package may change."""
         return xxhash.xxh3_64_hexdigest(repr(sorted(self.misspellings.items())).encode())
 
 
 def is_editable(word: str) -> bool:
-    """Whether a word is spelled: not one without letters, a number, URL, address, file name,
-    identifier, or abbreviation with its full stop (`Mr.`).
+    """Whether a word may be misspelled.
+
+    False for words without letters, numbers, URLs, addresses, file names, identifiers, and
+    abbreviations with their full stop (`Mr.`).
     """
     span = core(word)
     if span is None or any(map(str.isdigit, word)) or _NAME.search(word):
@@ -424,38 +496,53 @@ def artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> st
     remains. Edits for which no position is left are not made.
     """
     characters = list(word)
-    free = list(map(str.isalpha, word))
+    is_free = list(map(str.isalpha, word))
     for _ in range(count):
-        places = {name: found for name, found in _places(characters, free).items() if found}
-        if not places:
+        positions_by_operation = {
+            operation: positions
+            for operation, positions in _free_positions(characters, is_free).items()
+            if positions
+        }
+        if not positions_by_operation:
             break
-        operation = list(places)[draws.below(len(places))]
-        at = places[operation][draws.below(len(places[operation]))]
+
+        operation = list(positions_by_operation)[draws.below(len(positions_by_operation))]
+        positions = positions_by_operation[operation]
+        position = positions[draws.below(len(positions))]
         if operation == "insert":
-            characters.insert(at, letters[draws.below(len(letters))])
-            free.insert(at, False)
+            characters.insert(position, letters[draws.below(len(letters))])
+            is_free.insert(position, False)
         elif operation == "delete":
-            del characters[at], free[at]
+            del characters[position]
+            del is_free[position]
         elif operation == "swap":
-            characters[at : at + 2] = characters[at + 1], characters[at]
-            free[at : at + 2] = False, False
+            swapped = characters[position + 1], characters[position]
+            characters[position : position + 2] = swapped
+            is_free[position : position + 2] = False, False
         else:
-            others = letters.replace(characters[at], "") or letters
-            characters[at] = others[draws.below(len(others))]
-            free[at] = False
+            others = letters.replace(characters[position], "") or letters
+            characters[position] = others[draws.below(len(others))]
+            is_free[position] = False
     return "".join(characters)
 
 
-def _places(characters: list[str], free: list[bool]) -> dict[str, list[int]]:
-    last = len(free) - 1
-    untouched = [at for at, is_free in enumerate(free) if is_free]
+def _free_positions(characters: list[str], is_free: list[bool]) -> dict[str, list[int]]:
+    """Lists the positions at which each operation is possible."""
+    last = len(is_free) - 1
+    free = [position for position, position_is_free in enumerate(is_free) if position_is_free]
+
+    # A letter may be inserted between free neighbors, and at a free end of the word.
     gaps = [
-        at for at in range(len(free) + 1) if (at == 0 or free[at - 1]) and (at > last or free[at])
+        position
+        for position in range(len(is_free) + 1)
+        if (position == 0 or is_free[position - 1]) and (position > last or is_free[position])
     ]
     swaps = [
-        at
-        for at in untouched
-        if at < last and free[at + 1] and characters[at] != characters[at + 1]
+        position
+        for position in free
+        if position < last
+        and is_free[position + 1]
+        and characters[position] != characters[position + 1]
     ]
-    deletable = untouched if sum(map(str.isalpha, characters)) > 1 else []
-    return {"insert": gaps, "delete": deletable, "swap": swaps, "replace": untouched}
+    deletable = free if sum(map(str.isalpha, characters)) > 1 else []
+    return {"insert": gaps, "delete": deletable, "swap": swaps, "replace": free}

@@ -25,7 +25,7 @@ from bsmeta.tasks.spelling.corrections import (
     correction_counts,
     restricted,
 )
-from bsmeta.tasks.spelling.corrector import Corrector
+from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import ROOM
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.training.processes import Processes
@@ -35,7 +35,7 @@ IGNORED = -100  # the label of padding
 
 
 class Seq2SeqCorrection(Corrector):
-    """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
+    """Corrects texts. A batch counts the tokens of the longer side of each pair."""
 
     chooses = False
 
@@ -56,29 +56,30 @@ class Seq2SeqCorrection(Corrector):
         return [tokenizer_fingerprint(self._tokenizer), ROOM]
 
     def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
-        correct = np.array(self._token_counts([s.correct for s in samples]))
-        source = np.array(self._token_counts([s.source for s in samples]))
-        has_noise = np.array([s.target is None for s in samples])
-        roomy = np.ceil(correct * ROOM).astype(np.int64)
-        return np.where(has_noise, roomy, np.maximum(source, correct))
+        correct = np.array(self._token_counts([sample.correct for sample in samples]))
+        source = np.array(self._token_counts([sample.source for sample in samples]))
+        has_noise = np.array([sample.target is None for sample in samples])
+        with_room = np.ceil(correct * ROOM).astype(np.int64)
+        return np.where(has_noise, with_room, np.maximum(source, correct))
 
     def _token_counts(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text, with its end."""
+        """Counts the tokens of each text, including the end-of-text token."""
         if not texts:
             return []
         return [len(ids) for ids in self._tokenizer(list(texts), verbose=False)["input_ids"]]
 
     def build_model(self) -> nn.Module:
-        """The model to train: float32, on the CPU."""
-        file, kind = self._config.model_config_file, AutoModelForSeq2SeqLM
-        source = str(file or self._config.model_name)
-        key = "model_name" if file is None else "model_config_file"
-        if file is None:
-            check_files(source, f"model_name={source}")
-        with explained(key, source, kind):
-            if file is not None:
-                return new_model(kind, read_shape(source))
-            return read_model(kind, source, dtype=torch.float32)
+        """Builds the model to train: float32, on the CPU."""
+        model_class = AutoModelForSeq2SeqLM
+        config_file = self._config.model_config_file
+        if config_file is not None:
+            with explained("model_config_file", config_file, model_class):
+                return new_model(model_class, read_shape(config_file))
+
+        source = str(self._config.model_name)
+        check_files(source, f"model_name={source}")
+        with explained("model_name", source, model_class):
+            return read_model(model_class, source, dtype=torch.float32)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return self._token_counts([" ".join(words)])[0] <= room
@@ -98,14 +99,14 @@ class Seq2SeqCorrection(Corrector):
         )
 
     def tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
-        """`input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
+        """Makes `input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
         tensors = self._encode([" ".join(pair.source) for pair in pairs])
         target = self._encode([" ".join(pair.correct) for pair in pairs])
         labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, IGNORED)
         return {**tensors, "labels": labels}
 
     def _encode(self, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """`input_ids` and `attention_mask`, int64 [texts, tokens]."""
+        """Makes `input_ids` and `attention_mask`, int64 [texts, tokens]."""
         encoded = self._tokenizer(list(texts), padding=True, return_tensors="pt", verbose=False)
         return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
@@ -116,26 +117,27 @@ class Seq2SeqCorrection(Corrector):
         losses = functional.cross_entropy(
             logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="sum"
         )
+
         is_target = labels != IGNORED
-        right = (logits.detach().argmax(2) == labels) & is_target
-        return Loss(losses, {"token_accuracy": (right.sum(), is_target.sum())})
+        is_right = (logits.detach().argmax(2) == labels) & is_target
+        return Loss(losses, {"token_accuracy": (is_right.sum(), is_target.sum())})
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Computes the loss of the validation samples, and corrects the first of them."""
         pairs = self._validation
         if not pairs:
             return []
-        first = pairs[: self._config.val_corrections]
-        sources, correct = (
-            [" ".join(getattr(pair, side)) for pair in first] for side in ("source", "correct")
-        )
-        counts = correction_counts(sources, self.judge(model, sources, context), correct)
-        clean = correction_counts(correct, self.judge(model, correct, context), correct)
+
+        first_pairs = pairs[: self._config.val_corrections]
+        source = [" ".join(pair.source) for pair in first_pairs]
+        correct = [" ".join(pair.correct) for pair in first_pairs]
+        counts = correction_counts(source, self.judge(model, source, context), correct)
+        clean_counts = correction_counts(correct, self.judge(model, correct, context), correct)
         return [
             Metric("loss", self._mean_loss(model, pairs, context)),
             Metric("correction_f1", counts.f1, better="max"),
             Metric("edit_distance", counts.mean_distance),
-            Metric("false_alarms", clean.flagged_rate),
+            Metric("false_alarms", clean_counts.flagged_rate),
         ]
 
     def _sizes(self, pairs: Sequence[Pair]) -> np.ndarray:
@@ -146,49 +148,79 @@ class Seq2SeqCorrection(Corrector):
 
     def _losses(
         self, model: nn.Module, pairs: Sequence[Pair], device: torch.device
-    ) -> list[tuple[float, int]]:
+    ) -> list[TextLoss]:
         tensors = {name: tensor.to(device) for name, tensor in self.tensors(pairs).items()}
         with torch.no_grad():
             logits = model(**tensors).logits.float()
         losses = functional.cross_entropy(
             logits.transpose(1, 2), tensors["labels"], ignore_index=IGNORED, reduction="none"
         )
+
+        sums = losses.double().sum(1).tolist()
         targets = (tensors["labels"] != IGNORED).sum(1).tolist()
-        return list(zip(losses.double().sum(1).tolist(), targets, strict=True))
+        return [*map(TextLoss, sums, targets)]
 
     def _line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
     ) -> list[list[Correction]]:
-        """Long lines in chunks; a word that is longer than one, and white space, stay."""
+        """Corrects lines in chunks.
+
+        White space is kept, and so is a word that is longer than a chunk.
+        """
+        line_chunks = [cut(line, self._config.max_characters) for line in lines]
+        corrected_chunks = self._correct_chunks(model, line_chunks, context)
+        changes = [
+            align_chunks(chunks, corrected)
+            for chunks, corrected in zip(line_chunks, corrected_chunks, strict=True)
+        ]
+        if self._detector is None:
+            return changes
+
+        flags = self.flags([line.split() for line in lines], context)
+        return [
+            restricted(line, corrections, line_flags)
+            for line, corrections, line_flags in zip(lines, changes, flags, strict=True)
+        ]
+
+    def _correct_chunks(
+        self, model: nn.Module, line_chunks: Sequence[Sequence[str]], context: Processes
+    ) -> list[list[str]]:
+        """Corrects the chunks of each line, without the white space around them."""
         limit = self._config.max_characters
-        chunks = [cut(line, limit) for line in lines]
-        stripped = [[chunk.strip() for chunk in own] for own in chunks]
-        texts = [chunk for own in stripped for chunk in own if 0 < len(chunk) <= limit]
+        corrected: list[list[str]] = []
+        texts: list[str] = []
+        positions: list[tuple[int, int]] = []  # the line and the chunk of each text
+        for line, chunks in enumerate(line_chunks):
+            stripped = [chunk.strip() for chunk in chunks]
+            corrected.append(stripped)
+            for number, chunk in enumerate(stripped):
+                if 0 < len(chunk) <= limit:
+                    texts.append(chunk)
+                    positions.append((line, number))
 
         def correct(batch: np.ndarray) -> list[str]:
             return self._generate(model, [texts[number] for number in batch], context.device)
 
         batches = batches_within(self._token_counts(texts), self._config.batch_max_length)
-        found = iter(spread(batches, correct, context))
-        corrected = [
-            [next(found) if 0 < len(chunk) <= limit else chunk for chunk in own] for own in stripped
-        ]
-        changes = [align_chunks(*own) for own in zip(chunks, corrected, strict=True)]
-        if self._detector is None:
-            return changes
-        flags = self.flags([line.split() for line in lines], context)
-        return [restricted(*own) for own in zip(lines, changes, flags, strict=True)]
+        results = spread(batches, correct, context)
+        for (line, number), result in zip(positions, results, strict=True):
+            corrected[line][number] = result
+        return corrected
 
     def _generate(self, model: nn.Module, texts: Sequence[str], device: torch.device) -> list[str]:
+        """Generates the corrections of texts."""
         inputs = {name: tensor.to(device) for name, tensor in self._encode(texts).items()}
         tokens = inputs["input_ids"].shape[1]
+
         # Engines wrap the model without its `generate`.
-        plain = cast(Any, getattr(model, "module", model))
+        plain_model = cast(Any, getattr(model, "module", model))
         with torch.no_grad():
-            ids = plain.generate(
-                **inputs, num_beams=self._config.num_beams, do_sample=False,
+            ids = plain_model.generate(
+                **inputs,
+                num_beams=self._config.num_beams,
+                do_sample=False,
                 max_new_tokens=tokens + tokens // 4 + 8,
-            )  # fmt: skip
+            )
         corrected = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [" ".join(text.split()) for text in corrected]
 

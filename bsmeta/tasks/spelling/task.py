@@ -1,5 +1,5 @@
 """The base of the spelling tasks (samples with noise, steps, test sets, predictions), and two of
-them, `sed_words` and `sed_sequence`: which words, or which texts, have an error.
+them, `sed_words` and `sed_sequence`, which detect words, or texts, with errors.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class SpellingTask(Task):
 
     _config: SpellingConfig
     forms: tuple[str, ...]
-    """In which forms `predict.py` can show what the model changes."""
+    """Forms in which `predict.py` can show the changes of the model."""
     about: str
     """A sentence about its models, for the model card."""
     chooses = True  # whether evaluations choose a threshold
     _chosen: Any = None
-    """What the last evaluation chose, for the exported model: JSON."""
+    """The choice of the last evaluation, for the exported model: JSON."""
 
     def __init__(self, config: SpellingConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
@@ -79,7 +79,7 @@ class SpellingTask(Task):
         return make_noise(self._config)
 
     def _write_card(self, folder: Path) -> None:
-        """Write the model card of an exported model."""
+        """Writes the model card of an exported model."""
         corrects = "text" in self.forms
         write_task_card(
             self._config,
@@ -90,16 +90,16 @@ class SpellingTask(Task):
         )
 
     def pairs(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
-        """The pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
-        found = []
+        """Makes the pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
+        pairs: list[Pair] = []
         samples = reporting(self.table.read(numbers))
         for sample, number in zip(samples, numbers.tolist(), strict=True):
             source = sample.source
             if sample.target is None:
                 seed = self._config.seed
                 source = self.noise.corrupt(source, seed=seed, epoch=epoch, sample=number)
-            found.append(Pair(source.split(), sample.correct.split(), sample.name))
-        return found
+            pairs.append(Pair(source.split(), sample.correct.split(), sample.name))
+        return pairs
 
     @cached_property
     def _validation(self) -> list[Pair]:
@@ -108,15 +108,15 @@ class SpellingTask(Task):
     @property
     @abstractmethod
     def _measure(self) -> Any:
-        """What determines the lengths of samples: JSON."""
+        """Identifies how the lengths of samples are computed: JSON."""
 
     @abstractmethod
     def _most_tokens(self, samples: Sequence[Sample]) -> np.ndarray:
-        """The most tokens that each sample may have, int64 [samples]."""
+        """Returns the most tokens that each sample may have, int64 [samples]."""
 
     @abstractmethod
     def _fits(self, words: Sequence[str], room: int) -> bool:
-        """Whether a text has at most that number of tokens."""
+        """Whether a text has at most a number of tokens."""
 
     @abstractmethod
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch: ...
@@ -132,8 +132,10 @@ class SpellingTask(Task):
         Raises:
             ConfigurationError: If there is nothing to train on, or a sample is too long.
         """
-        config, shares = self._config, shares_of(self._config)
-        longest, room = int(self._lengths.max(initial=0)), config.batch_max_length // shares
+        config = self._config
+        shares = shares_of(config)
+        room = config.batch_max_length // shares
+        longest = int(self._lengths.max(initial=0))
         if longest > room:
             raise ConfigurationError(
                 f"the longest sample may have {longest:,} tokens, but a part of a step has "
@@ -150,13 +152,15 @@ class SpellingTask(Task):
         return self._order.steps_per_epoch
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
-        config, numbers = self._config, self.table.numbers("train")
+        config = self._config
+        numbers = self.table.numbers("train")
 
         def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-            pairs, rooms = self.pairs(numbers[rows], epoch), self._lengths[rows].tolist()
-            return self._micro_batch([
-                fitting(pair, self._fits, room) for pair, room in zip(pairs, rooms, strict=True)
-            ])  # fmt: skip
+            pairs = self.pairs(numbers[rows], epoch)
+            rooms = self._lengths[rows].tolist()
+            return self._micro_batch(
+                [fitting(pair, self._fits, room) for pair, room in zip(pairs, rooms, strict=True)]
+            )
 
         fingerprint = {
             **self.table.key,
@@ -168,10 +172,15 @@ class SpellingTask(Task):
             "batch_shares": shares_of(config),
         }
         return TableStream(
-            self._order, read, rank=rank, world_size=world_size,
-            accumulation=config.gradient_accumulation_steps, num_workers=config.num_workers,
-            fingerprint=fingerprint, state=state,
-        )  # fmt: skip
+            self._order,
+            read,
+            rank=rank,
+            world_size=world_size,
+            accumulation=config.gradient_accumulation_steps,
+            num_workers=config.num_workers,
+            fingerprint=fingerprint,
+            state=state,
+        )
 
     def state(self) -> Any:
         return self._chosen
@@ -184,7 +193,7 @@ class SpellingTask(Task):
 
     @abstractmethod
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> Sequence[Any]:
-        """The model's output for each line (see `evaluate.Judge`)."""
+        """Returns the model's output for each line (see `evaluate.Judge`)."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""
@@ -202,7 +211,7 @@ class SpellingTask(Task):
 
     @abstractmethod
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
-        """The model's flags or corrections in each text, with character offsets."""
+        """Returns the model's flags or corrections in each text, with character offsets."""
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
@@ -216,12 +225,15 @@ class SpellingTask(Task):
 
 
 class WordDetection(SpellingTask):
-    """Predicts which words of a text have an error."""
+    """Detects the words of a text that have an error.
+
+    A word is the unit that is judged; a subclass may judge other units.
+    """
 
     _config: DetectionConfig
     forms = ("color", "json")
     about = "Finds the words of a text that have a spelling error."
-    _least = np.float64(0)  # the logit above which a unit is flagged
+    _threshold = np.float64(0)  # the logit above which a unit is flagged
 
     @cached_property
     def _inputs(self) -> Inputs:
@@ -241,11 +253,15 @@ class WordDetection(SpellingTask):
         return self._inputs.fits(words, room)
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        """`labels`, float [texts, words], are 1 for words with an error, -1 for padding."""
+        """Builds a micro-batch.
+
+        `labels`, float [texts, words], are 1 for words with an error, -1 for padding.
+        """
         tensors = self._inputs.tensors([pair.source for pair in pairs], trains=True)
         labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
         for row, pair in enumerate(pairs):
             labels[row, : len(pair.source)] = torch.from_numpy(wrong_words(pair)).float()
+
         is_token = tensors["words" if "words" in tensors else "attention_mask"] > 0
         tokens = int(is_token.sum())
         return MicroBatch(
@@ -258,31 +274,31 @@ class WordDetection(SpellingTask):
         )
 
     def _weight(self, labels: torch.Tensor) -> float:
-        """The number of targets among the labels of words."""
+        """Counts the targets among the labels of words."""
         return float((labels >= 0).sum())
 
     def _units(self, logits: np.ndarray) -> np.ndarray:
-        """The logits of what is judged in a text, from those of its words."""
+        """Returns the logits of the units of a text, from the logits of its words."""
         return logits
 
     def _labels(self, pair: Pair) -> np.ndarray:
-        """The labels of what is judged in a text, int [units]."""
+        """Returns the labels of the units of a text, int [units]."""
         return wrong_words(pair)
 
-    def _spans(self, text: str, part: Span) -> list[Span]:
-        """The places of what is judged in a chunk of a text."""
-        inside = words(text[part.start : part.end])
-        return [Span(part.start + start, part.start + end) for start, end in inside]
+    def _spans(self, text: str, chunk: Span) -> list[Span]:
+        """Returns the positions of the units in a chunk of a text."""
+        word_spans = words(text[chunk.start : chunk.end])
+        return [Span(chunk.start + start, chunk.start + end) for start, end in word_spans]
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of every word, and the share of words predicted right."""
         labels = batch["labels"]
         logits = detector.word_logits(model, batch)
         is_word = labels >= 0
-        right = ((logits.detach() > 0) == (labels > 0)) & is_word
+        is_right = ((logits.detach() > 0) == (labels > 0)) & is_word
         return Loss(
             detector.word_losses(logits, labels).sum(),
-            {"word_accuracy": (right.sum(), is_word.sum())},
+            {"word_accuracy": (is_right.sum(), is_word.sum())},
         )
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
@@ -290,65 +306,74 @@ class WordDetection(SpellingTask):
         pairs = self._validation
         if not pairs:
             return []
+
         logits = self._logits(model, [pair.source for pair in pairs], context)
-        clean = self._logits(model, [pair.correct for pair in pairs], context)
+        clean_logits = self._logits(model, [pair.correct for pair in pairs], context)
         labels = [self._labels(pair) for pair in pairs]
-        flat, truth = np.concatenate(logits), np.concatenate(labels)
-        wanted = self._config.wanted_precision
-        self._chosen = asdict(calibrate(flat.astype(np.float64), truth, wanted))
+        all_logits = np.concatenate(logits)
+        all_labels = np.concatenate(labels)
+
+        precision = self._config.wanted_precision
+        self._chosen = asdict(calibrate(all_logits.astype(np.float64), all_labels, precision))
+
         flags = [(row > 0).astype(int).tolist() for row in logits]
         counts = detection_counts(flags, [row.tolist() for row in labels])
-        losses = np.logaddexp(0, np.where(truth > 0, -flat, flat))
+        losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
         return [
             Metric("loss", float(losses.mean())),
             Metric("f1", counts.f1, better="max"),
             Metric("precision", counts.precision, better="max"),
             Metric("recall", counts.recall, better="max"),
             Metric("accuracy", counts.accuracy, better="max"),
-            Metric("false_alarms", float((np.concatenate(clean) > 0).mean())),
+            Metric("false_alarms", float((np.concatenate(clean_logits) > 0).mean())),
         ]
 
     def _logits(
         self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes
     ) -> list[np.ndarray]:
-        """The logits of the units of each text."""
+        """Computes the logits of the units of each text."""
         budget = self._config.batch_max_length
         rows = detector.logits_of_words(model, self._inputs, texts, budget, context)
         return [self._units(row) for row in rows]
 
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[list[int]]:
-        """The flags of the units of each line."""
+        """Flags the units of each line."""
         logits = self._logits(model, [line.split() for line in lines], context)
-        return [(row > self._least).astype(int).tolist() for row in logits]
+        return [(row > self._threshold).astype(int).tolist() for row in logits]
 
     def load(self, folder: Path) -> nn.Module:
         model, self._inputs = detector.load_detector(folder)
-        self._least = saved_threshold(folder) if self._config.abstains else np.float64(0)
+        self._threshold = saved_threshold(folder) if self._config.abstains else np.float64(0)
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
-        """The flags in each text: of words, or of chunks of at most `max_characters`."""
-        parts = [(n, part) for n, text in enumerate(texts) for part in self._parts(text)]
-        context = Processes(device=next(model.parameters()).device)
-        chosen = [texts[n][slice(*part)].split() for n, part in parts]
-        found: list[list[Flag]] = [[] for _ in texts]
-        for (n, part), row in zip(parts, self._logits(model, chosen, context), strict=True):
-            found[n] += [
-                Flag(*span, texts[n][slice(*span)], float(expit(score)))
-                for span, score in zip(self._spans(texts[n], part), row, strict=True)
-                if score > self._least
-            ]
-        return found
+        """Returns the flags in each text: of words, or of chunks of at most `max_characters`."""
+        chunks: list[tuple[int, Span]] = []  # with the number of the text
+        for number, text in enumerate(texts):
+            chunks += [(number, chunk) for chunk in self._chunks(text)]
 
-    def _parts(self, text: str) -> list[Span]:
-        """The chunks of a text that the model reads, without the whitespace around them."""
-        found, at = [], 0
+        context = Processes(device=next(model.parameters()).device)
+        chunk_words = [texts[number][slice(*chunk)].split() for number, chunk in chunks]
+        logits = self._logits(model, chunk_words, context)
+
+        flags: list[list[Flag]] = [[] for _ in texts]
+        for (number, chunk), row in zip(chunks, logits, strict=True):
+            text = texts[number]
+            for span, logit in zip(self._spans(text, chunk), row, strict=True):
+                if logit > self._threshold:
+                    flags[number].append(Flag(*span, text[slice(*span)], float(expit(logit))))
+        return flags
+
+    def _chunks(self, text: str) -> list[Span]:
+        """Divides a text into chunks that the model reads, without the whitespace around them."""
+        spans: list[Span] = []
+        end = 0
         for chunk in cut(text, self._config.max_characters):
-            start = at + len(chunk) - len(chunk.lstrip())
-            at += len(chunk)
+            start = end + len(chunk) - len(chunk.lstrip())
+            end += len(chunk)
             if chunk.strip():
-                found.append(Span(start, start + len(chunk.strip())))
-        return found
+                spans.append(Span(start, start + len(chunk.strip())))
+        return spans
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
@@ -360,7 +385,7 @@ class WordDetection(SpellingTask):
 
 
 class SequenceDetection(WordDetection):
-    """Predicts which texts have an error: what is judged is the whole text."""
+    """Detects the texts that have an error: the unit is the whole text."""
 
     about = "Finds the texts that have a spelling error."
 
@@ -373,41 +398,47 @@ class SequenceDetection(WordDetection):
     def _labels(self, pair: Pair) -> np.ndarray:
         return wrong_words(pair).max(initial=0)[None]
 
-    def _spans(self, text: str, part: Span) -> list[Span]:
-        return [part]
+    def _spans(self, text: str, chunk: Span) -> list[Span]:
+        return [chunk]
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of every text, and the share of texts predicted right."""
         is_word = batch["labels"] >= 0
         labels = (batch["labels"] > 0).any(1).float()
         losses = detector.sequence_losses(detector.word_logits(model, batch), is_word, labels)
-        right = (losses.detach() < np.log(2)).float()
-        return Loss(losses.sum(), {"accuracy": (right.sum(), torch.ones_like(right).sum())})
+        is_right = (losses.detach() < np.log(2)).float()
+        return Loss(losses.sum(), {"accuracy": (is_right.sum(), torch.ones_like(is_right).sum())})
 
 
 def saved_threshold(folder: Path) -> np.float64:
-    """The logit above which `abstains` flags; infinite if no threshold was precise enough."""
+    """Reads the logit above which `abstains` flags; infinite if none was precise enough."""
     file = folder / CALIBRATION
     try:
-        found = Calibration(**parse_json(file.read_text(encoding="utf-8")))
+        calibration = Calibration(**parse_json(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise DataError(
             f"abstains: {file} cannot be read: {error}; it is written by a run with validation "
             "samples (val_splits)"
         ) from error
-    if found.threshold is None:
+
+    if calibration.threshold is None:
         logger.warning(
             "abstains: no threshold has a precision of %.3f: the highest is %.3f, at recall %.3f; "
-            "nothing is flagged", found.wanted, found.precision, found.recall,
-        )  # fmt: skip
+            "nothing is flagged",
+            calibration.wanted,
+            calibration.precision,
+            calibration.recall,
+        )
         return np.float64(np.inf)
-    # What has the threshold itself is flagged. In float64: float32 logits are compared exactly.
-    return np.nextafter(np.float64(found.threshold), -np.inf)
+
+    # A logit equal to the threshold is flagged. In float64: float32 logits are compared exactly.
+    return np.nextafter(np.float64(calibration.threshold), -np.inf)
 
 
 def wrong_words(pair: Pair) -> np.ndarray:
-    """Whether each word has an error: int64 [words]."""
-    return np.array([a != b for a, b in zip(pair.source, pair.correct, strict=True)], np.int64)
+    """Marks the words that have an error: int64 [words]."""
+    is_wrong = [word != correct for word, correct in zip(pair.source, pair.correct, strict=True)]
+    return np.array(is_wrong, np.int64)
 
 
 @dataclass(frozen=True)
@@ -416,31 +447,42 @@ class Calibration:
 
     wanted: float
     threshold: float | None  # the lowest score that is flagged; None: none has that precision
-    precision: float  # with the threshold; if it is None, the highest that any has
+    precision: float  # with the threshold; if it is None, the highest of any threshold
     recall: float  # at that precision
     flagged: int  # number of units at that precision
 
 
 def calibrate(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:
-    """The threshold with the highest recall among those that have the wanted precision.
+    """Chooses the threshold with the highest recall among those that have the wanted precision.
 
-    Held-out units have scores, higher for likelier errors, and labels, 1 for an error.
+    Args:
+        scores: float [units], of held-out units, higher for likelier errors.
+        labels: int [units], 1 for an error.
+        precision: The wanted precision.
     """
     order = np.argsort(-scores, kind="stable")
-    ordered, errors = scores[order], np.asarray(labels)[order].astype(bool)
-    if not errors.any():
+    ordered_scores = scores[order]
+    is_error = np.asarray(labels)[order].astype(bool)
+    if not is_error.any():
         return Calibration(precision, None, 0.0, 0.0, 0)
-    found, flagged = np.cumsum(errors), np.arange(1, len(errors) + 1)
-    ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # equal scores together
-    precisions = found[ends] / flagged[ends]
-    reaches = np.flatnonzero(precisions >= precision)
-    # The last that reaches it has the highest recall; if none does, the best, and its last tie.
-    best = reaches[-1] if len(reaches) else np.flatnonzero(precisions == precisions.max())[-1]
+
+    hits = np.cumsum(is_error)
+    flagged = np.arange(1, len(is_error) + 1)
+
+    # Equal scores are flagged together: a threshold can only be the last of them.
+    ends = np.flatnonzero(np.append(ordered_scores[1:] != ordered_scores[:-1], True))
+    precisions = hits[ends] / flagged[ends]
+    precise_enough = np.flatnonzero(precisions >= precision)
+    if len(precise_enough):
+        best = precise_enough[-1]  # the last has the highest recall
+    else:
+        best = np.flatnonzero(precisions == precisions.max())[-1]
+
     end = ends[best]
     return Calibration(
         wanted=precision,
-        threshold=float(ordered[end]) if len(reaches) else None,
+        threshold=float(ordered_scores[end]) if len(precise_enough) else None,
         precision=float(precisions[best]),
-        recall=float(found[end] / found[-1]),
+        recall=float(hits[end] / hits[-1]),
         flagged=int(flagged[end]),
     )

@@ -1,4 +1,4 @@
-"""The characters of a token that spelling is about: its words, without punctuation.
+"""Divides a token into its words, without punctuation.
 
 A token, from one white space to the next, may hold several words: `"Yes"—then`. A word is letters
 with their combining marks, joined by single apostrophes and hyphens (`don't`, `well-known`). All
@@ -13,17 +13,23 @@ import unicodedata
 from bsmeta.data.text.sentences import Span
 
 _JOINERS = frozenset("'\u2019-")
-_LETTER, _MARK, _JOINER, _OTHER = "lmj "
+
+# Types of characters, each as one character, so that patterns can be matched against them.
+_LETTER = "l"
+_MARK = "m"
+_JOINER = "j"
+_OTHER = " "
+
 _RUN = re.compile(f"{_LETTER}[{_LETTER}{_MARK}]*(?:{_JOINER}{_LETTER}[{_LETTER}{_MARK}]*)*")
 _ELISION = re.compile(r"(?:[cdjlmnost]|qu)['\u2019](?=\w\w)", re.IGNORECASE)
 
 
 def word_runs(token: str) -> list[Span]:
-    """The places of the words of a token."""
+    """Returns the positions of the words of a token."""
     if token.isalpha():
         return [Span(0, len(token))]
-    kinds = "".join(map(_kind, token))
-    return [Span(*match.span()) for match in _RUN.finditer(kinds)]
+    types = "".join(map(_character_type, token))
+    return [Span(*match.span()) for match in _RUN.finditer(types)]
 
 
 def is_word(text: str) -> bool:
@@ -32,12 +38,12 @@ def is_word(text: str) -> bool:
 
 
 def elision_length(word: str) -> int:
-    """The number of characters of an elided word before another (`L'Or`: 2); 0 without one."""
+    """Counts the characters of an elided word before another (`L'Or`: 2); 0 without one."""
     elision = _ELISION.match(word)
     return elision.end() if elision else 0
 
 
-def _kind(character: str) -> str:
+def _character_type(character: str) -> str:
     if character.isalpha():
         return _LETTER
     if unicodedata.category(character).startswith("M"):

@@ -181,7 +181,7 @@ def make_task(folder: Path, encoder: Path, **keys: Any) -> TextClassifier:
 def test_the_head_starts_with_the_solution_on_frozen_vectors(tmp_path: Path, encoder: Path) -> None:
     fine_tuned = make_task(tmp_path, encoder, method="fine_tune").build_model().eval()
     fitted = make_task(tmp_path, encoder, method="fine_tune")
-    frozen = fitted.systems.load("frozen", fitted.untouched_encoder())
+    frozen = fitted.fit_systems().load("frozen", fitted.untouched_encoder())
     ids = torch.tensor([[2, 60, 61, 3], [2, 62, 63, 3]])
     mask = torch.ones_like(ids)
     torch.testing.assert_close(fine_tuned(ids, mask).logits, frozen(ids, mask).logits)
