@@ -230,7 +230,7 @@ class Guards:
     early_stopping: EarlyStopping
 
     @classmethod
-    def from_config(cls, config: RunConfig, run_folder: Path, rank: int) -> Guards:
+    def of(cls, config: RunConfig, run_folder: Path, rank: int) -> Guards:
         return cls(
             NonFiniteGuard(config.on_nonfinite, config.max_consecutive_skips, run_folder, rank),
             SpikeGuard(

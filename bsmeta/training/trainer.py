@@ -128,7 +128,7 @@ class Trainer:
             self.profile,
             lag=self._lag,
         )
-        self.guards = Guards.from_config(config, run.path, rank)
+        self.guards = Guards.of(config, run.path, rank)
 
     def train(self, resume: Resume | None) -> bool:
         """Trains until the last step or a signal; the state is saved in either case.

@@ -119,7 +119,7 @@ def test_the_state_of_all_guards_has_the_keys_of_the_trainer_state_and_loads(
         on_nonfinite="skip", max_consecutive_skips=1, loss_spike_deviations=3.0,
         loss_spike_window=4, keep_best_by="score", early_stopping_patience=2,
     )  # fmt: skip
-    guards = Guards.from_config(config, tmp_path, rank=0)
+    guards = Guards.of(config, tmp_path, rank=0)
     fail(guards.nonfinite, 1)
     for loss in (9.0, 1.0, 1.1, 0.9, 1.0):
         assert not guards.spikes.is_spike(loss)
@@ -134,7 +134,7 @@ def test_the_state_of_all_guards_has_the_keys_of_the_trainer_state_and_loads(
     }
     assert state.keys() == GuardsState.__annotations__.keys()
 
-    loaded = Guards.from_config(config, tmp_path, rank=0)
+    loaded = Guards.of(config, tmp_path, rank=0)
     loaded.spikes.accept(7.0)  # replaced by the saved window
     loaded.load_state_dict(json.loads(json.dumps(state)) | {"phase": 0})
     assert loaded.state_dict() == state
