@@ -91,7 +91,7 @@ def _annotate(
     plans = plan.plan_shards(config, annotators, files)
     if config.check_disk:
         plan.check_disk(output, plans)
-    incomplete = [(each.file.path, each.file.name) for each in plans if not each.is_complete]
+    incomplete = [(shard.file.path, shard.file.name) for shard in plans if not shard.is_complete]
     if incomplete and config.executor != "local":
         started = submit(config, incomplete)
         print(f"{started}; the same command, when they have ended, does what is left and reports")
@@ -126,7 +126,7 @@ def _identify_inputs(inputs: Sequence[tuple[str, str]]) -> list[InputFile]:
 def _write_disambiguation_data(
     config: AnnotateConfig, folder: Path, plans: Sequence[plan.ShardPlan], output: Path
 ) -> None:
-    shards = [each.files.shard for each in plans]
+    shards = [shard_plan.files.shard for shard_plan in plans]
     dev_share = config.disambiguation_dev_share
     with _page_progress("writing sets", sum(map(os.path.getsize, shards))) as advance:
         print(write_linked_sets(shards, output, folder, dev_share, advance))

@@ -73,7 +73,7 @@ def descriptions_of_dump(path: Path) -> dict[str, str]:
         DataError: If it cannot be read.
     """
     redirects: dict[str, str] = {}
-    named: dict[str, _NamedWebsite] = {}
+    named: dict[str, _NamingArticle] = {}
     descriptions: dict[str, str] = {}
     with closing(sqlite3.connect("")) as database:  # temporary, on the disk
         database.execute("CREATE TABLE sentences (title TEXT PRIMARY KEY, sentence TEXT)")
@@ -84,13 +84,13 @@ def descriptions_of_dump(path: Path) -> dict[str, str]:
             if article.target is not None:
                 continue
 
-            row = title, first_sentence(article.text)
-            database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", row)
+            values = title, first_sentence(article.text)
+            database.execute("INSERT OR IGNORE INTO sentences VALUES (?, ?)", values)
             letters = re.sub(r"\W", "", title).lower()
             for domain in _find_websites(article.text[:_INTRODUCTION]):
                 _keep_nearer(named, domain.lower(), title, letters)
 
-        titles = {domain: website.title for domain, website in named.items()} | redirects
+        titles = {domain: article.title for domain, article in named.items()} | redirects
         query = "SELECT sentence FROM sentences WHERE title = ?"
         for domain, title in titles.items():
             row = database.execute(query, (title,)).fetchone()
@@ -112,14 +112,14 @@ def _find_websites(text: str) -> Iterator[str]:
             yield domain[1]
 
 
-class _NamedWebsite(NamedTuple):
+class _NamingArticle(NamedTuple):
     """The title of an article that names a website, and whether it is like the domain."""
 
     title: str
     is_near: bool
 
 
-def _keep_nearer(named: dict[str, _NamedWebsite], domain: str, title: str, letters: str) -> None:
+def _keep_nearer(named: dict[str, _NamingArticle], domain: str, title: str, letters: str) -> None:
     """Keeps, of the articles that name a website, the first whose title is like the domain.
 
     Args:
@@ -127,7 +127,7 @@ def _keep_nearer(named: dict[str, _NamedWebsite], domain: str, title: str, lette
     """
     is_near = domain.partition(".")[0].replace("-", "") in letters
     if domain not in named or (is_near and not named[domain].is_near):
-        named[domain] = _NamedWebsite(title, is_near)
+        named[domain] = _NamingArticle(title, is_near)
 
 
 class _Article(NamedTuple):

@@ -205,7 +205,7 @@ def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int,
     """
     page_key = link_key(url)
     base = urljoin(url, page.declared.base)
-    folder = urljoin(base, ".")  # links are relative to it, and many pages have the same
+    folder = urljoin(base, ".")  # the base of relative links, which many pages share
     last_end = 0
     for link in page.links:
         anchor = page.text[link.start : link.end]

@@ -225,13 +225,14 @@ class Pool:
         has_more_jobs = True
         retries: deque[_Job] = deque()
         results: dict[int, tuple[Chunk, Any]] = {}
-        taken = 0  # number of jobs
-        yielded = 0  # number of results
+        taken = 0  # number of jobs taken from `jobs`
+        yielded = 0  # number of results yielded
         while has_more_jobs or taken > yielded:
             for worker in self._workers:
-                while worker.job is None and (
-                    retries or (has_more_jobs and taken - yielded < self._max_pending)
-                ):
+                while worker.job is None:
+                    may_take_more = has_more_jobs and taken - yielded < self._max_pending
+                    if not retries and not may_take_more:
+                        break
                     job = retries.popleft() if retries else next(jobs, None)
                     if job is None:
                         has_more_jobs = False

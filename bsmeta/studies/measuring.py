@@ -124,7 +124,7 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
             "loss": logged_steps[-1]["loss"],
             "losses": [round(event["loss"], 6) for event in logged_steps],
             "lost_bytes": scores.lost_bytes,
-            "order": [every.name for every in runs_of(study)].index(run.name),
+            "order": [other.name for other in runs_of(study)].index(run.name),
             "trained": read_environments(run.folder),
             "measured": {
                 **describe_environment(device),

@@ -82,7 +82,7 @@ class ArmResult:
     gains: list[Gain] = field(default_factory=list)
 
     def last(self, mode: str) -> Estimate:
-        """Bits per byte at the last checkpoint."""
+        """Returns the bits per byte at the last checkpoint."""
         return self.curves[mode][TEXT].points[-1]
 
 
@@ -145,28 +145,28 @@ def results_of(study: StudyConfig) -> Results:
 
     arms = {arm: _result_of_arm(study, measured, arm) for arm in measured.arms}
     return Results(
-        study,
-        measured.seeds,
-        len(measured.digests),
-        measured.bytes,
-        measured.hosts,
-        measured.documents_without_host,
-        {arm: _compare_arm(study, measured, arms, arm) for arm in measured.arms},
-        claims,
-        notes,
-        [*_shared_with_baseline(study, measured), *missing_records(measured)],
-        conditions,
-        by_host,
+        study=study,
+        seeds=measured.seeds,
+        documents=len(measured.digests),
+        bytes=measured.bytes,
+        hosts=measured.hosts,
+        documents_without_host=measured.documents_without_host,
+        arms={arm: _compare_arm(study, measured, arms, arm) for arm in measured.arms},
+        claims=claims,
+        notes=notes,
+        shared=[*_shared_with_baseline(study, measured), *missing_records(measured)],
+        conditions=conditions,
+        by_host=by_host,
     )
 
 
 def _result_of_arm(study: StudyConfig, measured: Measured, arm: str) -> ArmResult:
     """Returns the results of an arm by itself."""
     return ArmResult(
-        arm,
-        study.arms[arm].label or arm,
-        {mode: measured.curves(arm, mode) for mode in measured.modes(arm)},
-        {axis: float(values[-1]) for axis, values in measured.amounts(arm).items()},
+        name=arm,
+        label=study.arms[arm].label or arm,
+        curves={mode: measured.curves(arm, mode) for mode in measured.modes(arm)},
+        amounts={axis: float(values[-1]) for axis, values in measured.amounts(arm).items()},
     )
 
 
