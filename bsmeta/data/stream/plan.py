@@ -195,7 +195,7 @@ class Division:
         return cls(rank, world_size, workers)
 
     def sequences(self, done: int, worker: int) -> range:
-        """Numbers g of a loader process's sequences after the first `done` of the run; endless."""
+        """Returns the numbers g of a loader process after the first `done` of the run; endless."""
         first = done + (self.rank - done) % self.world_size
         endless = 1 << 62
         return range(first + worker * self.world_size, endless, self.world_size * self.workers)
@@ -263,7 +263,7 @@ class SequenceOrder:
         return [len(self._offsets(first + index)) for index in range(self._num_streams)]
 
     def _compute_offsets(self, stream: int) -> np.ndarray:
-        """The numbers below lcm(D, S) of a stream's sequences, increasing (int64).
+        """Computes the numbers below lcm(D, S) of a stream's sequences, increasing (int64).
 
         Index n in the period of sources stands for the sequences n + t D. They come from stream k
         of their source where n + t D = k (mod S): for no t, or for exactly one t below
@@ -299,7 +299,8 @@ def period_of(parts: tuple[int, ...]) -> np.ndarray:
     served = [0] * len(parts)
     sources = np.zeros(size, np.uint16)
 
-    # Heaps of (index where the window begins, source) and (index where it ends, source).
+    # Each source has one window at a time: in the first heap as (index where it begins, source)
+    # until it opens, then in the second as (index where it ends, source) until it is served.
     waiting = [(0, source) for source in range(len(parts))]
     open_windows: list[tuple[int, int]] = []
 
@@ -355,7 +356,7 @@ class Share:
             return range(first, first + count)
 
         runs, offsets = np.divmod(np.arange(first, first + count), self.run)
-        stream_runs = own_runs(self.low, self.high, self.cycle)
+        stream_runs = find_runs(self.low, self.high, self.cycle)
         cycles, indices = np.divmod(runs, len(stream_runs))
         return ((cycles * self.cycle + stream_runs[indices]) * self.run + offsets).tolist()
 
@@ -371,7 +372,7 @@ class Share:
 
         run, offset = divmod(document, self.run)
         cycle, run_in_cycle = divmod(run, self.cycle)
-        stream_runs = own_runs(self.low, self.high, self.cycle)
+        stream_runs = find_runs(self.low, self.high, self.cycle)
         index = int(np.searchsorted(stream_runs, run_in_cycle))
         if index == len(stream_runs) or stream_runs[index] != run_in_cycle:
             offset = 0  # the run belongs to another stream, so this one's next run is read from 0
@@ -379,7 +380,7 @@ class Share:
 
 
 @lru_cache(maxsize=1024)
-def own_runs(low: int, high: int, cycle: int) -> np.ndarray:
+def find_runs(low: int, high: int, cycle: int) -> np.ndarray:
     """Lists the runs of a cycle that fall into the slots from `low` to before `high` (int64)."""
     slots = np.arange(cycle) * step_of(cycle) % cycle
     return np.flatnonzero((low <= slots) & (slots < high))
