@@ -1,5 +1,5 @@
-"""The Python interface: what `bsmeta.open_run`, `load`, `render` and `stream` return.
+"""The Python interface: `bsmeta.open_run`, `load`, `render`, `stream`, and their results.
 
-Above everything but the programs, some of which are built on it. `bsmeta/__init__.py` imports a
-module of this package when one of its names is first used.
+It may import every other part of the package except the programs, some of which use it.
+`bsmeta/__init__.py` imports a module of this package when one of its names is first used.
 """

@@ -42,11 +42,11 @@ from bsmeta.training.task import ChangesText, ChecksRecords, Predicts, PredictsF
 LANGUAGE_MODEL = "causal_lm"
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
 Checkpoint = str | os.PathLike[str]
-"""A path, or a `Run`, which stands for that of its folder."""
+"""A path, or a `Run` in place of the path of its folder."""
 
 
 class Sampling(TypedDict, total=False):
-    """How text is generated; `GenerateConfig` documents the fields, and has their defaults."""
+    """Settings of text generation; `GenerateConfig` has their documentation and defaults."""
 
     max_new_tokens: int
     temperature: float
@@ -62,17 +62,17 @@ class Sampling(TypedDict, total=False):
 class Score:
     """The cost of a document's text to a model, with and without its metadata.
 
-    Both are sums over the same bytes: those of the tokens that have a probability in either case,
-    which the first token of a text does not.
+    Both are sums over the same bytes: the bytes of all tokens that have a probability in both
+    cases, which excludes the first token of a text.
 
     Attributes:
         prefix: The rendered metadata; empty if the document has none.
-        types: The types that were rendered.
-        bytes: Bytes (UTF-8) of the text that are scored.
-        nats: Minus the log-probability of these bytes with the metadata.
-        nats_without: The same without metadata.
-        lost_bytes: Bytes that are left out because the tokenizer loses them: unknown tokens, and
-            tokens of characters that it changes or drops.
+        types: The rendered types.
+        bytes: Number of scored bytes (UTF-8) of the text.
+        nats: Negative log-probability of these bytes with the metadata.
+        nats_without: Negative log-probability of these bytes without metadata.
+        lost_bytes: Number of bytes that are not scored because the tokenizer loses them: unknown
+            tokens, and tokens of characters that it changes or drops.
     """
 
     prefix: str
@@ -96,11 +96,11 @@ class Score:
 class Model:
     """A trained model of any task.
 
-    A method that its task does not offer raises a `UserError` that names those that it does.
+    A method that its task does not offer raises a `UserError` that names the offered methods.
 
     Attributes:
-        checkpoint: The checkpoint, as it was named.
-        task: The task that it was trained on.
+        checkpoint: The checkpoint, as the caller named it.
+        task: The task of its training.
     """
 
     _can = ""
@@ -118,23 +118,31 @@ class Model:
         raise NotImplementedError
 
     def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The predictions for each text."""
+        """Returns the predictions for each text."""
         raise self._refusal("predict")
 
     def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
-        """The cost of the text of each document, with and without its metadata."""
+        """Returns the cost of the text of each document, with and without its metadata."""
         raise self._refusal("score")
 
     def generate(
         self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
     ) -> list[Result]:
-        """Continuations of each document."""
+        """Returns continuations of each document."""
         raise self._refusal("generate")
 
     def _refusal(self, method: str) -> ConfigurationError:
         return ConfigurationError(
             f"{method}: {self.checkpoint} is a model of task={self.task}, which has {self._can}"
         )
+
+
+@dataclass(frozen=True)
+class _ScoredDocument:
+    """A document to score, and its form with all its metadata."""
+
+    document: Document
+    rendered: Rendered
 
 
 class LanguageModel(Model):
@@ -158,7 +166,7 @@ class LanguageModel(Model):
         *,
         types: Sequence[str] | None = None,
     ) -> RenderedDocument:
-        """Renders a document as the training of this model did; see `bsmeta.render`."""
+        """Renders a document like the training of this model; see `bsmeta.render`."""
         return self._reader.render(document, metadata, types)
 
     def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
@@ -174,47 +182,54 @@ class LanguageModel(Model):
         """
         if windows not in WINDOWS:
             raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
-        pairs = for_each(documents, self._document, "documents")
-        if not pairs:
+        scored = for_each(documents, self._read_scored, "documents")
+        if not scored:
             return []
+
         data = self._opened.train.data_config
         metadata = data.metadata_config
         if metadata.metadata_values == SHUFFLED:
-            # a control of training; here documents have the values that are given
+            # Shuffling is a control for training; here documents keep their own values.
             metadata = replace(metadata, metadata_values=OWN)
-        comparisons = [TEXT_ALONE, *plan_comparisons(["all"], metadata.metadata_list)]
-        names = [f"documents[{number}]" for number in range(len(pairs))]
+
+        (with_metadata,) = plan_comparisons(["all"], metadata.metadata_list)
+        names = [f"documents[{number}]" for number in range(len(scored))]
         evaluation = PairedEvaluation(
             replace(data, metadata_config=metadata),
             self._opened.tokenizer,
-            GivenDocuments([document for document, _ in pairs], names),
-            comparisons,
+            GivenDocuments([entry.document for entry in scored], names),
+            [TEXT_ALONE, with_metadata],
             windows=windows,
         )
         sums = evaluation.run(self._opened.model, self._opened.device)
-        text, everything = (sums[comparison.name] for comparison in comparisons)
-        has_metadata = everything.takes_part
-        totals = np.where(has_metadata[:, None], everything.totals, text.totals)
-        lost = np.where(has_metadata, everything.lost_bytes, text.lost_bytes)
+
+        # Documents without metadata take part only in the comparison of the text alone.
+        text_sums = sums[TEXT_ALONE.name]
+        metadata_sums = sums[with_metadata.name]
+        has_metadata = metadata_sums.takes_part
+        totals = np.where(has_metadata[:, None], metadata_sums.totals, text_sums.totals)
+        lost_bytes = np.where(has_metadata, metadata_sums.lost_bytes, text_sums.lost_bytes)
+
         return [
             Score(
-                prefix=shown.prefix,
-                types=shown.types,
-                bytes=int(own[BYTES]),
-                nats=float(own[NATS_WITH]),
-                nats_without=float(own[NATS_WITHOUT]),
-                lost_bytes=int(lost_bytes),
+                prefix=entry.rendered.prefix,
+                types=entry.rendered.types,
+                bytes=int(total[BYTES]),
+                nats=float(total[NATS_WITH]),
+                nats_without=float(total[NATS_WITHOUT]),
+                lost_bytes=int(lost),
             )
-            for (_, shown), own, lost_bytes in zip(pairs, totals, lost, strict=True)
+            for entry, total, lost in zip(scored, totals, lost_bytes, strict=True)
         ]
 
-    def _document(self, given: GivenDocument) -> tuple[Document, Rendered]:
-        """A document to score, as it is and with all its metadata."""
-        document = self._reader.read(given)
+    def _read_scored(self, source: GivenDocument) -> _ScoredDocument:
+        """Reads a document to score."""
+        document = self._reader.read(source)
         if not document.text:
             raise DataError("its text is empty, so there is nothing to score")
+
         types = self._opened.train.data_config.metadata_config.metadata_list
-        return document, self._reader.rendered(document, types)
+        return _ScoredDocument(document, self._reader.render_types(document, types))
 
     def generate(
         self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
@@ -240,24 +255,29 @@ class LanguageModel(Model):
         if not isinstance(batch_size, int):
             raise ConfigurationError(f"batch_size={batch_size!r}: expected a whole number")
         refuse_out_of_bounds(GenerateConfig(batch_size=batch_size))
-        prompts = for_each(documents, self._prompt, "documents")
+
+        prompts = for_each(documents, self._read_prompt, "documents")
         requests = [changed(settings, prompt) for prompt in prompts]
         return list(Writer(self._opened, batch_size=batch_size).write(requests))
 
-    def _prompt(self, given: GivenDocument) -> dict[str, Any]:
-        """The prompt and the metadata of a request for text."""
-        if isinstance(given, Mapping) and given.keys() <= {"text", "metadata"}:
-            values = given.get("metadata") or {}
+    def _read_prompt(self, source: GivenDocument) -> dict[str, Any]:
+        """Returns the prompt and the metadata of a request for text."""
+        if isinstance(source, Mapping) and source.keys() <= {"text", "metadata"}:
+            values = source.get("metadata") or {}
             if isinstance(values, Mapping):
-                return {"prompt": given.get("text", ""), "metadata": dict(values)}
-        document = self._reader.read(given)
+                return {"prompt": source.get("text", ""), "metadata": dict(values)}
+
+        document = self._reader.read(source)
         metadata = self._opened.train.data_config.metadata_config
         values = {}
         for key in metadata.metadata_list:
-            if document.has(key):
+            if not document.has(key):
+                continue
+            if type_of(key).is_local:
+                # Records with positions in a text do not fit its continuation: only announce them.
+                values[key] = is_announced(key, metadata) or None
+            else:
                 values[key] = [record.value for record in document.records(key)]
-                if type_of(key).is_local:  # that it has some
-                    values[key] = is_announced(key, metadata) or None
         return {"prompt": document.text, "metadata": values}
 
 
@@ -291,28 +311,28 @@ class Predictor(Model):
         return self._task.inputs
 
     def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Predicts for each text what `bsmeta predict` writes in its columns.
+        """Predicts the columns of `bsmeta predict` for each text.
 
         Args:
-            texts: Texts, or records with a text in the column of the training data (of a
+            texts: Texts, or records with a text in the column of the training data (for a
                 disambiguator also `mentions`).
 
         Returns:
-            Of a classifier `prediction`, the probability of each label, and `chunks`; of a
-            disambiguator `entities`; of a detector or corrector `changes`, each with its character
-            offsets, and of a corrector `corrected`.
+            A dict for each text. A classifier returns `prediction`, the probability of each label,
+            and `chunks`; a disambiguator `entities`; a detector `changes`, each with its character
+            offsets; a corrector `changes` and `corrected`.
 
         Raises:
             UserError: If records cannot be read; all are listed.
         """
-        return list(self.predict_each(for_each(texts, self._record, "texts")))
+        return list(self.predict_each(for_each(texts, self._read_record, "texts")))
 
     def predict_each(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the predictions of records one by one, for more than fit into memory."""
+        """Yields the predictions one by one, for more records than fit into memory."""
         return self._task.predict(self.module, records)
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        """Checks what a record has beside its texts, such as mentions.
+        """Checks the other fields of a record beside its texts, such as mentions.
 
         Raises:
             DataError: If the record cannot be predicted.
@@ -321,20 +341,25 @@ class Predictor(Model):
             self._task.check_record(record)
 
     def data_fingerprint(self) -> Any:
-        """Identifies the data outside the model on which predictions depend; None without any."""
+        """Returns a fingerprint of the data outside the model that predictions depend on.
+
+        Returns:
+            None if they depend on the model alone.
+        """
         return self._task.data_fingerprint() if isinstance(self._task, PredictsFromData) else None
 
-    def _record(self, given: str | Mapping[str, Any]) -> Mapping[str, Any]:
-        if isinstance(given, str):
-            given = dict.fromkeys(self.inputs, given)
-        if not isinstance(given, Mapping):
-            raise DataError(f"a {type(given).__name__}; expected a text or a record")
+    def _read_record(self, text: str | Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the record of a text, or checks a record."""
+        record = dict.fromkeys(self.inputs, text) if isinstance(text, str) else text
+        if not isinstance(record, Mapping):
+            raise DataError(f"a {type(record).__name__}; expected a text or a record")
+
         for key in self.inputs:
-            if not isinstance(given.get(key), str):
-                listed = ", ".join(map(repr, given)) or "nothing"
-                raise DataError(f"{key!r} is not a text (it has {listed}); expected one")
-        self.check_record(given)
-        return given
+            if not isinstance(record.get(key), str):
+                keys = ", ".join(map(repr, record)) or "nothing"
+                raise DataError(f"{key!r} is not a text (it has {keys}); expected one")
+        self.check_record(record)
+        return record
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -342,15 +367,16 @@ class Predictor(Model):
         return self._task.forms if isinstance(self._task, ChangesText) else ()
 
     def changes(self, text: str) -> list[Any]:
-        """What a detector flags or a corrector changes in a text, with character offsets.
+        """Returns a detector's flags or a corrector's changes in a text, with character offsets.
 
         Raises:
-            UserError: If the model is of another task.
+            UserError: If the task of the model changes no texts.
         """
         if not isinstance(self._task, ChangesText):
             raise self._refusal("changes")
-        (found,) = self._task.changes(self.module, [text])
-        return found
+
+        (changes,) = self._task.changes(self.module, [text])
+        return changes
 
 
 @overload
@@ -393,19 +419,18 @@ def load(
     """Loads a trained model of any task.
 
     Args:
-        checkpoint: A run folder (its `model/`, else that of its newest checkpoint with one), a
-            checkpoint folder, a folder that `from_pretrained` loads, a Hub model as
+        checkpoint: A run folder (its `model/`, otherwise the `model/` of its newest checkpoint that
+            has one), a checkpoint folder, a folder that `from_pretrained` loads, a Hub model as
             `hf://owner/name`, or a `Run`.
-        task: The task that it must be of, by which the type of the result is known; None: that of
-            its configuration.
-        device: Such as `cpu` or `cuda:1`; None: a GPU if there is one.
-        overrides: Keys of the training configuration to change, nested as in it.
+        task: The expected task, which determines the static type of the result; None: any task.
+        device: For example `cpu` or `cuda:1`; None: a GPU if there is one.
+        overrides: Keys of the training configuration to change, as nested dicts.
 
     Raises:
-        UserError: If there is no model, it is of another task, or it cannot be loaded.
+        UserError: If there is no model, it has another task, or it cannot be loaded.
     """
     model = open_model(checkpoint, task, device=device, overrides=overrides)
-    _ = model.module
+    _ = model.module  # loads the weights
     return model
 
 
@@ -416,30 +441,37 @@ def open_model(
     device: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Like `load`, but loads the weights when they are first used."""
+    """Opens a model like `load`, but loads its weights when they are first used."""
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise ConfigurationError(
             f"checkpoint={checkpoint!r}: expected the path of a run or a checkpoint, or a Run"
         )
-    name = os.path.expanduser(checkpoint)
     if task is not None and task not in TASKS:
         raise ConfigurationError(f"task={task}: expected one of {', '.join(TASKS)}")
     if not isinstance(overrides, Mapping | None):
         raise ConfigurationError(f"overrides={overrides!r}: expected {{key: value}}, nested")
+
+    name = os.path.expanduser(checkpoint)
     location = locate(name)
-    found = task_of(location)
-    if task is not None and task != found:
+    trained_task = task_of(location)
+    if task is not None and task != trained_task:
         raise ConfigurationError(
-            f"checkpoint={name}: trained with task={found}; expected task={task}"
+            f"checkpoint={name}: trained with task={trained_task}; expected task={task}"
         )
-    place = default_device() if device is None else _device(device)
-    if found == LANGUAGE_MODEL:
-        return LanguageModel(OpenedModel(location, None, overrides or {}, device=place))
+
+    torch_device = default_device() if device is None else _parse_device(device)
+    if trained_task == LANGUAGE_MODEL:
+        return LanguageModel(OpenedModel(location, None, overrides or {}, device=torch_device))
     with naming_extras():
-        return Predictor(name, found, *open_task(name, overrides or {}), place)
+        return Predictor(name, trained_task, *open_task(name, overrides or {}), torch_device)
 
 
-def _device(name: str) -> torch.device:
+def _parse_device(name: str) -> torch.device:
+    """Returns a torch device by its name.
+
+    Raises:
+        ConfigurationError: If there is no such device, or no GPU.
+    """
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""A run folder, opened for reading: configuration, status, checkpoints, metrics, evaluation."""
+"""Reads a run folder: configuration, status, checkpoints, metrics and evaluations."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bsmeta.api.models import Model
 
 EVALUATION = "evaluation.json"
+"""The file name of the results of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Status:
 
     Attributes:
         state: `running`, `done`, `preempted` or `failed`. A run is only `running` while a process
-            holds the lock of its folder: one that was killed is `failed`, without an exit code.
-        step: The last step that is saved, or that it has failed after.
+            holds the lock of its folder: a killed run is `failed`, without an exit code.
+        step: The last saved step; of a failed run, the last step before the failure.
         exit_code: None while it runs.
-        message: Why it failed; empty otherwise.
+        message: The reason of a failure; empty otherwise.
     """
 
     state: str
@@ -41,7 +42,7 @@ class Status:
 
 
 class Run:
-    """What a run folder holds. Methods read the files at each call: a run may be in progress.
+    """A run folder. Methods read the files at each call, because the run may be in progress.
 
     Attributes:
         path: The folder.
@@ -54,7 +55,7 @@ class Run:
         return f"bsmeta.open_run({str(self.path)!r})"
 
     def __fspath__(self) -> str:
-        """The folder, for what takes a path, such as `bsmeta.load`."""
+        """Returns the folder, so that a run can be passed as a path, as to `bsmeta.load`."""
         return str(self.path)
 
     @cached_property
@@ -68,14 +69,14 @@ class Run:
 
     @property
     def task(self) -> str:
-        """What the run trains: `causal_lm`, `classification`, …"""
+        """The name of the trained task: `causal_lm`, `classification`, …"""
         return self.config.task
 
     def status(self) -> Status:
-        """The state of the run, its step, and how it ended; see `Status`.
+        """Returns the state of the run, its step, and the result of its end; see `Status`.
 
         Raises:
-            UserError: If the run has not written it yet, or the file is damaged.
+            UserError: If the run has not written a status yet, or the file is damaged.
         """
         file = self.path / STATUS
         try:
@@ -86,16 +87,16 @@ class Run:
             raise DataError(f"{file} is damaged: {error}") from error
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints, oldest first: `step` and `folder` of each.
+        """Returns the checkpoints, oldest first, each with `step` and `folder`.
 
-        `load` accepts the folders that have `model/`.
+        `load` accepts the folders that contain `model/`.
         """
         return list_checkpoints(self.path)
 
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, a dict each, in the order of the run.
+        """Returns the lines of `metrics.jsonl` as dicts, in the order of the run.
 
-        They are rows of a table: `pandas.DataFrame(run.metrics("step"))`.
+        They are the rows of a table: `pandas.DataFrame(run.metrics("step"))`.
 
         Args:
             event: Only lines of this event, such as `step`, `eval` or `save`; None: all lines.
@@ -103,14 +104,15 @@ class Run:
         file = self.path / METRICS
         if not file.is_file():
             return []
+
         rows = read_events(file)
         return [row for row in rows if event is None or row.get("event") == event]
 
     def evaluation(self, name: str = "evaluation") -> dict[str, Any]:
-        """The results of `bsmeta evaluate`, or of the end of the run: its `evaluation.json`.
+        """Returns the results (`evaluation.json`) of `bsmeta evaluate`, or of the end of the run.
 
         Args:
-            name: The folder in that of the run: `evaluation-…` for another checkpoint or data.
+            name: The subfolder of the evaluation: `evaluation-…` for another checkpoint or data.
 
         Raises:
             UserError: If there is no such evaluation.
@@ -118,14 +120,15 @@ class Run:
         file = self.path / name / EVALUATION
         if file.is_file():
             return _read_json(file)
-        found = ", ".join(sorted(one.parent.name for one in self.path.glob(f"*/{EVALUATION}")))
+
+        evaluations = sorted(result.parent.name for result in self.path.glob(f"*/{EVALUATION}"))
         raise DataError(
-            f"{file} does not exist; evaluations of this run: {found or 'none'}; "
+            f"{file} does not exist; evaluations of this run: {', '.join(evaluations) or 'none'}; "
             f"`bsmeta evaluate checkpoint={self.path}` makes one"
         )
 
     def model(self) -> Model:
-        """The trained model: `bsmeta.load` of this run."""
+        """Loads the trained model; see `bsmeta.load`."""
         from bsmeta.api.models import load  # imports transformers
 
         return load(self.path)
@@ -139,23 +142,28 @@ def open_run(folder: str | Path) -> Run:
     """
     if not isinstance(folder, (str, Path)):
         raise DataError(f"{folder!r}: expected the path of the folder of a run (its out_dir)")
+
     path = Path(folder).expanduser()
-    if (path / CONFIG).is_file() and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
+    is_checkpoint = CHECKPOINT_NAME.fullmatch(path.resolve().name) is not None
+    if (path / CONFIG).is_file() and not is_checkpoint:
         return Run(path)
-    raise DataError(f"{folder}: {_what(path)}; expected the folder of a run (its out_dir)")
+    raise DataError(
+        f"{folder}: {_explain_no_run(path)}; expected the folder of a run (its out_dir)"
+    )
 
 
-def _what(path: Path) -> str:
-    """Why a path is not the folder of a run, and where one is nearby."""
+def _explain_no_run(path: Path) -> str:
+    """Explains why a path is not the folder of a run, and names runs nearby."""
     if not path.exists():
         return f"there is no such folder (from {Path.cwd()})"
     if not path.is_dir():
         return "a file"
-    resolved = path.resolve()
-    above = next((one for one in resolved.parents[:2] if (one / METRICS).is_file()), None)
-    if above is not None:
-        return f"a folder in the run {above}, which bsmeta.load reads"
-    runs = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG}"))
+
+    for parent in path.resolve().parents[:2]:
+        if (parent / METRICS).is_file():
+            return f"a folder in the run {parent}, which bsmeta.load reads"
+
+    runs = sorted(config.parent.name for config in path.glob(f"*/{CONFIG}"))
     return f"no {CONFIG} in it" + (f", but it holds the runs {', '.join(runs)}" if runs else "")
 
 

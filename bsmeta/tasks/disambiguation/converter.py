@@ -189,7 +189,12 @@ def _convert_checkpoint_freq(value: Any, source: BootlegConfig) -> Conversion:
 
 def _convert_checkpoint_metric(value: Any, source: BootlegConfig) -> Conversion:
     """Converts `NED/Bootleg/dev/final_loss/acc_notincand:max`: SLICE/METRIC at the end."""
-    path = next(iter(value)) if isinstance(value, dict) else str(value).partition(":")[0]
+    if isinstance(value, dict):
+        if not value:
+            raise ValueError("no entry")
+        path = str(next(iter(value)))
+    else:
+        path = str(value).partition(":")[0]
     components = path.split("/")
     metric = components[-1]
     if not metric.startswith("acc") or len(components) < 2:
@@ -443,9 +448,24 @@ def convert(config: Mapping[str, Any]) -> list[Row]:
         if isinstance(rule, str):
             rows.append(Row(key, value, {rule: value}, ""))
         else:
-            ours, note = rule(value, source)
+            ours, note = _apply_rule(rule, key, value, source)
             rows.append(Row(key, value, ours, note))
     return [*rows, *source.convert_defaults()]
+
+
+def _apply_rule(
+    rule: Callable[[Any, BootlegConfig], Conversion], key: str, value: Any, source: BootlegConfig
+) -> Conversion:
+    """Applies a rule to a value that may have any type, as may the other values that it reads."""
+    try:
+        return rule(value, source)
+    except ConfigurationError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        raise ConfigurationError(
+            f"{key}={value}: cannot be converted ({error}); correct it, or the keys that belong to "
+            "it, in the old configuration"
+        ) from error
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bsmeta.core.errors import ConfigurationError, DataError, nearest
+from bsmeta.core.errors import ConfigurationError, DataError, nearest, show
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.caseless import caseless
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
@@ -131,8 +131,8 @@ class _MappingFile(Problems):
     def _build_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
-            keys = [key for key, _ in pairs]
-            self._repeated_keys += [key for key in content if keys.count(key) > 1]
+            counts = Counter(key for key, _ in pairs)
+            self._repeated_keys += [key for key in content if counts[key] > 1]
         return content
 
     def items_with_title(self, titles: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -317,7 +317,11 @@ def build_from_files(
     mappings = sources.entity_dir / "entity_mappings"
     path = mappings / "config.json"
     settings = _MappingFile(path, dict[str, Any]).content if path.exists() else {}
-    configured_max = int(settings.get("max_candidates", MAX_CANDIDATES))
+    configured_max = settings.get("max_candidates", MAX_CANDIDATES)
+    if type(configured_max) is not int or configured_max < 1:
+        raise DataError(
+            f"{path}: max_candidates={show(configured_max)}; expected a number of 1 or more"
+        )
     type_files = sources.type_files()
     relation_files = sources.relation_files()
 

@@ -184,6 +184,37 @@ def test_no_embeddings_name_no_files() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"run_config": {"ngpus_per_node": 0, "eval_batch_size": 8}},
+            "run_config.eval_batch_size=8: cannot be converted (integer modulo by zero)",
+        ),
+        (
+            {"run_config": {"eval_batch_size": "many"}},
+            "run_config.eval_batch_size=many: cannot be converted (invalid literal for int()",
+        ),
+        (
+            {"emmental": {"evaluation_freq": "often"}},
+            "emmental.evaluation_freq=often: cannot be converted (unsupported operand type",
+        ),
+        (
+            {"emmental": {"evaluation_freq": [1], "checkpoint_freq": 1}},
+            "emmental.evaluation_freq=[1]: cannot be converted (unsupported operand type",
+        ),
+        (
+            {"emmental": {"checkpoint_metric": {}}},
+            "emmental.checkpoint_metric={}: cannot be converted (no entry)",
+        ),
+    ],
+)
+def test_values_of_other_types_are_refused_by_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        convert(config)
+    assert message in str(caught.value)
+
+
 def test_commas_before_comments_and_brackets_are_no_error(tmp_path: Path) -> None:
     file = tmp_path / "first.json"
     file.write_text("""{

@@ -63,6 +63,16 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert build(tmp_path / "b", none, qid2types=None).types(1) == []
 
 
+@pytest.mark.parametrize("count", ["x", 0, 2.5, None, [2], True])
+def test_a_number_of_candidates_that_is_none_is_refused(count: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        build(tmp_path, config={"max_candidates": count})
+    assert str(error.value) == (
+        f"{tmp_path}/entity_db/entity_mappings/config.json: max_candidates={json.dumps(count)}; "
+        "expected a number of 1 or more"
+    )
+
+
 def test_types_and_relations_have_any_name(tmp_path: Path) -> None:
     emb = tmp_path / "emb"
     emb.mkdir()
