@@ -14,7 +14,7 @@ from bsmeta.data.io.stores import store_of, store_of_file
 from tests.data.cloud_storage_server import Storage
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
-from tests.data.test_objects import CONTENT, STEPS, read
+from tests.data.io.test_objects import CONTENT, STEPS, read
 
 URL = "gs://corpus"
 

@@ -19,7 +19,7 @@ from bsmeta.data.io.hub import commit_of
 from bsmeta.data.io.shards import list_shards
 from tests.data.hub_fixtures import CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Fault, Hub, failing, is_anything, is_content
-from tests.data.test_files import read
+from tests.data.io.test_files import read
 
 URL = "hf://datasets/owner/name/*.jsonl"
 

@@ -327,7 +327,7 @@ def test_a_script_that_fails_does_not_wait_for_its_loader_processes(folder: Path
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder)],
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         check=False,
         text=True,

@@ -15,7 +15,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.remote_file import BlockCache, evict
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub
-from tests.data.test_files import ranges, read
+from tests.data.io.test_files import ranges, read
 
 FACTS = {"numbers": np.arange(1000)}
 

@@ -152,5 +152,5 @@ def test_the_native_reader_does_not_import_tensorflow(tmp_path: Path) -> None:
         "sys.exit('tensorflow' in sys.modules)\n"
     )
     write_shards(tmp_path, [20])
-    repository = Path(__file__).resolve().parents[2]
+    repository = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=repository, check=True)
