@@ -25,19 +25,22 @@ JOINS = {
     "annotate/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
     "api/runs.py": {"self.path / name": "constant names"},
     "cli.py": {"folder / name": "constant names"},
-    "config/command_line.py": {
-        "Path(folder).expanduser() / f'{name}.yaml'": "named by the user's own files",
-        "path / f'{stem}.yaml'": "named on the command line",
-        "beside / f'{name}.yaml'": "named by the user's own files",
-        "path / f'{name}.yaml'": "named by the user's own files",
-    },
+    "config/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
     "config/data.py": {
         "os.path.join(glob.escape(folder) if glob.has_magic(entry) else folder, entry)":
             "the user's keys",
     },
-    "config/sources.py": {
-        "Path(self.path) / self._normalize_file_name(config_path)": "named by the user's own files",
+    "config/from_file.py": {
         "folder / name": "named by the user's own files",
+        "self.folder / name": "named by the user's own files",
+    },
+    "config/hydra_files.py": {
+        "Path(self.path) / self._normalize_file_name(config_path)": "named by the user's own files",
+        "folder / name": "named by the schema",
+    },
+    "config/schema_choice.py": {
+        "Path(folder).expanduser() / f'{name}.yaml'": "named by the user's own files",
+        "folder / f'{name}.yaml'": "named by the user's own files",
     },
     "core/files.py": {
         "path.with_name(f'.{uuid.uuid4().hex}{path.suffix}')": "beside a path",

@@ -215,7 +215,7 @@ def test_pairs_of_a_file_keep_their_target_and_must_agree_in_words(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "\\ud83d"}', "line 1: not text"),
+        ('{"text": "\\ud83d"}', "line 1: not JSON: a text with half of a surrogate pair"),
         ('{"text": "", "target_sequence": "the cat"}', "line 1: no word in the text or in target"),
         ('{"text": "the cat", "target_sequence": " "}', "line 1: no word in the text or in target"),
     ],
