@@ -107,14 +107,15 @@ def differences(other: Any, current: Any, name: str = "") -> Iterator[Difference
         yield Difference(name, other, current)
 
 
-def differing(other: Any, current: Any, origin: str) -> Iterator[str]:
+def differing(other: Any, current: Any, origin: str, current_origin: str = "now") -> Iterator[str]:
     """Yields a line for each leaf in which two nested dicts differ.
 
     Args:
         origin: The place or time of `other`, as words that follow its value (`in the checkpoint`).
+        current_origin: The same for `current`.
     """
     for leaf in differences(other, current):
-        yield f"  {leaf.name}: {leaf.other} {origin}, {leaf.current} now"
+        yield f"  {leaf.name}: {leaf.other} {origin}, {leaf.current} {current_origin}"
 
 
 @dataclass(frozen=True)
