@@ -112,7 +112,7 @@ def differing(other: Any, current: Any, origin: str, current_origin: str = "now"
 
     Args:
         origin: The place or time of `other`, as words that follow its value (`in the checkpoint`).
-        current_origin: The same of `current`.
+        current_origin: The same for `current`.
     """
     for leaf in differences(other, current):
         yield f"  {leaf.name}: {leaf.other} {origin}, {leaf.current} {current_origin}"
