@@ -605,7 +605,7 @@ OTHERS = {
     "annotate/sources.py:_check_end": "the end of a WARC file, once",
     "annotate/spans.py:Spelling.annotate": "needs a model; reads at most `LONGEST_SAMPLE`",
     "core/environment.py:_processor": "the processor's name, from a file of the system",
-    "core/secrets.py:_forms": "a secret of the environment, once",
+    "core/secrets.py:_written_forms": "a secret of the environment, once",
     "core/secrets.py:hide_arguments": "the command line",
     "core/secrets.py:hide_values": "the configuration",
     "core/token_forms.py:_form": "constants",

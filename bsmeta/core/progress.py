@@ -36,9 +36,8 @@ PLAIN_INTERVAL_S = 10.0
 """Seconds between the lines of a progress bar without a terminal."""
 
 GROUP_TIMEOUT = timedelta(days=1)
-"""Time that a collective operation waits for a rank. It is long because nothing else needs it: a
-dead rank breaks the connection at once, the watchdog ends a hung one, and a busy one may take its
-time."""
+"""Time that a collective operation waits for a rank. It can be long: a dead rank breaks the
+connection at once, the watchdog ends a hung one, and a busy one may take its time."""
 
 SAMPLE_S = 5.0
 """Seconds between two samples of the processor time in `opaque_work`."""

@@ -12,7 +12,7 @@ of the text (`re` has no other guarantee) and the text around a token intact:
 
 Sources: "gitleaks" is https://github.com/gitleaks/gitleaks, config/gitleaks.toml; "detect-secrets"
 is https://github.com/Yelp/detect-secrets, detect_secrets/plugins. The lengths here are minimums,
-shorter than in the sources, because providers have changed the lengths of tokens before.
+shorter than in the sources, because providers have lengthened tokens before.
 """
 
 from __future__ import annotations

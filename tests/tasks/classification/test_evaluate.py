@@ -162,7 +162,7 @@ def test_chunks_of_words_are_limited_by_tokens_alone(encoder: Path) -> None:
 
 @pytest.mark.parametrize("keys", [{"windows": "first_piece"}, {"prompt": True}])
 def test_keys_of_the_language_model_are_refused(run: Path, keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{next(iter(keys))}: without a meaning"):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(keys))}: no effect"):
         evaluated(run, **keys)
 
 
