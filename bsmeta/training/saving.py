@@ -8,6 +8,8 @@ save is synchronous.
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import shutil
 import time
@@ -156,9 +158,12 @@ class Saver:
                 write(source)
                 return
             except Exception as error:
-                # Torch's and safetensors' writers have their own errors for a missing folder.
-                is_deleted = isinstance(error, FileNotFoundError) or not all(
-                    (folder / part).is_dir() for part in checkpoint.LOADED
+                # Torch's and safetensors' writers have their own errors for a missing folder. While
+                # it is being deleted, entry by entry, others of its entries still exist.
+                is_deleted = (
+                    isinstance(error, FileNotFoundError)
+                    or os.strerror(errno.ENOENT) in str(error)
+                    or not all((folder / part).is_dir() for part in checkpoint.LOADED)
                 )
                 if pause is None or not is_deleted or final.is_dir():
                     if not self._run.is_replaced():
