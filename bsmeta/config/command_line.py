@@ -16,13 +16,14 @@ from hydra.core.config_store import ConfigStore
 
 from bsmeta.config.groups import group_options
 from bsmeta.config.hydra_options import option_parser
+from bsmeta.config.launch import ENVIRONMENT
 from bsmeta.config.misfits import COMMAND_LINE, suggest_key
 from bsmeta.config.overrides import key_of
 from bsmeta.config.schema_choice import is_for_program
 from bsmeta.config.schema_types import store_name
 from bsmeta.core.errors import Problem, much_like, nearest, refuse, show
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.core.keys import leaves
+from bsmeta.core.keys import leaves, undecodable
 from bsmeta.core.parsing import has_surrogates
 
 # Options of `accelerate launch` that are passed after the script by mistake.
@@ -68,10 +69,10 @@ def read_command_line(
         schemas: The schemas that the program takes; by default only that one.
 
     Raises:
-        ConfigurationError: If an argument is not in UTF-8, if an option of Hydra lacks its value,
-            or if there is no configuration of the requested name.
+        ConfigurationError: If an argument or the working folder is not in UTF-8, if an option of
+            Hydra lacks its value, or if there is no configuration of the requested name.
     """
-    refuse([*_undecodable_arguments(arguments)])
+    refuse([*_undecodable_names(arguments)])
     options, problems = _split_unknown_options(arguments, schema)
     parsed = option_parser().parse_intermixed_args(options)
     for override in parsed.overrides:
@@ -112,13 +113,17 @@ def pasteable(command: Sequence[str], **environment: str) -> str:
     return " ".join([*variables, shlex.join(command)])
 
 
-def _undecodable_arguments(arguments: Sequence[str]) -> Iterator[Problem]:
-    """Yields the arguments that are not in UTF-8, as names of old file systems may be."""
+def _undecodable_names(arguments: Sequence[str]) -> Iterator[Problem]:
+    """Yields the arguments, and the working folder, if they are not in UTF-8.
+
+    Hydra would explain such an argument by its grammar, and the tokenizers library ends with a
+    traceback in such a folder.
+    """
+    if has_surrogates(str(Path.cwd())):
+        yield undecodable("the working folder", Path.cwd(), ENVIRONMENT)
     for argument in filter(has_surrogates, arguments):
         key, _, value = argument.rpartition("=")
-        fix = "rename the file or folder (convmv does so for whole folders)"
-        found = f"{value}, which is not in UTF-8"
-        yield Problem(key or "an argument", COMMAND_LINE, found, "a name in UTF-8", fix)
+        yield undecodable(key or "an argument", value, COMMAND_LINE)
 
 
 def _resolve(folder: str | None) -> Path | None:

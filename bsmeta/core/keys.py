@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
+from bsmeta.core.parsing import has_surrogates
 from bsmeta.core.secrets import shown_url
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -270,17 +271,23 @@ def address_problems(section: Any) -> Iterator[Problem]:
 def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
     """Lists the values of a section, and of all sections in it, that their keys do not allow.
 
-    Invalid choices come first, then numbers out of bounds, each in schema order.
+    Texts that are not in UTF-8 come first, then invalid choices, then numbers out of bounds, each
+    in schema order.
 
     Args:
         section: A dataclass of `key(...)` fields.
         prefix: Prepended to the names of its keys, such as `data_config.`.
     """
+    undecodable_texts: list[Problem] = []
     invalid_choices: list[Problem] = []
     numbers_out_of_bounds: list[Problem] = []
     for leaf in leaves(section, prefix):
         declaration = about(leaf.field)
         value = getattr(leaf.owner, leaf.field.name)
+
+        if has_surrogates(value):  # from an environment variable, for example
+            undecodable_texts.append(undecodable(leaf.name, value))
+            continue
 
         for entry in _entries(value):
             if declaration.choices:
@@ -290,7 +297,19 @@ def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
                     )
             elif expected := declaration.expected(entry.value):
                 numbers_out_of_bounds.append(_out_of_bounds(leaf, entry, expected))
-    return [*invalid_choices, *numbers_out_of_bounds]
+    return [*undecodable_texts, *invalid_choices, *numbers_out_of_bounds]
+
+
+def undecodable(key: str, value: object, where: str = HYDRA) -> Problem:
+    """Returns the problem of a text that is not in UTF-8, as names of old file systems may be.
+
+    Args:
+        value: The text, or a list or mapping that contains it.
+        where: The source of the value.
+    """
+    found = f"{value}, which is not in UTF-8"
+    fix = "rename the file or folder (convmv does so for whole folders)"
+    return Problem(key, where, found, "a name in UTF-8", fix)
 
 
 def bound_lines(section: Any, prefix: str = "") -> list[str]:

@@ -58,6 +58,28 @@ def test_names_that_are_not_in_utf_8_are_refused(quote: str) -> None:
     )
 
 
+def test_a_working_folder_that_is_not_in_utf_8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigurationError) as caught:
+        read_command_line([], CausalLMConfig, "demo")
+    assert f"the working folder in the environment: found {folder}, which is not in UTF-8" in str(
+        caught.value
+    )
+
+
+def test_variables_that_are_not_in_utf_8_are_refused(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    ended = start(tmp_path, *DEMO, "out_dir=${oc.env:NAME}", NAME=name)
+    assert ended.returncode == 2
+    assert (
+        "1. out_dir in Hydra configuration: found caf\\udce9, which is not in UTF-8" in ended.stderr
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

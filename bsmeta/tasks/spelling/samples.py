@@ -32,7 +32,7 @@ import pyarrow as pa
 import xxhash
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import building
+from bsmeta.core.files import building, refuse_undecodable
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import exclusively, report_progress
 from bsmeta.data import derive, permutation
@@ -82,6 +82,7 @@ def data_files(name: str) -> list[Path]:
 
     Raises:
         ConfigurationError: If there is none.
+        DataError: If a name is not in UTF-8.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -96,6 +97,7 @@ def data_files(name: str) -> list[Path]:
             "folder or a glob",
             ["datasets"],
         )
+    refuse_undecodable(files, "datasets")
     return files
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +226,15 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path, line: str, message:
     file.write_text(line + "\n")
     with pytest.raises(DataError, match=message):
         open_table(config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[]))
+
+
+def test_a_name_that_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / os.fsdecode(b"caf\xe9.txt")).write_text("some text\n")
+    with pytest.raises(DataError, match=r"^datasets: .* has a name that is not in UTF-8"):
+        open_table(
+            config_of(SecConfig, tmp_path, datasets=[str(tmp_path / "texts")], val_splits=[])
+        )
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
