@@ -68,8 +68,9 @@ report needs. Several processes:
 
 
 def main() -> None:
-    """Runs the program that the first argument names; the others are its own."""
-    name, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
+    """Runs the program that the first argument names, with the other arguments."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    arguments = sys.argv[2:]
     if name in PROGRAMS:
         sys.argv = [f"bsmeta {name}", *arguments]
         target, _ = PROGRAMS[name]
@@ -83,40 +84,48 @@ def main() -> None:
     elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
         print(usage())
     else:
-        sys.exit(exit_code(lambda: _files(name, arguments)))
+        sys.exit(exit_code(lambda: _show_or_copy_files(name, arguments)))
 
 
 def usage() -> str:
-    """The programs, a line each."""
+    """Lists the programs, a line each."""
     meanings = {name: meaning for name, (_, meaning) in PROGRAMS.items()} | FILES
     width = max(map(len, meanings)) + 2
     lines = [f"  bsmeta {name:<{width}}{meaning}" for name, meaning in meanings.items()]
     return "\n".join(["usage: bsmeta PROGRAM key=value ...", "", *lines, "", _MORE])
 
 
-def _files(name: str, arguments: list[str]) -> None:
+def _show_or_copy_files(name: str, arguments: list[str]) -> None:
+    """Runs `bsmeta configs` or `bsmeta init`, or refuses any other name."""
     if name == "configs" and not arguments:
         print(listing())
     elif name == "init" and len(arguments) < 2 and not "".join(arguments).startswith("-"):
         print(copy_files(Path(arguments[0] if arguments else ".")))
     else:
-        given = " ".join(["bsmeta", name, *arguments])
-        meant = much_like(name, [*PROGRAMS, *FILES])
-        if meant is not None and meant != name:
-            fix = shlex.join(["bsmeta", meant, *arguments])
-            raise ConfigurationError(f"{given}: there is no program {name}; meant: {fix}")
-        raise ConfigurationError(f"{given}: expected\n{usage()}")
+        command = " ".join(["bsmeta", name, *arguments])
+        similar_name = much_like(name, [*PROGRAMS, *FILES])
+        if similar_name is not None and similar_name != name:
+            fix = shlex.join(["bsmeta", similar_name, *arguments])
+            raise ConfigurationError(f"{command}: there is no program {name}; meant: {fix}")
+        raise ConfigurationError(f"{command}: expected\n{usage()}")
 
 
 def listing() -> str:
-    """The installed files by folder, and where they are."""
+    """Lists the installed files by folder, below the path of the whole."""
+    patterns = (
+        "hydra_configs/*.yaml",
+        "hydra_configs/*/*.yaml",
+        "deepspeed_configs/*.json",
+        "experiments/accelerate/*.yaml",
+        "experiments/studies/*.yaml",
+    )
     lines = [f"{ROOT}:"]
-    for pattern in ("hydra_configs/*.yaml", "hydra_configs/*/*.yaml", "deepspeed_configs/*.json",
-                    "experiments/accelerate/*.yaml", "experiments/studies/*.yaml"):  # fmt: skip
-        by_folder: dict[str, list[str]] = {}
+    for pattern in patterns:
+        names_by_folder: dict[str, list[str]] = {}
         for path in sorted(ROOT.glob(pattern)):
-            by_folder.setdefault(str(path.parent.relative_to(ROOT)), []).append(path.name)
-        lines += [f"  {folder}/  {' '.join(names)}" for folder, names in by_folder.items()]
+            folder = str(path.parent.relative_to(ROOT))
+            names_by_folder.setdefault(folder, []).append(path.name)
+        lines += [f"  {folder}/  {' '.join(names)}" for folder, names in names_by_folder.items()]
     return "\n".join(lines)
 
 
@@ -124,18 +133,19 @@ def copy_files(folder: Path) -> str:
     """Copies the files of the project into `folder`; refuses to overwrite any.
 
     Raises:
-        ConfigurationError: One of the folders is there already, or cannot be written.
+        ConfigurationError: If one of the folders exists, or cannot be written.
     """
-    there = [name for name in FOLDERS if (folder / name).exists()]
-    if there:
+    existing = [name for name in FOLDERS if (folder / name).exists()]
+    if existing:
         raise ConfigurationError(
-            f"bsmeta init {folder}: {', '.join(there)} exist already; name another folder, or "
+            f"bsmeta init {folder}: {', '.join(existing)} exist already; name another folder, or "
             "delete them"
         )
     if any(folder.resolve().is_relative_to(ROOT / name) for name in FOLDERS):
         raise ConfigurationError(
             f"bsmeta init {folder}: is in the folder that it would copy; name another folder"
         )
+
     try:
         for name in FOLDERS:
             shutil.copytree(
@@ -146,6 +156,7 @@ def copy_files(folder: Path) -> str:
         raise ConfigurationError(f"bsmeta init {folder}: {target}: {reason}") from error
     except OSError as error:
         raise ConfigurationError(f"bsmeta init {folder}: {error}") from error
+
     return f"copied {', '.join(FOLDERS)} to {folder.resolve()}"
 
 

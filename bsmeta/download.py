@@ -21,11 +21,13 @@ from bsmeta.core.terminal import ProgressDisplay, TextColumn
 
 
 def main(config: DownloadConfig) -> int:
-    """Downloads what is missing; 75 if a signal has ended it before."""
+    """Downloads the missing files; returns the exit code, 75 if a signal ended the download."""
     for name in ("manifest", "folder"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a path", [name])
-    manifest, folder = Path(str(config.manifest)), Path(str(config.folder))
+
+    manifest = Path(str(config.manifest))
+    folder = Path(str(config.folder))
     return stoppable(lambda: fetch(config, manifest, folder))
 
 
@@ -34,15 +36,20 @@ def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
     from bsmeta.data.io.file_sets import FileSet, read_manifest
 
     entries = read_manifest(manifest, config.mirror)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    times = (TransferSpeedColumn(), TimeRemainingColumn())
-    with ProgressDisplay(*columns, *times) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with ProgressDisplay(*columns) as progress:
         tasks: dict[str, Any] = {}
 
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)
+        def advance(work: str, done: int, total: int) -> None:
+            if work not in tasks:
+                tasks[work] = progress.add_task(work, total=total)
+            progress.update(tasks[work], completed=done)
 
         count = FileSet(
             entries,
@@ -52,6 +59,7 @@ def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
             timeout=config.timeout,
             advance=advance,
         ).fetch()
+
     print(f"{folder}: {len(entries):,} files and folders are complete, {count:,} of them new")
 
 

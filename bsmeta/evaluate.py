@@ -1,4 +1,4 @@
-"""Evaluates trained models on held-out data, in the way of the task that they were trained on.
+"""Evaluates trained models on held-out data, as their task defines it.
 
 python bsmeta/evaluate.py checkpoint=runs/demo
 accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/evaluate.py
@@ -38,13 +38,15 @@ def main(config: EvaluateConfig) -> None:
     if len({*tasks.values()}) > 1:
         listed = ", ".join(f"{name} ({task})" for name, task in tasks.items())
         raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {listed}")
+
     task = tasks[locations[0].name]
     check_program("evaluate.py", task, TASKS)
     evaluate = TASKS[task].evaluate
     assert evaluate is not None, task
+
     transformers.utils.logging.disable_progress_bar()
-    with _process_group() as context:
-        evaluate(config, locations, context)
+    with _process_group() as processes:
+        evaluate(config, locations, processes)
 
 
 @contextmanager
@@ -56,10 +58,12 @@ def _process_group() -> Iterator[Processes]:
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+
     if world_size > 1:
         listen_on_loopback()
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+
     yield Processes.of_group(device)
     close_device_groups()  # skipped after an error, when the other ranks would not join
 

@@ -15,39 +15,40 @@ from bsmeta.config.task_entry import check_program
 from bsmeta.config.unused_keys import refuse_unused
 from bsmeta.tasks import TASKS
 
-_OF_BOTH = (
+_SHARED_KEYS = (
     "mode", "checkpoint", "training_config", "overrides", "precision", "prompt", "seed",
     "batch_size",
 )  # fmt: skip
 KEYS = {
     "text": (
-        *_OF_BOTH, "metadata", "null_metadata", "guidance", "max_new_tokens", "temperature",
+        *_SHARED_KEYS, "metadata", "null_metadata", "guidance", "max_new_tokens", "temperature",
         "top_p", "num_samples", "compare", "interactive", "input", "output",
     ),
     "attribute": (
-        *_OF_BOTH, "type", "candidates", "prior", "windows", "validation_file", "max_documents",
+        *_SHARED_KEYS, "type", "candidates", "prior", "windows", "validation_file", "max_documents",
         "bootstrap_resamples", "out_dir",
     ),
 }  # fmt: skip
-"""The keys that have a meaning in each mode."""
+"""The keys that have an effect in each mode."""
 
 
 def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
     refuse_unused(config, KEYS[config.mode], f"mode={config.mode}")
+
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.tasks.causal_lm.attribute_mode import attribute
     from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
     from bsmeta.tasks.causal_lm.text_mode import write
     from bsmeta.tasks.checkpoints import locate, task_of
 
-    modes = {"text": write, "attribute": attribute}
     location = locate(config.checkpoint)
     check_program("generate.py", task_of(location, config.training_config), TASKS)
     opened = OpenedModel(
         location, config.training_config, config.overrides, precision=config.precision
     )
-    modes[config.mode](config, opened)
+    run_mode = {"text": write, "attribute": attribute}[config.mode]
+    run_mode(config, opened)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Predicts with a trained model: the records of a file in, the same with predictions out.
+"""Predicts with a trained model: reads records, and writes them with their predictions.
 
 python bsmeta/predict.py checkpoint=runs/leanings input=new.csv output=predicted.csv
 python bsmeta/predict.py checkpoint=runs/leanings input=new.jsonl.gz output=predicted.jsonl
@@ -40,7 +40,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def main(config: PredictConfig) -> int:
-    """Predicts all records; 75 if a signal has ended it before."""
+    """Predicts all records; returns the exit code, 75 if a signal ended the prediction."""
     makes_table = config.output is not None and config.output.endswith(".csv")
     if config.spreadsheet_safe and not makes_table:
         raise ConfigurationError(
@@ -48,13 +48,16 @@ def main(config: PredictConfig) -> int:
             "that ends in .csv",
             ["spreadsheet_safe"],
         )
+
     if config.input is not None and not config.input.endswith(RECORDS):
         change_text(config)
         return 0
+
     for name in ("input", "output"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
-    source, output = Path(str(config.input)), Path(str(config.output))
+    source = Path(str(config.input))
+    output = Path(str(config.output))
     return stoppable(lambda: predict(config, source, output), f" {output}.part")
 
 
@@ -65,17 +68,21 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
     from bsmeta.data.table.records import RecordWriter, check_output
 
     check_output(output)
-    model = _open(config)
-    separator, encoding = config.csv_separator, config.csv_encoding
+    model = _open_predictor(config)
     read = partial(
-        read_records, source, model.inputs, check=model.check_record, separator=separator,
-        encoding=encoding,
-    )  # fmt: skip
-    bad = BadRows(source, config.on_bad_row)
-    total = sum(1 for _ in read(bad))
-    bad.close()  # raises before any prediction
+        read_records,
+        source,
+        model.inputs,
+        check=model.check_record,
+        separator=config.csv_separator,
+        encoding=config.csv_encoding,
+    )
+    bad_rows = BadRows(source, config.on_bad_row)
+    total = sum(1 for _ in read(bad_rows))
+    bad_rows.close()  # raises before any prediction
     if total == 0:
         raise DataError(f"{source} has no rows")
+
     key = {
         "input": file_hash(source),
         "checkpoint": {
@@ -83,28 +90,30 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
         },
         "data": model.data_fingerprint(),
         "overrides": redact_values(config.overrides),  # a file beside the output keeps the key
-        "csv_separator": separator,
-        "csv_encoding": encoding,
+        "csv_separator": config.csv_separator,
+        "csv_encoding": config.csv_encoding,
         "on_bad_row": config.on_bad_row,
         "spreadsheet_safe": config.spreadsheet_safe,
     }
     writer = RecordWriter(output, key, spreadsheet_safe=config.spreadsheet_safe)
     if writer.done:
         print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
-    rest = islice(read(BadRows(source, config.on_bad_row)), writer.done, None)
-    records, originals = tee(rest)
+
+    remaining = islice(read(BadRows(source, config.on_bad_row)), writer.done, None)
+    records, originals = tee(remaining)
     results = zip(originals, model.predict_each(records), strict=True)
     with progress_bar("predicting", total) as show:
         for done, (record, result) in enumerate(results, writer.done + 1):
             _refuse_same_names(source, output, record, result)
             writer.write({**record, **result})
             show(done, f"{done:,} of {total:,} rows")
+
     writer.finish()
     print(f"{total:,} rows written to {output}", file=sys.stderr)
 
 
-def _open(config: PredictConfig) -> Predictor:
-    """The model of the configuration, whose weights are loaded when they are first used."""
+def _open_predictor(config: PredictConfig) -> Predictor:
+    """Opens the model of the configuration, whose weights are loaded on first use."""
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.api.models import Predictor, open_model
 
@@ -115,18 +124,20 @@ def _open(config: PredictConfig) -> Predictor:
 
 
 def change_text(config: PredictConfig) -> None:
-    """Shows what a model flags or corrects in a text, whose white space and line ends it keeps."""
+    """Shows the errors or corrections of a text, keeping its white space and line ends."""
     from bsmeta.tasks.spelling.corrections import render
 
     output = None if config.output is None else Path(config.output)
     if output is not None and output.exists():
         raise ConfigurationError(f"output={output} exists; delete it, or name another file")
-    model = _open(config)
+
+    model = _open_predictor(config)
     if not model.forms:
         raise ConfigurationError(
             f"input={config.input}: the task of {config.checkpoint} does not change texts; "
             f"expected records: a file that ends in {', '.join(RECORDS)}"
         )
+
     form = output_form(config, model.forms)
     text, name = read_text(str(config.input))
     start = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
@@ -134,10 +145,12 @@ def change_text(config: PredictConfig) -> None:
         replace(change, start=start + change.start, end=start + change.end)
         for change in model.changes(text[start:])
     ]
+
     content = render(text, changes, form, name, corrects="text" in model.forms)
     if output is None:
         write_data(content, is_styled=form == "color")
         return
+
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as part:
@@ -147,22 +160,28 @@ def change_text(config: PredictConfig) -> None:
 
 
 def output_form(config: PredictConfig, forms: Sequence[str]) -> str:
-    """The form in which a text is shown, if it is one of those that the task has."""
-    form, shown = config.show, f"show={config.show}"
+    """Returns the form in which to show a text.
+
+    Raises:
+        ConfigurationError: If the task does not have this form.
+    """
+    form = config.show
+    setting = f"show={form}"
     if form == "auto":
         form = "color" if config.output is None and sys.stdout.isatty() else "text"
-        shown = f"show=auto, which is {form} without a terminal,"
+        setting = f"show=auto, which is {form} without a terminal,"
+
     if form not in forms:
         raise ConfigurationError(
-            f"{shown} needs corrections, and the model of {config.checkpoint} flags errors without "
-            f"correcting them; expected show={' or show='.join(forms)}",
+            f"{setting} needs corrections, and the model of {config.checkpoint} flags errors "
+            f"without correcting them; expected show={' or show='.join(forms)}",
             ["show"],
         )
     return form
 
 
 def read_text(source: str) -> tuple[str, str]:
-    """A text and its name: of a file, or - for standard input."""
+    """Reads a text from a file, or standard input for -; returns it with its name."""
     try:
         if source == "-":
             return sys.stdin.buffer.read().decode(), "stdin"
@@ -176,13 +195,15 @@ def read_text(source: str) -> tuple[str, str]:
 def _refuse_same_names(
     source: Path, output: Path, record: Record, result: Mapping[str, Any]
 ) -> None:
-    same = record.keys() & result.keys()
+    """Refuses a record with a column of the predictions, as CSV flattens both."""
+    shared_names = record.keys() & result.keys()
     if output.suffix == ".csv":
-        same |= flattened(record).keys() & flattened(result).keys()
-    if same:
+        shared_names |= flattened(record).keys() & flattened(result).keys()
+
+    if shared_names:
         raise ConfigurationError(
-            f"{source} has {', '.join(map(repr, sorted(same)))}, which the predictions would "
-            "overwrite; rename it"
+            f"{source} has {', '.join(map(repr, sorted(shared_names)))}, which the predictions "
+            "would overwrite; rename it"
         )
 
 

@@ -196,9 +196,9 @@ class _Worker:
 
 
 class Pool:
-    """Worker processes that do `work`, as many as the configuration asks for.
+    """Worker processes that do `work`; the configuration sets their number.
 
-    It is used in a `with` statement, which ends them.
+    A pool is used in a `with` statement, which ends the processes.
     """
 
     def __init__(self, config: AnnotateConfig, work: Work) -> None:

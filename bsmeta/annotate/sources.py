@@ -99,7 +99,7 @@ def list_inputs(entries: Any) -> list[tuple[str, str]]:
         unique_paths.update(map(os.path.abspath, _expand_entry(str(entry))))
     paths = sorted(unique_paths)
 
-    # Files of the same name are told apart by their folders.
+    # Files of the same name are distinguished by their folders.
     stems = [_stem(path) for path in paths]
     if len(set(stems)) < len(stems):
         common = os.path.commonpath([os.path.dirname(path) for path in paths])

@@ -85,7 +85,7 @@ class Schedule:
         )
 
     def logs(self, step: int) -> bool:
-        """Whether the metrics of a step are logged; those of the last step always are."""
+        """Whether the metrics of a step are logged, as they always are for the last step."""
         return step % self.logging_steps == 0 or step == self.max_steps
 
     def evaluates(self, step: int) -> bool:

@@ -180,7 +180,7 @@ def has_surrogates(value: Any) -> bool:
 
 
 def _may_have_large_integer(text: str | bytes) -> bool:
-    """Whether a JSON text has a number with as many digits as the largest float, or more."""
+    """Whether a JSON text has a number with at least the digits of the largest float."""
     sample = text[_DIGITS - 1 :: _DIGITS]  # contains a digit of every number that is long enough
     if isinstance(sample, bytes):
         sample = sample.decode("latin-1")

@@ -23,7 +23,7 @@ _SPECIAL_TOKENS = (
     "local_metadata_special_token_start",
     "local_metadata_special_token_end",
 )
-# For each setting by type, the attribute of a type that tells whether the setting has an effect.
+# For each setting by type, the attribute of a type that is true if the setting has an effect.
 _EFFECT_ATTRIBUTES = {
     "metadata_templates": "takes_template",
     "value_bucket_bounds": "takes_buckets",

@@ -36,7 +36,7 @@ class RouterLoss:
 
     @staticmethod
     def is_added(shape: PretrainedConfig) -> bool:
-        """Whether the config tells the model's class to add the loss."""
+        """Whether the config enables the loss in the model's class."""
         shapes = (shape, text_shape(shape))
         return any(getattr(each, "output_router_logits", False) for each in shapes)
 

@@ -377,7 +377,7 @@ def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
 
 
 def _overrides_of_arm(study: StudyConfig, name: str) -> list[str]:
-    """Returns the overrides of an arm's runs; a branch has those of its stable arm, too."""
+    """Returns the overrides of an arm's runs; a branch has its stable arm's, too."""
     arm = study.arms[name]
     if arm.branch_of is None:
         return [*study.overrides, *arm.overrides]

@@ -63,7 +63,7 @@ from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
 
 COMPILING_S = 5.0  # a compilation that takes longer is announced
-CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
+CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name the missing part
 GARBAGE_STEPS = 200
 # MiB of gradients in an all-reduce. 25 is torch's own value (its first bucket has 1 MiB). GPUs get
 # fewer and larger ones, because each has a fixed cost (chosen by arithmetic, not measured yet).

@@ -167,7 +167,7 @@ class ParquetReader(ShardReader):
                 self._file.seek(0)
                 if self._file.read(len(LFS_POINTER)) == LFS_POINTER:
                     self.damage = LFS
-            self._group = -1  # the next call enters its group anew
+            self._group = -1  # the next call opens its group again
 
     def _unsupported_error(self, error: Exception) -> DataError:
         """Returns the error for an intact file with content that cannot be read."""

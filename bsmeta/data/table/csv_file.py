@@ -125,7 +125,7 @@ class _Trial:
     Attributes:
         form: The format, with the columns that it finds in the lines.
         required_columns: Number of required columns among them.
-        fitting_share: Share of the records that have as many cells as the header.
+        fitting_share: Share of the records with the header's number of cells.
     """
 
     form: CSVFormat

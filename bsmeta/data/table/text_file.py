@@ -149,8 +149,8 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
         The encoding, and a note for the user if it is not UTF-8.
 
     Raises:
-        DataError: If the file is neither UTF-8, UTF-16 nor UTF-32. Other encodings cannot be told
-            apart by the content, and a wrong guess would change the texts.
+        DataError: If the file is neither UTF-8, UTF-16 nor UTF-32. Other encodings cannot be
+            recognized by the content, and a wrong guess would change the texts.
     """
     content, file = open_bytes(path)
     with file, content:

@@ -39,7 +39,7 @@ CONFIG = "config.json"
 WEIGHTS = "classifier.safetensors"
 NGRAMS = "ngrams.json"
 
-ENCODER = "encoder."  # prefix of the encoder's weights among those of a classifier
+ENCODER = "encoder."  # prefix of the encoder's weights in a classifier
 DECISIONS_AT_ONCE = 1 << 22  # limit on the logits by word features in memory at one time
 
 

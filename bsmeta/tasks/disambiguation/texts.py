@@ -239,7 +239,7 @@ def divide_sentence(
 
     chunks = []
     for group in _group_mentions(fitting, in_words, in_tokens, limits):
-        # Widen to as many words as a row may have, then find the tokens that these words allow.
+        # Widen to the most words of a row, then find the tokens that these words allow.
         first_word = int(in_words[group, 0].min())
         end_word = int(in_words[group, 1].max())
         first_word, end_word = widen_range(first_word, end_word, 0, len(words), limits.words)
