@@ -178,14 +178,14 @@ class FaultyTask(toy_task.ToyTask):
         self.deleted = False
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        is_at_fault = f"checkpoint-{WHEN}step" in str(folder) and not self.deleted
+        if KIND == "delete_model_in_save" and is_at_fault:
+            self.deleted = True
+            shutil.rmtree(folder)  # as the first entry that `rm -rf out_dir` deletes
         super().export(model, weights, folder)
         if KIND == "raise_in_save" and f"checkpoint-{WHEN}step" in str(folder):
             raise UnportableError("no such token in the vocabulary")
-        if (
-            KIND == "delete_in_save"
-            and f"checkpoint-{WHEN}step" in str(folder)
-            and not self.deleted
-        ):
+        if KIND == "delete_in_save" and is_at_fault:
             self.deleted = True
             shutil.rmtree(self.config.out_dir)
         if KIND == "tell":  # what a tracker or a model card would keep of the command line

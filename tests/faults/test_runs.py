@@ -410,11 +410,12 @@ def test_row_21_a_folder_that_is_deleted_during_the_run(
 
 
 @pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
-def test_row_21_deleted_during_a_save(complete: Start, tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize("kind", ["delete_in_save", "delete_model_in_save"])
+def test_row_21_deleted_during_a_save(complete: Start, tmp_path: Path, kind: str, key: str) -> None:
     """The save begins again, if one process writes it."""
     whole, deleted = tmp_path / "whole", tmp_path / "deleted"
     complete(whole, key, processes=1)
-    complete(deleted, key, processes=1, fault="delete_in_save:4")
+    complete(deleted, key, processes=1, fault=f"{kind}:4")
     assert same_run(deleted, whole)
     assert checkpoints(deleted) == [f"checkpoint-{step}step" for step in (4, 6, 8)]
     assert [event["step"] for event in events(deleted, "save")] == [2, 4, 6, 8]
