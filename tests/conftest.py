@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -37,6 +37,16 @@ settings.load_profile("bsmeta")
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Bytes by their number: gzip files hold the time, and all workers must agree on names."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(
+    report: object,
+) -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Replaces lone surrogates: a worker that cannot send a report ends the whole session."""
+    sent = yield
+    text = json.dumps(sent, ensure_ascii=False)
+    return json.loads(text.encode("utf-8", "replace"))
 
 
 def command(script: Path, *arguments: str, processes: int, launcher: bool = False) -> list[str]:

@@ -301,15 +301,15 @@ def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
 
 
 def undecodable(key: str, value: object, where: str = HYDRA) -> Problem:
-    """Returns the problem of a text that is not in UTF-8, as names of old file systems may be.
+    """Returns the problem of a text that is not in UTF-8, as names in old file systems may be.
 
     Args:
         value: The text, or a list or mapping that contains it.
         where: The source of the value.
     """
     found = f"{value}, which is not in UTF-8"
-    fix = "rename the file or folder (convmv does so for whole folders)"
-    return Problem(key, where, found, "a name in UTF-8", fix)
+    fix = "correct the text, or rename the file or folder (convmv renames whole trees)"
+    return Problem(key, where, found, "text in UTF-8", fix)
 
 
 def bound_lines(section: Any, prefix: str = "") -> list[str]:

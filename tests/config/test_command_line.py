@@ -53,8 +53,8 @@ def test_names_that_are_not_in_utf_8_are_refused(quote: str) -> None:
     assert str(caught.value) == (
         "1 problem in the configuration\n"
         f"1. out_dir in the command line: found {quote}{name}{quote}, which is not in UTF-8, "
-        "expected a name in UTF-8.\n"
-        "   Fix: rename the file or folder (convmv does so for whole folders)"
+        "expected text in UTF-8.\n"
+        "   Fix: correct the text, or rename the file or folder (convmv renames whole trees)"
     )
 
 

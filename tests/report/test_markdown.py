@@ -21,6 +21,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.secrets import redact
 from bsmeta.report import markdown
 from bsmeta.tasks.causal_lm.model_card import model_card
@@ -204,10 +205,21 @@ FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 """The front matter as the Hub reads it."""
 
 
-CARDS = [*MARKUP, *FIGURES, "\n---\nlicense: other\n", "x: y\nbase_model: z", "\n...\n"]
+CARDS = [
+    mark
+    for mark in [*MARKUP, *FIGURES, "\n---\nlicense: other\n", "x: y\nbase_model: z", "\n...\n"]
+    if len(mark) < 100
+]
+CARDS_IN_UTF_8 = [mark for mark in CARDS if not re.search("[\ud800-\udfff]", mark)]
 
 
-@pytest.mark.parametrize("mark", [mark for mark in CARDS if len(mark) < 100])
+@pytest.mark.parametrize("mark", sorted({*CARDS} - {*CARDS_IN_UTF_8}))
+def test_a_model_card_needs_names_in_utf_8(mark: str) -> None:
+    with pytest.raises(ConfigurationError, match="not in UTF-8"):
+        card(mark)
+
+
+@pytest.mark.parametrize("mark", CARDS_IN_UTF_8)
 def test_model_cards(mark: str) -> None:
     source, plain = card(mark), card("")
     front, other = (FRONT.match(text) for text in (source, plain))
