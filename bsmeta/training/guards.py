@@ -33,6 +33,7 @@ class GuardsState(TypedDict, total=False):
 
     consecutive_skips: int
     last_losses: list[float]
+    rollbacks: dict[str, int]
     early_stopping: dict[str, Any]
 
 
@@ -68,6 +69,10 @@ class NonFiniteGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.consecutive = int(state["consecutive_skips"])
+
+    def record_finite_step(self) -> None:
+        """Ends the skips in a row."""
+        self.consecutive = 0
 
     def skip_or_stop(self, result: StepResult, stats: StepStats) -> dict[str, Any]:
         """Writes the documents of a non-finite step to a file, then skips it or stops the run.
@@ -128,21 +133,27 @@ class SpikeGuard:
 
     Attributes:
         losses: The losses in the window, oldest first.
+        rollbacks: Number of rollbacks to each checkpoint, by its step.
     """
 
     def __init__(self, deviations: float, window: int, limit: int) -> None:
         self._deviations = deviations
         self._limit = limit
         self.losses: deque[float] = deque(maxlen=window)
-        self._rollbacks: Counter[int] = Counter()
+        self.rollbacks: Counter[int] = Counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the window; rollbacks are counted per process and not saved."""
-        return {"last_losses": list(self.losses)}
+        rollbacks = {str(step): count for step, count in self.rollbacks.items()}
+        return {"last_losses": list(self.losses), "rollbacks": rollbacks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the window, and the rollbacks unless this process has counted more of them.
+
+        The checkpoint that a rollback loads was written before the rollback.
+        """
         self.losses.clear()
         self.losses.extend(state["last_losses"])
+        self.rollbacks |= Counter({int(step): n for step, n in state["rollbacks"].items()})
 
     def is_spike(self, loss: float) -> bool:
         """Whether the loss is a spike; if not, adds it to the window for later comparisons."""
@@ -167,8 +178,8 @@ class SpikeGuard:
         Raises:
             TrainingError: If the run has rolled back to it more often than the limit.
         """
-        self._rollbacks[step] += 1
-        if self._rollbacks[step] > self._limit:
+        self.rollbacks[step] += 1
+        if self.rollbacks[step] > self._limit:
             raise TrainingError(
                 f"the loss spiked again after {self._limit} rollbacks (max_rollbacks) to step "
                 f"{step}; resume with a lower learning_rate, or raise loss_spike_deviations"

@@ -125,7 +125,7 @@ class StepLog:
         """
         stats = result.reduced.read(data.targets)
         if stats.finite:
-            self._nonfinite.consecutive = 0
+            self._nonfinite.record_finite_step()
         else:
             self._run.keep()
             event = self._nonfinite.skip_or_stop(result, stats)

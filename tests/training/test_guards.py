@@ -73,7 +73,7 @@ def test_a_good_step_ends_a_row_of_skips_and_too_many_end_the_run(tmp_path: Path
     steps = NonFiniteGuard("skip", 2, tmp_path, rank=0)
     for step in (1, 2):
         fail(steps, step)
-    steps.consecutive = 0
+    steps.record_finite_step()
     for step in (4, 5):
         fail(steps, step)
     with pytest.raises(TrainingError, match="3 such steps in a row"):
@@ -94,9 +94,21 @@ def test_a_spike_is_found_by_a_full_window_and_does_not_enter_it() -> None:
     again = SpikeGuard(3.0, 4, limit=1)
     again.load_state_dict(spikes.state_dict())
     assert again.is_spike(5.0)
-    again.count_rollback(10)
-    with pytest.raises(TrainingError, match="again after 1 rollbacks"):
-        again.count_rollback(10)
+
+
+def test_rollbacks_are_counted_across_resumes_and_by_the_checkpoint() -> None:
+    spikes = SpikeGuard(3.0, 4, limit=2)
+    before_the_rollback = spikes.state_dict()
+    spikes.count_rollback(10)
+    spikes.load_state_dict(before_the_rollback)
+    spikes.count_rollback(10)
+    spikes.count_rollback(20)
+
+    resumed = SpikeGuard(3.0, 4, limit=2)
+    resumed.load_state_dict(json.loads(json.dumps(spikes.state_dict())))
+    assert resumed.rollbacks == {10: 2, 20: 1}
+    with pytest.raises(TrainingError, match="again after 2 rollbacks"):
+        resumed.count_rollback(10)
 
 
 def test_the_window_follows_a_new_level_of_the_loss_that_is_accepted() -> None:
@@ -123,6 +135,7 @@ def test_the_state_of_all_guards_has_the_keys_of_the_trainer_state_and_loads(
     fail(guards.nonfinite, 1)
     for loss in (9.0, 1.0, 1.1, 0.9, 1.0):
         assert not guards.spikes.is_spike(loss)
+    guards.spikes.count_rollback(2)
     for score in (2.0, 3.0):
         guards.early_stopping.record_evaluation([Metric("score", score)])
 
@@ -130,6 +143,7 @@ def test_the_state_of_all_guards_has_the_keys_of_the_trainer_state_and_loads(
     assert state == {
         "consecutive_skips": 1,
         "last_losses": [1.0, 1.1, 0.9, 1.0],
+        "rollbacks": {"2": 1},
         "early_stopping": {"best": 2.0, "without": 1},
     }
     assert state.keys() == GuardsState.__annotations__.keys()

@@ -275,7 +275,7 @@ class PairedEvaluation:
     ) -> dict[Arm, ArmRendering]:
         """Renders a document in each arm, and appends the distinct renderings to `renderings`."""
         variants = {OWN: document}
-        numbers: dict[tuple[str, ...], int] = {}
+        numbers: dict[tuple[str | None, ...], int] = {}
         arm_renderings: dict[Arm, ArmRendering] = {}
         for arm in self._arms:
             values = self._values_of(arm)
@@ -285,7 +285,8 @@ class PairedEvaluation:
 
             renderer, _ = self._styles[arm.style]
             rendering = renderer.render(variants[values], arm.types)
-            key = (rendering.prefix, rendering.lead, rendering.body)
+            style = arm.style if rendering.prefix else None  # a style cuts its prefixes
+            key = (style, rendering.prefix, rendering.lead, rendering.body)
             if key not in numbers:
                 numbers[key] = len(renderings)
                 renderings.append((arm.style, rendering))
