@@ -245,14 +245,18 @@ class Writer:
         )
 
     def write(self, requests: Sequence[Request]) -> Iterator[Result]:
-        """Yields the result of each request as soon as it is complete.
-
-        All requests are checked before the first text is generated.
+        """Checks all requests, and returns an iterator that generates the result of each.
 
         Raises:
             ConfigurationError: A request is invalid; the message lists the problems of all.
         """
         pairs = list(zip(requests, for_all(requests, self._make_contexts), strict=True))
+        return self._generate_results(pairs)
+
+    def _generate_results(
+        self, pairs: Sequence[tuple[Request, tuple[Context, Context]]]
+    ) -> Iterator[Result]:
+        """Yields the result of each request as soon as it is complete."""
         continuations = self._generate(_list_draws(pairs))
         for request, (context, _) in pairs:
             samples = []

@@ -97,6 +97,13 @@ def test_an_existing_file_is_not_replaced(
     assert requests.read_text() == '{"prompt": "A set"}\n'
 
 
+def test_a_refused_request_leaves_no_file(generate: Generate, tmp_path: Path) -> None:
+    requests, target = tmp_path / "requests.jsonl", tmp_path / "results.jsonl"
+    requests.write_text(json.dumps({"prompt": "word " * 70}))
+    assert generate(f"input={requests}", f"output={target}") == 2
+    assert not target.exists()
+
+
 def test_a_dialogue_through_a_pipe(
     generate: Generate, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
