@@ -64,32 +64,32 @@ class ArmConfig:
     """One way to train, with every seed."""
 
     overrides: list[str] = key([], "keys of the training run, in Hydra's syntax")
-    label: str = key("", "its name in tables and plots; empty: that of the arm")
+    label: str = key("", "name in tables and plots; empty: the name of the arm")
     control_of: str | None = key(
         None,
         "arm that this one controls for: same fields with the content removed, so any gain is form",
     )
     text_tokens_of: str | None = key(
         None,
-        "train on the number of text tokens that this arm with the same seed was trained on "
-        "(max_train_steps follows from the text tokens that a step of the baseline has)",
+        "train on as many text tokens as this arm with the same seed (max_train_steps follows from "
+        "the text tokens per step of the baseline)",
     )
     branch_of: str | None = key(
         None,
-        "arm that this one branches from: with each seed, it starts at that run's checkpoint, "
-        "keeps its overrides, and only decays the learning rate (decay_from)",
+        "arm to branch from: each seed starts at a checkpoint of that run, keeps its overrides, "
+        "and only decays the learning rate (decay_from)",
     )
-    branch_at: int | None = key(None, "step of that checkpoint", at_least=1)
+    branch_at: int | None = key(None, "branch_of: step of the checkpoint", at_least=1)
     decay_steps: int | None = key(
-        None, "steps of the decay, by which the run is longer than branch_at", at_least=1
+        None, "branch_of: number of steps of the decay, which follow branch_at", at_least=1
     )
 
 
 @dataclass(kw_only=True)
 class ClaimConfig:
-    """The claim that one reading of the held-out text needs fewer bits per byte than another.
+    """Claim that one arm needs fewer bits per byte of held-out text than another.
 
-    With `task`, it is about the answers to the questions of a downstream task instead.
+    With `task`, the claim is about the answers to the questions of a downstream task.
     """
 
     label: str = key("", "the claim as a sentence, without a full stop (required)")
@@ -98,51 +98,51 @@ class ClaimConfig:
         "without",
         "metadata at inference: without, with (as in training), or types joined by + (title+url)",
     )
-    at: float = key(1.0, "share of the arm's run; one of the shares of `curve`", above=0, at_most=1)
-    against: str = key("", "the arm that it is compared with; empty: the baseline")
-    against_metadata: str = key("without", "metadata at inference of that arm, as `metadata`")
-    equal: str = key("text tokens", "what both have been trained on as much of", choices=AXES)
+    at: float = key(1.0, "share of the arm's run; one of `curve`", above=0, at_most=1)
+    against: str = key("", "the other arm; empty: the baseline")
+    against_metadata: str = key("without", "metadata at inference of the other arm")
+    equal: str = key("text tokens", "quantity of training that is equal in both", choices=AXES)
     saves: float = key(
         0.0,
-        "compare with the other arm after 1 / (1 - saves) times as much: the claim that at least "
+        "compare with the other arm after 1 / (1 - saves) times the training: claims that at least "
         "this share of the data is saved",
         at_least=0,
         below=1,
     )
     bytes: list[int] = key(
-        [], "only bytes of a document from the first number up to the second (none: to its end)"
+        [], "range of bytes of each document: from the first number up to the second (none: end)"
     )
     minus_bytes: list[int] = key(
-        [], "subtract the same difference over these bytes: a contrast between parts of documents"
+        [], "subtract the difference over these bytes: a contrast between parts of documents"
     )
     minus_arm: str = key(
         "",
-        "subtract the same difference between two other arms, which is a contrast between settings "
-        "such as lengths of training: this arm's, …",
+        "subtract the difference of two other arms, a contrast between settings such as lengths of "
+        "training: first of the two",
     )
-    minus_against: str = key("", "… minus this one's")
-    task: str = key("", "task of downstream.tasks that the claim is about, in place of the text")
+    minus_against: str = key("", "second arm of this contrast")
+    task: str = key("", "downstream task of the claim, one of downstream.tasks")
     shots: int | None = key(
         None,
-        "with task: examples before a question, one of downstream.shots (required)",
+        "task: number of examples before a question, one of downstream.shots (required)",
         at_least=0,
     )
-    prompt: bool = key(False, "with task: the arm has the task's text of downstream.prompts")
-    against_prompt: bool = key(False, "with task: the other arm has that text")
+    prompt: bool = key(False, "task: the arm gets the text of downstream.prompts")
+    against_prompt: bool = key(False, "task: the other arm gets this text")
     score: str = key(
         BITS_SCORE,
-        "with task: bits (bits per byte of the right answers; lower is better) or accuracy (share "
-        "of the questions; higher is better)",
+        "task: bits (bits per byte of the correct answers; lower is better) or accuracy (share of "
+        "the questions; higher is better)",
         choices=SCORES,
     )
     smallest_difference: float | None = key(
         None, "smallest difference of interest in bits per byte, or in accuracy (required)", above=0
     )
     pilot_deviation: float | None = key(
-        None, "standard deviation over seeds of the difference, from a pilot", above=0
+        None, "pilot estimate of the standard deviation of the difference over seeds", above=0
     )
     pilot_document_error: float = key(
-        0.0, "standard error over documents of the difference, from a pilot", at_least=0
+        0.0, "pilot estimate of the standard error of the difference over documents", at_least=0
     )
 
 
@@ -151,33 +151,38 @@ class MeasureConfig:
     """How each checkpoint is measured: on the same bytes for all arms."""
 
     validation_file: str | None = key(
-        None, "held-out shard; null: that of the runs", is_path=True, takes_addresses=True
+        None,
+        "held-out shard; null: validation_file of the runs",
+        is_path=True,
+        takes_addresses=True,
     )
-    windows: str = key("sliding", "as windows of evaluate.py", choices=WINDOWS)
-    max_documents: int | None = key(None, "number of documents, from the first", at_least=1)
+    windows: str = key("sliding", "windows of evaluate.py", choices=WINDOWS)
+    max_documents: int | None = key(
+        None, "number of documents to score, from the first", at_least=1
+    )
     max_characters: int | None = key(
         None,
-        "number of characters of each document to score, from the first; its metadata stays whole",
+        "number of characters to score per document, from the first; metadata is not cut",
         at_least=1,
     )
-    each_type: bool = key(True, "at the last checkpoint, also each type of metadata by itself")
+    each_type: bool = key(True, "at the last checkpoint, also measure each metadata type alone")
     combinations: list[str] = key(
-        [], "with each_type, also these types together, joined by + (title+url)"
+        [], "each_type: also measure these combinations, joined by + (title+url)"
     )
     position_edges: list[int] = key(
-        [0, 256, 1024, 4096], "bytes at which the bins of the gain by position begin", at_least=0
+        [0, 256, 1024, 4096], "first bytes of the bins of the gain by position", at_least=0
     )
     length_edges: list[int] = key(
         [1000, 4000],
-        "bytes at which the groups of the gain by length of a document begin",
+        "numbers of bytes that separate the groups of documents in the gain by length",
         at_least=0,
     )
-    sites: int = key(5, "most frequent hosts with a gain of their own", at_least=0)
-    seed: int = key(1, "seed of the shuffled values that an arm is measured with", at_least=0)
+    sites: int = key(5, "number of hosts, the most frequent first, whose gain is shown", at_least=0)
+    seed: int = key(1, "seed of shuffled metadata values", at_least=0)
     average_last: int = key(
         1,
-        "number of the last checkpoints of a run whose mean of weights is also measured, without "
-        "metadata; 1: no mean is",
+        "also measure the mean of the weights of this many last checkpoints, without metadata; 1: "
+        "off",
         at_least=1,
     )
 
@@ -187,13 +192,13 @@ class DownstreamConfig:
     """Tasks of lm-evaluation-harness, on the finished models."""
 
     arms: list[str] = key([], "arms to score, with the baseline; empty: all")
-    tasks: list[str] = key([], "their names; empty: none are run")
-    include_path: str | None = key(None, "folder with task files of your own", is_path=True)
-    shots: list[int] = key([0, 5], "numbers of examples before the question", at_least=0)
+    tasks: list[str] = key([], "names of tasks; empty: none")
+    include_path: str | None = key(None, "folder of your own task files", is_path=True)
+    shots: list[int] = key([0, 5], "numbers of examples before a question", at_least=0)
     prompts: dict[str, str] = key(
-        {}, "task: the text that conditions it (`URL: en.wikipedia.org`), compared with none"
+        {}, "task: text before its questions (`URL: en.wikipedia.org`), compared with no text"
     )
-    limit: int | None = key(None, "number of questions of a task, from the first", at_least=1)
+    limit: int | None = key(None, "number of questions per task, from the first", at_least=1)
 
 
 @dataclass(kw_only=True)
@@ -204,8 +209,8 @@ class StudyConfig:
     out_dir: str = key("", "folder of the study (required)", is_path=True)
     results_dir: str | None = key(
         None,
-        "folder of the measurements, one small file per run: kept with the study's file, they let "
-        "any machine continue the study and anyone recompute the report; null: in out_dir",
+        "folder of the measurements, one small file per run; if kept under version control, any "
+        "machine can continue the study and anyone can recompute the report; null: in out_dir",
         is_path=True,
     )
     config: str = key("", "configuration of the runs, as BSMETA_CONFIG (required)")
@@ -216,28 +221,28 @@ class StudyConfig:
     )
     random_order: bool = key(
         True,
-        "train the seeds in a random order, so that no change of machines or software over time "
-        "coincides with their numbers; the arms of a seed follow each other (a study declared "
+        "train the seeds in random order, so that their numbers are independent of changes of "
+        "machines or software over time; the arms of a seed follow each other (a study declared "
         "before this key existed keeps the order of its file)",
     )
-    baseline: str = key("", "the arm that all others are compared with (required)")
+    baseline: str = key("", "arm with which all others are compared (required)")
     arms: dict[str, ArmConfig] = key({}, "the arms, in the order of the report (required)")
     curve: list[float] = key(
         [0.1, 0.2, 0.4, 0.7, 1.0],
-        "shares of each run after which its model is kept and measured",
+        "shares of each run at which a checkpoint is kept and measured",
         above=0,
         at_most=1,
     )
     setting: str = key(
-        "", "what the verdicts hold for (cooldown, steps), which each of their sentences then says"
+        "", "setting of the verdicts (cooldown, steps), named in each of their sentences"
     )
     claims: dict[str, ClaimConfig] = key(
-        {}, "the claims that the study tests, declared before its first run"
+        {}, "claims that the study tests, declared before its first run"
     )
     cluster: str = key(
         DOCUMENT,
-        "unit of the error over held-out text, declared with the claims: document (verdicts about "
-        "other documents of these hosts) or host (about other hosts)",
+        "sampling unit of held-out text: document (verdicts generalize to other documents of these "
+        "hosts) or host (to other hosts)",
         choices=CLUSTERS,
     )
     measure: MeasureConfig = key(MeasureConfig, "how checkpoints are measured")
