@@ -197,8 +197,16 @@ class LinkIndex:
         return None if row is None else LinkedPage._make(row)
 
 
-def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int, LinkedPage]]:
-    """Yields the links of a page to other pages of the crawl: start, end, and the linked page.
+class PageMention(NamedTuple):
+    """A mention of another page of the crawl: the characters of its anchor, and the page."""
+
+    start: int
+    end: int
+    page: LinkedPage
+
+
+def list_mentions(page: Page, url: str, index: LinkIndex) -> Iterator[PageMention]:
+    """Yields the links of a page to other pages of the crawl.
 
     Anchors without letters, and anchors longer than `LONGEST_MENTION`, are no mentions. Of nested
     or overlapping anchors, which only broken HTML has, the first counts.
@@ -220,7 +228,7 @@ def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int,
         target = index.find(key) if key is not None and key != page_key else None
         if target is not None:
             last_end = start + len(anchor)
-            yield start, last_end, target
+            yield PageMention(start, last_end, target)
 
 
 @lru_cache(maxsize=1 << 16)

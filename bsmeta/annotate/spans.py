@@ -18,7 +18,7 @@ from bsmeta.annotate.annotator import (
     local_record,
 )
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.links import LinkIndex, index_digest, index_path, mentions
+from bsmeta.annotate.links import LinkIndex, index_digest, index_path, list_mentions
 from bsmeta.annotate.page import PARAGRAPHS
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import file_hash
@@ -173,14 +173,22 @@ class Paragraph(Annotator):
 
     def annotate(self, row: Row) -> Columns:
         records = []
-        for number, (start, end, marker) in enumerate(paragraphs(row), 1):
+        for number, (start, end, marker) in enumerate(split_paragraphs(row), 1):
             value = row.text[start:end] if self.config.paragraph_values else str(number)
             records.append(local_record("paragraph", value, start, end, marker=marker))
         return {"metadata_paragraph": records}
 
 
-def paragraphs(row: Row) -> Iterator[tuple[int, int, str]]:
-    """Yields start, end and marker of each paragraph; together they are the whole text.
+class ParagraphSpan(NamedTuple):
+    """The characters of a paragraph, and the marker of its end."""
+
+    start: int
+    end: int
+    marker: str
+
+
+def split_paragraphs(row: Row) -> Iterator[ParagraphSpan]:
+    """Yields the spans of the paragraphs, which together are the whole text.
 
     The text is cut where block elements end, and further after blank lines (`+lf` is then added to
     the marker). The text after the last block is the `remainder`.
@@ -201,7 +209,7 @@ def paragraphs(row: Row) -> Iterator[tuple[int, int, str]]:
             marker += BY_BLANK_LINE
 
         for start, end in pairwise([block_start, *cuts, block_end]):
-            yield start, end, marker
+            yield ParagraphSpan(start, end, marker)
         block_start = block_end
 
 
@@ -255,7 +263,7 @@ class Entity(Annotator):
         if not self.reads_links:
             return {"metadata_entity": self._detect_entities(row.text)}
 
-        links = mentions(row.page, row.needed_url(), self._index)
+        links = list_mentions(row.page, row.needed_url(), self._index)
         return {
             "metadata_entity": [
                 local_record("entity", page.title.replace(" ", "_"), start, end, url=page.key)
@@ -294,14 +302,15 @@ class EntityParagraph(Annotator):
         entities = sorted(
             row.column("metadata_entity"), key=lambda entity: entity["char_start_idx"]
         )
-        spans = iter(paragraphs(row))
+        spans = split_paragraphs(row)
         start = 0
         end = 0
         # Entities of each paragraph in the order of their first mention, without repetitions
         mentioned: dict[tuple[int, int], dict[str, None]] = {}
         for entity in entities:
             while entity["char_start_idx"] >= end and (span := next(spans, None)) is not None:
-                start, end, _ = span
+                start = span.start
+                end = span.end
             mentioned.setdefault((start, end), {})[entity["value"]] = None
 
         records = []

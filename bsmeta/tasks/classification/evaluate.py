@@ -176,8 +176,8 @@ def _training_table(
 
 def _read_training(examples: Examples) -> tuple[Sequence[str], np.ndarray]:
     """Reads the texts of the training split, and their labels, int64 [texts]."""
-    _, texts, labels = zip(*examples.texts("train"), strict=True)
-    return texts, np.array(labels)
+    sources = list(examples.texts("train"))
+    return [source.text for source in sources], np.array([source.label for source in sources])
 
 
 def test_split(config: ClassificationConfig, examples: Examples) -> TestSet:

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -315,6 +315,19 @@ def _split_table(examples: Examples) -> Table:
     return table
 
 
+class SourceText(NamedTuple):
+    """The whole text of a source row.
+
+    Attributes:
+        row: Number of the row in the table.
+        label: Number of its label.
+    """
+
+    row: int
+    text: str
+    label: int
+
+
 class Examples:
     """A database, opened for reading.
 
@@ -382,15 +395,15 @@ class Examples:
             chunks[chunk_id] = Chunk(np.frombuffer(ids, IDS).tolist(), label, source, number, text)
         return [chunks[chunk_id] for chunk_id in ordered_ids]
 
-    def texts(self, split: str) -> Iterator[tuple[int, str, int]]:
-        """Yields the number, the whole text and the number of the label of each source row."""
+    def texts(self, split: str) -> Iterator[SourceText]:
+        """Yields the text of each source row."""
         sql = (
             "SELECT source, text, sources.label FROM chunks JOIN sources "
             "ON sources.row = chunks.source WHERE sources.split = ? ORDER BY chunks.id"
         )
         rows = self._query(sql, (SPLITS.index(split),))
         for (source, label), chunks in groupby(rows, itemgetter(0, 2)):
-            yield source, "".join(text for _, text, _ in chunks), label
+            yield SourceText(source, "".join(text for _, text, _ in chunks), label)
 
     def save_results(self, run: str, results: dict[str, Any]) -> None:
         """Saves the results of a run in the database; call it on one process only.

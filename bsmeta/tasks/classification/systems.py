@@ -187,9 +187,9 @@ def _read_splits(task: ClassifierTask, encoder: PreTrainedModel | None) -> tuple
     def read(split: str) -> Split:
         labels: list[int] = []
         texts: list[str] = []
-        for _, text, label in examples.texts(split):
-            labels.append(label)
-            texts.append(text)
+        for source in examples.texts(split):
+            labels.append(source.label)
+            texts.append(source.text)
 
         vectors = None
         if model is not None:
