@@ -29,20 +29,7 @@ class CausalLMConfig(PretrainedConfig):
     """A training run of a causal language model."""
 
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
-    metrics: ClassVar[tuple[str, ...] | None] = (
-        "bits_per_byte_with",
-        "bits_per_byte_without",
-        "text_bits_per_byte",
-        "difference",
-        "difference_low",
-        "difference_high",
-        "perplexity_with",
-        "perplexity_without",
-        "mean_document_difference",
-        "mean_document_difference_low",
-        "mean_document_difference_high",
-        "sign_test_p",
-    )
+    metrics: ClassVar[str | None] = "bsmeta.tasks.causal_lm.metrics:METRICS"
 
     task: str = inherited(PretrainedConfig, "task", "causal_lm")
     data_config: DataConfig = key(DataConfig)

@@ -166,8 +166,9 @@ class RunConfig:
     training_data_key: ClassVar[str] = "data_config.train_file"
     """The key that names the training data, to which `model_card.describes` is compared."""
 
-    metrics: ClassVar[tuple[str, ...] | None] = None
-    """The metrics of the evaluations during training; None: known only when they run."""
+    metrics: ClassVar[str | None] = None
+    """The task's table of metrics (`bsmeta.config.metric_table`), as `module:attribute`; None: the
+    metrics are known only when an evaluation runs."""
 
     task: str = key("", heading="Task")
     """the task to train: a name in bsmeta.tasks.TASKS"""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.schema import PretrainedConfig, RunConfig
 from bsmeta.core.secrets import redact, shown_url
 from bsmeta.report import markdown
@@ -92,7 +93,7 @@ def write_task_card(
     event = last_events(Path(config.out_dir) / METRICS).get("eval", {})
     results = {
         name: float(event[name])
-        for name in config.metrics or ()
+        for name in list_card_metrics(config)
         if isinstance(event.get(name), (int, float)) and math.isfinite(event[name])
     }
 

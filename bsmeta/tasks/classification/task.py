@@ -40,6 +40,7 @@ from bsmeta.tasks.classification.config import (
 )
 from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
+from bsmeta.tasks.classification.metrics import METRICS
 from bsmeta.tasks.classification.results import Choice, scores_of
 from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
 from bsmeta.tasks.model_card import write_task_card
@@ -339,11 +340,8 @@ class TextClassifier(Task):
 
 
 def metrics(values: Mapping[str, float], split: str) -> list[Metric]:
-    """Converts the scores of a split to metrics."""
-    return [
-        Metric(name, value, better="min" if name == "loss" else "max", split=split)
-        for name, value in values.items()
-    ]
+    """Converts the scores of a split to metrics, by the table of the task."""
+    return [Metric(name, value, METRICS[name].better, split) for name, value in values.items()]
 
 
 def micro_batch(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache, lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -61,7 +61,9 @@ from bsmeta.tasks.spelling.corrections import (
     detection_counts,
 )
 from bsmeta.tasks.spelling.lexicon import fold
+from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
 from bsmeta.tasks.spelling.noise import is_editable, with_case_of
+from bsmeta.training.metric_values import compute_values, list_report_rows
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
 
@@ -81,7 +83,6 @@ NAMES = {
     "sed_sequence": "Sequences with errors",
     "sec": "Corrections",
 }
-LOWER = ("edit_distance", "false_alarms")  # metrics of which lower is better
 _PARTS = re.compile(r"([-–—/'’.]+)")
 _POSSESSIVE = re.compile(r"['’]s?$", re.IGNORECASE)
 
@@ -276,16 +277,12 @@ class SystemResult:
 
     def values(self, task: str) -> dict[str, float]:
         """Returns the metrics by name."""
-        counts = self.counts
-        values = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
-        if task == "sec":
-            values["sequence_f1"] = counts.sequence_f1
-            values["edit_distance"] = counts.mean_distance
-        else:
-            values["accuracy"] = counts.accuracy
-        if self.false_alarms is not None:
-            values["false_alarms"] = self.false_alarms
-        return values
+        return {metric.name: metric.value for metric in self.metrics(task)}
+
+    def metrics(self, task: str, split: str = "test") -> list[Metric]:
+        """Computes the metrics of a report from the table of the task."""
+        judged = Judged(self.counts, self.false_alarms)
+        return compute_values(list_report_rows(METRICS[task]), judged, split)
 
     def as_dict(self, task: str) -> dict[str, Any]:
         """Converts it to plain values for JSON."""
@@ -400,9 +397,7 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
     results = _score(config, judge, context, str(context.exported), context.folder / "evaluation")
     metrics: list[Metric] = []
     for test_set, (model, *_) in results.items():
-        for name, value in model.values(config.task).items():
-            metric = Metric(name, value, better="min" if name in LOWER else "max", split=test_set)
-            metrics.append(metric)
+        metrics += model.metrics(config.task, split=test_set)
     return metrics
 
 
@@ -446,38 +441,25 @@ def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) 
 
 def table_of(task: str, results: Results) -> Table:
     """Makes one table over all test sets."""
-    corrects = task == "sec"
-    if corrects:
-        task_columns = [Column("F1 per line", _number), Column("edit distance", "{:.4f}".format)]
-    else:
-        task_columns = [Column("accuracy", _number)]
+    rows_of_metrics = list_report_rows(METRICS[task])
     columns = [
         Column("test set"),
         Column("system"),
-        Column("F1", _number),
-        Column("precision", _number),
-        Column("recall", _number),
-        *task_columns,
-        Column("false alarms", "{:.2%}".format),
-        Column("model's F1 minus", partial(_number, sign="+")),
+        *(Column(metric.label, metric.format) for metric in rows_of_metrics.values()),
+        Column("model's F1 minus", partial(format_share, sign="+")),
     ]
 
     rows: list[list[Cell]] = []
     for name, systems in results.items():
         for number, system in enumerate(systems):
-            # F1 is shown with its interval; false alarms have a column even if they are unknown.
-            _, *values = replace(system, false_alarms=None).values(task).values()
-            rows.append(
-                [
-                    name if number == 0 else "",
-                    system.system,
-                    system.f1,
-                    *values,
-                    system.false_alarms,
-                    system.difference,
-                ]
-            )
+            # False alarms have a column even if they are unknown; F1 is shown with its interval.
+            cells: dict[str, Cell] = dict.fromkeys(rows_of_metrics)
+            cells.update(system.values(task))
+            cells["f1"] = system.f1
+            start = [name if number == 0 else "", system.system]
+            rows.append([*start, *cells.values(), system.difference])
 
+    corrects = task == "sec"
     unit = "lines" if task == "sed_sequence" else "words"
     verb = "changes" if corrects else "flags"
     note = (
@@ -497,7 +479,7 @@ def summary(results: Results) -> list[str]:
     """Describes each test set in a sentence: the model compared with the best baseline."""
     sentences: list[str] = []
     for name, (model, *others) in results.items():
-        sentence = f"{name}: the model's F1 is {_number(model.f1.value)}"
+        sentence = f"{name}: the model's F1 is {format_share(model.f1.value)}"
         if others:
             best = max(others, key=lambda other: other.counts.f1)
             assert best.difference is not None
@@ -505,15 +487,9 @@ def summary(results: Results) -> list[str]:
             interval = best.difference.interval
             caveat = "" if interval.excludes_zero else ": not distinguishable"
             sentence += (
-                f", {_number(difference, '+')} compared with {best.system} (95% interval "
-                f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{caveat})"
+                f", {format_share(difference, '+')} compared with {best.system} (95% interval "
+                f"{format_share(interval.low, '+')} to {format_share(interval.high, '+')}{caveat})"
             )
         caveats = rough_intervals(len(model.counts.units), "lines")
         sentences.append(" ".join([f"{sentence}.", *caveats]))
     return sentences
-
-
-def _number(value: float, sign: str = "") -> str:
-    """Formats three decimals without the zero before the point: the table is wide."""
-    number = f"{value:{sign}.3f}"
-    return number.replace("0.", ".", 1) if abs(value) < 1 else number

@@ -27,7 +27,9 @@ from bsmeta.tasks.spelling.corrections import (
 )
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import ROOM
+from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample
+from bsmeta.training.metric_values import compute_values, list_training_rows
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, batches_within, spread
 
@@ -133,12 +135,9 @@ class Seq2SeqCorrection(Corrector):
         correct = [" ".join(pair.correct) for pair in first_pairs]
         counts = correction_counts(source, self.judge(model, source, context), correct)
         clean_counts = correction_counts(correct, self.judge(model, correct, context), correct)
-        return [
-            Metric("loss", self._mean_loss(model, pairs, context)),
-            Metric("correction_f1", counts.f1, better="max"),
-            Metric("edit_distance", counts.mean_distance),
-            Metric("false_alarms", clean_counts.flagged_rate),
-        ]
+
+        judged = Judged(counts, clean_counts.flagged_rate, self._mean_loss(model, pairs, context))
+        return compute_values(list_training_rows(CORRECTION_METRICS), judged)
 
     def _sizes(self, pairs: Sequence[Pair]) -> np.ndarray:
         return np.maximum(

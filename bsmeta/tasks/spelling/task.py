@@ -31,6 +31,7 @@ from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, shares
 from bsmeta.tasks.spelling.corrections import Flag, as_record, detection_counts
 from bsmeta.tasks.spelling.evaluate import finish
 from bsmeta.tasks.spelling.inputs import Inputs
+from bsmeta.tasks.spelling.metrics import DETECTION_METRICS, Judged
 from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.samples import (
     VALIDATION_EPOCH,
@@ -41,6 +42,7 @@ from bsmeta.tasks.spelling.samples import (
     make_noise,
     open_table,
 )
+from bsmeta.training.metric_values import compute_values, list_training_rows
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task, batched
 
@@ -319,14 +321,9 @@ class WordDetection(SpellingTask):
         flags = [(row > 0).astype(int).tolist() for row in logits]
         counts = detection_counts(flags, [row.tolist() for row in labels])
         losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
-        return [
-            Metric("loss", float(losses.mean())),
-            Metric("f1", counts.f1, better="max"),
-            Metric("precision", counts.precision, better="max"),
-            Metric("recall", counts.recall, better="max"),
-            Metric("accuracy", counts.accuracy, better="max"),
-            Metric("false_alarms", float((np.concatenate(clean_logits) > 0).mean())),
-        ]
+        false_alarms = float((np.concatenate(clean_logits) > 0).mean())
+        judged = Judged(counts, false_alarms, float(losses.mean()))
+        return compute_values(list_training_rows(DETECTION_METRICS), judged)
 
     def _logits(
         self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes
