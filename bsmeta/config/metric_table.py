@@ -50,6 +50,22 @@ class MetricDefinition(Generic[Measured]):
 MetricTable = Mapping[str, MetricDefinition[Measured]]
 
 
+def compute_values(table: MetricTable[Measured], measured: Measured) -> dict[str, Any]:
+    """Computes the metrics of a table that an evaluation has, in the order of the table."""
+    values = {name: definition.compute(measured) for name, definition in table.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def training_rows(table: MetricTable[Measured]) -> MetricTable[Measured]:
+    """Returns the rows of the metrics that evaluations during training report."""
+    return {name: row for name, row in table.items() if row.in_training}
+
+
+def report_rows(table: MetricTable[Measured]) -> MetricTable[Measured]:
+    """Returns the rows of the metrics that the tables of a report show."""
+    return {name: row for name, row in table.items() if row.in_report}
+
+
 def metric_table(config: RunConfig | type[RunConfig]) -> MetricTable[Any] | None:
     """Returns the table that a schema names (`RunConfig.metrics`); None if it names none."""
     if config.metrics is None:
@@ -60,8 +76,8 @@ def metric_table(config: RunConfig | type[RunConfig]) -> MetricTable[Any] | None
 
 def list_card_metrics(config: RunConfig) -> list[str]:
     """Lists the metrics that the model card of a run shows; [] without a table."""
-    table = metric_table(config) or {}
-    return [name for name, row in table.items() if row.in_training and row.in_card]
+    rows = training_rows(metric_table(config) or {})
+    return [name for name, row in rows.items() if row.in_card]
 
 
 def list_best_metrics(config: RunConfig) -> list[str] | None:
@@ -69,4 +85,4 @@ def list_best_metrics(config: RunConfig) -> list[str] | None:
     table = metric_table(config)
     if table is None:
         return None
-    return [name for name, row in table.items() if row.in_training and row.better is not None]
+    return [name for name, row in training_rows(table).items() if row.better is not None]

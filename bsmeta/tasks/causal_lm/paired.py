@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.metric_table import compute_values
 from bsmeta.core.errors import DataError
 from bsmeta.core.log_once import log_once
 from bsmeta.core.progress import Advance, reporting
@@ -43,7 +44,7 @@ from bsmeta.tasks.causal_lm.arms import (
     plan_comparisons,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
-from bsmeta.tasks.causal_lm.metrics import Compared
+from bsmeta.tasks.causal_lm.metrics import METRICS, Compared
 from bsmeta.tasks.causal_lm.results import ComparisonSums, compute_paired_metrics
 from bsmeta.tasks.causal_lm.scoring import (
     COLUMNS,
@@ -445,8 +446,8 @@ class SubsetEvaluation:
         self._text_bytes = int(np.sum(documents.bytes))
         self._seed = seed
 
-    def run(self, model: nn.Module, device: torch.device) -> Compared:
-        """Scores the subset; returns its comparisons, equal on all ranks."""
+    def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """Scores the subset; returns the metrics of the task's table, equal on all ranks."""
         sums = self._evaluation.run(model, device, blocks=self._blocks)
         stacked = np.stack([sums[name].totals for name in ("text", "all")])
         text, everything = compute_paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
@@ -460,4 +461,4 @@ class SubsetEvaluation:
                 + ("; no bytes are left to score" if text is None else ""),
             )
 
-        return Compared(text, everything)
+        return compute_values(METRICS, Compared(text, everything))

@@ -56,7 +56,7 @@ from bsmeta.models.routers import RouterLoss
 from bsmeta.models.shapes import head_groups, positions_of, text_shape
 from bsmeta.tasks.causal_lm.checks import positions_problems
 from bsmeta.tasks.causal_lm.metrics import METRICS
-from bsmeta.training.metric_values import compute_values
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task
 
@@ -525,9 +525,9 @@ class CausalLanguageModel(Task):
                 remote_file=None if self._survey is None else self._survey.remote_held_out,
             )
         with run_uncompiled(self._config.torch_compile):
-            compared = self._subset.run(model, context.device)
+            values = self._subset.run(model, context.device)
 
-        return compute_values(METRICS, compared)
+        return make_metrics(METRICS, values)
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
         """Compares configured and realized shares of documents, overall and by metadata type."""

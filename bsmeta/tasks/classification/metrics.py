@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.config.metric_table import MetricDefinition
+from bsmeta.config.metric_table import MetricDefinition, report_rows
 
 
 class LabelTotals(NamedTuple):
@@ -106,5 +106,5 @@ METRICS = {
 }
 """The metrics by name; scikit-learn defines those of texts in the same way."""
 
-SCORES = {name: row for name, row in METRICS.items() if row.in_report}
+SCORES = report_rows(METRICS)
 """The metrics of texts, which reports compare between systems, with intervals."""

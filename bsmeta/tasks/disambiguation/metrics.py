@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.config.metric_table import MetricDefinition
+from bsmeta.config.metric_table import MetricDefinition, report_rows
 
 TOP = 5
 IN_CANDIDATES = "_in_candidates"
@@ -83,7 +83,7 @@ METRICS = {
 }
 """The metrics by name."""
 
-SLICE_METRICS = {name: row for name, row in METRICS.items() if row.in_report}
+SLICE_METRICS = report_rows(METRICS)
 """The metrics of each slice; the others are metrics of all mentions only."""
 
 

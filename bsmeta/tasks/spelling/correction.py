@@ -16,6 +16,7 @@ import torch
 import xxhash
 from torch import nn
 
+from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.batch import MicroBatch
@@ -28,7 +29,7 @@ from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, row_tenso
 from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
-from bsmeta.training.metric_values import compute_values, list_training_rows
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric
 
@@ -133,7 +134,8 @@ class CandidateCorrection(Corrector):
             is_changed += [choice.probability > self._chosen for choice in word_choices]
 
         judged = Judged(counts, float(np.mean(is_changed)), self._mean_loss(model, pairs, context))
-        return compute_values(list_training_rows(CORRECTION_METRICS), judged)
+        values = compute_values(training_rows(CORRECTION_METRICS), judged)
+        return make_metrics(CORRECTION_METRICS, values)
 
     def _sizes(self, pairs: Sequence[Pair]) -> list[int]:
         return [len(pair.source) for pair in pairs]

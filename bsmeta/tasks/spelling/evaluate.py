@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.metric_table import compute_values, report_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.text.sentences import core
@@ -63,7 +64,7 @@ from bsmeta.tasks.spelling.corrections import (
 from bsmeta.tasks.spelling.lexicon import fold
 from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
 from bsmeta.tasks.spelling.noise import is_editable, with_case_of
-from bsmeta.training.metric_values import compute_values, list_report_rows
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
 
@@ -277,12 +278,8 @@ class SystemResult:
 
     def values(self, task: str) -> dict[str, float]:
         """Returns the metrics by name."""
-        return {metric.name: metric.value for metric in self.metrics(task)}
-
-    def metrics(self, task: str, split: str = "test") -> list[Metric]:
-        """Computes the metrics of a report from the table of the task."""
         judged = Judged(self.counts, self.false_alarms)
-        return compute_values(list_report_rows(METRICS[task]), judged, split)
+        return compute_values(report_rows(METRICS[task]), judged)
 
     def as_dict(self, task: str) -> dict[str, Any]:
         """Converts it to plain values for JSON."""
@@ -397,7 +394,7 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
     results = _score(config, judge, context, str(context.exported), context.folder / "evaluation")
     metrics: list[Metric] = []
     for test_set, (model, *_) in results.items():
-        metrics += model.metrics(config.task, split=test_set)
+        metrics += make_metrics(METRICS[config.task], model.values(config.task), test_set)
     return metrics
 
 
@@ -441,7 +438,7 @@ def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) 
 
 def table_of(task: str, results: Results) -> Table:
     """Makes one table over all test sets."""
-    rows_of_metrics = list_report_rows(METRICS[task])
+    rows_of_metrics = report_rows(METRICS[task])
     columns = [
         Column("test set"),
         Column("system"),

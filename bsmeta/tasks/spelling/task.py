@@ -19,6 +19,7 @@ import transformers
 from scipy.special import expit
 from torch import nn
 
+from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import reporting
@@ -42,7 +43,7 @@ from bsmeta.tasks.spelling.samples import (
     make_noise,
     open_table,
 )
-from bsmeta.training.metric_values import compute_values, list_training_rows
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task, batched
 
@@ -323,7 +324,8 @@ class WordDetection(SpellingTask):
         losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
         false_alarms = float((np.concatenate(clean_logits) > 0).mean())
         judged = Judged(counts, false_alarms, float(losses.mean()))
-        return compute_values(list_training_rows(DETECTION_METRICS), judged)
+        values = compute_values(training_rows(DETECTION_METRICS), judged)
+        return make_metrics(DETECTION_METRICS, values)
 
     def _logits(
         self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes
