@@ -81,11 +81,11 @@ class TaskEntry:
 
 def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
     """Refuses an entry point that does not work with a task."""
-    supported_tasks = [name for name, entry in tasks.items() if program in entry.programs]
-    if task in supported_tasks:
+    programs = tasks[task].programs if task in tasks else ()
+    if program in programs:
         return
 
-    programs = tasks[task].programs if task in tasks else ()
+    supported_tasks = [name for name, entry in tasks.items() if program in entry.programs]
     instead = f"; for task={task} there is {' and '.join(programs)}" if programs else ""
     raise ConfigurationError(
         f"task={task}: {program} works with task={' or '.join(supported_tasks)} only{instead}"
@@ -95,9 +95,10 @@ def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> No
 def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:
     """Returns the entry with the schema of a configuration, and the problems with its `task`."""
     schemas = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
+    if config.task in tasks and tasks[config.task].schema in schemas:
+        return tasks[config.task], []
+
     name, entry = next((name, entry) for name, entry in tasks.items() if entry.schema in schemas)
-    if config.task == name:
-        return entry, []
 
     if config.task in tasks:
         expected = f"{name}, because the configuration begins with the schema of {name}"

@@ -1,4 +1,4 @@
-"""The tasks that can be trained: each is one package and one entry here.
+"""The tasks that can be trained: each is one package and one entry here, or is installed.
 
 Only the task that runs is imported, in the parts that are needed: its schema by `train.py --help`,
 its model in training.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from bsmeta.config.task_entry import TaskEntry, imported
+from bsmeta.tasks.registry import TaskRegistry
 
 _CAUSAL_LM = "bsmeta.tasks.causal_lm"
 _CLASSIFICATION = "bsmeta.tasks.classification"
@@ -27,7 +28,7 @@ _spelling = partial(
     finishes=True,
 )
 
-TASKS: dict[str, TaskEntry] = {
+BUILT_IN: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
         schema="bsmeta.config.causal_lm:CausalLMConfig",
         make=imported(f"{_CAUSAL_LM}.task:CausalLanguageModel"),
@@ -77,3 +78,7 @@ TASKS: dict[str, TaskEntry] = {
         finishes=True,
     ),
 }
+"""The tasks of this package."""
+
+TASKS = TaskRegistry(BUILT_IN)
+"""All tasks, with those that other distributions add (`bsmeta.tasks.registry`)."""
