@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.schema import PretrainedConfig
+from bsmeta.config.schema import DEFAULT_TASK, PretrainedConfig
 from bsmeta.core.keys import inherited, key
 
 
@@ -31,7 +31,7 @@ class CausalLMConfig(PretrainedConfig):
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
     metrics: ClassVar[str | None] = "bsmeta.tasks.causal_lm.metrics:METRICS"
 
-    task: str = inherited(PretrainedConfig, "task", "causal_lm")
+    task: str = inherited(PretrainedConfig, "task", DEFAULT_TASK)
     data_config: DataConfig = key(DataConfig)
     """the documents"""
     attn_implementation: str = key(

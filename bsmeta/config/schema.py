@@ -152,6 +152,10 @@ class ModelCardConfig:
     data_config.csv or datasets); a run on other data omits them; null: any data"""
 
 
+DEFAULT_TASK = "causal_lm"
+"""The task of a `config.yaml` that names none, and of a model without one."""
+
+
 @dataclass(kw_only=True)
 class RunConfig:
     """A training run of any task."""

@@ -24,6 +24,7 @@ _spelling = partial(
     notes=imported(f"{_SPELLING}.config:notes"),
     evaluate=imported(f"{_SPELLING}.evaluate:run"),
     programs=("evaluate.py", "predict.py"),
+    uses=("flag_words",),
     has_epochs=True,
     finishes=True,
 )
@@ -40,6 +41,7 @@ BUILT_IN: dict[str, TaskEntry] = {
         start_notes=imported(f"{_CAUSAL_LM}.data_rows:size_notes"),
         evaluate=imported(f"{_CAUSAL_LM}.evaluate:run"),
         programs=("evaluate.py", "explain.py", "generate.py"),
+        is_language_model=True,
         fully_shards=True,
     ),
     "classification": TaskEntry(
@@ -50,6 +52,7 @@ BUILT_IN: dict[str, TaskEntry] = {
         prepare=imported(f"{_CLASSIFICATION}.examples:prepare"),
         evaluate=imported(f"{_CLASSIFICATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),
+        uses=("predict_label",),
         has_epochs=True,
         finishes=True,
     ),
@@ -74,6 +77,7 @@ BUILT_IN: dict[str, TaskEntry] = {
         prepare=imported(f"{_DISAMBIGUATION}.task:prepare"),
         evaluate=imported(f"{_DISAMBIGUATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),
+        uses=("detect_entities", "encode_entities"),
         has_epochs=True,
         finishes=True,
     ),

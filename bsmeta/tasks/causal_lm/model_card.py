@@ -169,6 +169,7 @@ def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> 
         "text-generation",
         library="transformers",
         datasets=datasets,
+        tags=["metadata"],
         results=results,
         held_out=public_name(config.data_config.validation_file or "none"),
     )
