@@ -150,7 +150,7 @@ def score_to_choose(config: ClassificationConfig) -> str:
 
     It is `keep_best_by` if that is such a score of texts, otherwise macro_f1.
     """
-    name = config.keep_best_by
+    name = config.keep_best_by or ""
     return name if name in SCORES and SCORES[name].better == "max" else "macro_f1"
 
 

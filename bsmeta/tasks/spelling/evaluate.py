@@ -79,16 +79,15 @@ CHANGE_NOTHING = "change nothing"
 MOST_EDITS = 2
 LOWER_CASE = ("bea322", "bea4660")
 """Published test sets whose texts, with errors and correct, are in lower case."""
-NAMES = {
-    "sed_words": "Words with errors",
-    "sed_sequence": "Sequences with errors",
-    "sec": "Corrections",
-}
+CORRECTION_TASK = "sec"
+"""The folder of a set of test sets that has the correct text of a group."""
 _PARTS = re.compile(r"([-–—/'’.]+)")
 _POSSESSIVE = re.compile(r"['’]s?$", re.IGNORECASE)
 
 Judge = Callable[[Sequence[str]], list[Any]]
 """Lines → per line: the flags of its words, one flag in a list, or the corrected line."""
+LineJudge = Callable[[str], Any]
+"""The same of a single line."""
 
 
 class Dictionary:
@@ -164,22 +163,51 @@ def _load_speller(word_list: str | None) -> SymSpell:
 def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
     """Makes the baselines of a task, by name; one uses the words of a list (see `Dictionary`)."""
     dictionary = Dictionary(word_list)
+    judges = REPORTINGS[task].make_baselines(dictionary)
+    return {name: partial(_judge_lines, judge) for name, judge in judges.items()}
 
-    def of_lines(judge_line: Callable[[str], Any]) -> Judge:
-        return lambda lines: list(map(judge_line, reporting(lines)))
 
-    if task == "sed_words":
-        return {
-            DICTIONARY: of_lines(dictionary.flags),
-            CHANGE_NOTHING: of_lines(lambda line: [0] * len(line.split())),
-        }
-    if task == "sed_sequence":
-        return {
-            DICTIONARY: of_lines(lambda line: [int(any(dictionary.flags(line)))]),
-            CHANGE_NOTHING: of_lines(lambda line: [0]),
-        }
-    assert task == "sec"
-    return {DICTIONARY: of_lines(dictionary.correct), CHANGE_NOTHING: of_lines(str)}
+def _judge_lines(judge: LineJudge, lines: Sequence[str]) -> list[Any]:
+    return [judge(line) for line in reporting(lines)]
+
+
+def _flag_words(dictionary: Dictionary) -> dict[str, LineJudge]:
+    return {DICTIONARY: dictionary.flags, CHANGE_NOTHING: lambda line: [0] * len(line.split())}
+
+
+def _flag_lines(dictionary: Dictionary) -> dict[str, LineJudge]:
+    return {
+        DICTIONARY: lambda line: [int(any(dictionary.flags(line)))],
+        CHANGE_NOTHING: lambda line: [0],
+    }
+
+
+def _correct_lines(dictionary: Dictionary) -> dict[str, LineJudge]:
+    return {DICTIONARY: dictionary.correct, CHANGE_NOTHING: str}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """How a task is scored on test sets, and reported."""
+
+    title: str
+    unit: str  # what a system judges, in the plural
+    corrects: bool  # whether it corrects lines; False: it flags units
+    make_baselines: Callable[[Dictionary], dict[str, LineJudge]]
+
+
+REPORTINGS = {
+    "sed_words": Reporting(
+        title="Words with errors", unit="words", corrects=False, make_baselines=_flag_words
+    ),
+    "sed_sequence": Reporting(
+        title="Sequences with errors", unit="lines", corrects=False, make_baselines=_flag_lines
+    ),
+    CORRECTION_TASK: Reporting(
+        title="Corrections", unit="words", corrects=True, make_baselines=_correct_lines
+    ),
+}
+"""The reporting of each task on spelling."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +248,8 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
                 f"{len(correct):,} in correct.txt; expected the same number"
             )
 
-        clean_file = folder / "sec" / group / split / "correct.txt"
-        corrects = task == "sec"
+        clean_file = folder / CORRECTION_TASK / group / split / "correct.txt"
+        corrects = REPORTINGS[task].corrects
         test_set = TestSet(
             name=f"{group}/{split}",
             corrupt=corrupt,
@@ -326,7 +354,7 @@ def _results(
     system_counts: list[Counts] = []
     false_alarms: list[float | None] = []
     for output in outputs.values():
-        if config.task == "sec":
+        if REPORTINGS[config.task].corrects:
             lines = test_set.clean
             counts = correction_counts(
                 test_set.corrupt, test_set.cased(output.corrupt), test_set.correct
@@ -431,7 +459,8 @@ def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) 
         lines = len(systems[0].counts.units)
         test_sets.append({"test_set": name, "lines": lines, "systems": values})
 
-    page = Page(NAMES[task], sentences, facts, [Section(tables=[table])], own_command())
+    title = REPORTINGS[task].title
+    page = Page(title, sentences, facts, [Section(tables=[table])], own_command())
     written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
     print_report([table], sentences, written)
 
@@ -456,16 +485,16 @@ def table_of(task: str, results: Results) -> Table:
             start = [name if number == 0 else "", system.system]
             rows.append([*start, *cells.values(), system.difference])
 
-    corrects = task == "sec"
-    unit = "lines" if task == "sed_sequence" else "words"
-    verb = "changes" if corrects else "flags"
+    task_reporting = REPORTINGS[task]
+    verb = "changes" if task_reporting.corrects else "flags"
     note = (
         f"In brackets: 95% intervals, bootstrap over the lines ({_line_counts(results)}), the same "
-        f"for all systems. False alarms: {unit} of the correct text that a system {verb}."
+        f"for all systems. False alarms: {task_reporting.unit} of the correct text that a "
+        f"system {verb}."
     )
-    if corrects:
+    if task_reporting.corrects:
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
-    return Table(NAMES[task], note, columns, rows)
+    return Table(task_reporting.title, note, columns, rows)
 
 
 def _line_counts(results: Results) -> str:
