@@ -98,7 +98,9 @@ def _compose_config(config: str | Path, overrides: Sequence[str]) -> RunConfig:
     if folder is not None:
         arguments += ["--config-dir", str(folder)]
     built_in = [entry.schema for entry in BUILT_IN.values()]
-    schemas: list[type[RunConfig] | str] = list_offered(arguments, built_in, "", TASKS.list_installed_schemas)
+    schemas: list[type[RunConfig] | str] = list_offered(
+        arguments, built_in, "", TASKS.list_installed_schemas
+    )
     return compose(choose_schema(arguments, schemas, ""), name, overrides, folder)
 
 
