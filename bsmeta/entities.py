@@ -85,14 +85,15 @@ def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     """
     import numpy as np
 
-    from bsmeta.tasks.checkpoints import locate, open_task, task_of
+    from bsmeta.tasks.checkpoints import list_tasks, locate, open_task, task_of
     from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 
     location = locate(checkpoint)
-    if location.has_run_config and task_of(location) != "disambiguation":
+    tasks = list_tasks("encode_entities")
+    if location.has_run_config and task_of(location) not in tasks:
         raise ConfigurationError(
             f"checkpoint={checkpoint} is a model of task={task_of(location)}; expected a run of "
-            "task=disambiguation",
+            f"task={' or '.join(tasks)}",
             ["checkpoint"],
         )
     task, folder = open_task(checkpoint, {"data_config": {"entity_table": str(table)}})

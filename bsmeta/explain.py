@@ -19,7 +19,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.terminal import Console
-from bsmeta.tasks import TASKS
+from bsmeta.tasks import BUILT_IN, TASKS
 
 if TYPE_CHECKING:
     from bsmeta.tasks.causal_lm.explaining import ExplainedWindow
@@ -75,5 +75,11 @@ def write(path: str, text: str) -> None:
 
 if __name__ == "__main__":
     schemas: list[Any] = [ExplainConfig]  # and those of the tasks that are refused by name
-    schemas += [entry.schema for entry in TASKS.values() if "explain.py" not in entry.programs]
-    run_entry_point(main, schemas, "v2", takes_composition=True)
+    schemas += [entry.schema for entry in BUILT_IN.values() if "explain.py" not in entry.programs]
+    run_entry_point(
+        main,
+        schemas,
+        "v2",
+        takes_composition=True,
+        list_more=TASKS.list_installed_schemas,
+    )

@@ -21,7 +21,7 @@ from bsmeta.config.help_page import Key, list_sections
 from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.files import CONFIG_FOLDER
-from bsmeta.tasks import TASKS
+from bsmeta.tasks import BUILT_IN
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 
@@ -29,7 +29,7 @@ FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 def _tasks() -> Iterator[tuple[str, type[RunConfig], str]]:
     """Yields the schemas of the tasks, each after those that it shares with other tasks."""
     users: dict[type[RunConfig], list[str]] = {}
-    for name, entry in TASKS.items():
+    for name, entry in BUILT_IN.items():
         for schema in reversed(entry.config.__mro__):
             is_shared = issubclass(schema, RunConfig) and schema.__module__.startswith(
                 "bsmeta.tasks."

@@ -22,7 +22,7 @@ from bsmeta.config.startup_table import launch_notes, print_summary, summary
 from bsmeta.config.steps import set_branch_length
 from bsmeta.core.rank import checks_for_all, rank
 from bsmeta.core.signals import StopRequest, release_signals
-from bsmeta.tasks import TASKS
+from bsmeta.tasks import BUILT_IN, TASKS
 from bsmeta.training.run_folder import note_early_stop, refusal_in_status
 
 
@@ -77,5 +77,10 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
 
 
 if __name__ == "__main__":
-    schemas = [entry.schema for entry in TASKS.values()]
-    run_entry_point(main, schemas, "v2", takes_composition=True)
+    run_entry_point(
+        main,
+        [entry.schema for entry in BUILT_IN.values()],
+        "v2",
+        takes_composition=True,
+        list_more=TASKS.list_installed_schemas,
+    )

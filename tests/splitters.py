@@ -628,7 +628,7 @@ OTHERS = {
     "tasks/spelling/candidates.py:_is_spelled": "calls the `match` of a lexicon",
     "tasks/spelling/corrections.py:correction_counts": "see `count_corrections`",
     "tasks/spelling/corrections.py:count_corrections": "a published measure, which is quadratic",
-    "tasks/spelling/evaluate.py:baselines": "see `Dictionary`",
+    "tasks/spelling/evaluate.py:_flag_words": "see `Dictionary`",
     "tasks/spelling/lexicon.py:Lexicon.read": "a file of this program",
     "tasks/spelling/noise.py:_read_codespell": "a file of a package",
 }

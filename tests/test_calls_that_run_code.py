@@ -23,6 +23,8 @@ GATES: dict[str, set[str]] = {
     "for_model": {"bsmeta/tasks/disambiguation/model.py"},  # a shape, of classes of transformers
     "load_dataset": {"experiments/benchmarks/stream_arms.py"},  # of the format json
     "load_from_disk": {"bsmeta/data/table/store.py"},  # Arrow and JSON
+    # Of installed distributions, never of a folder that a configuration names.
+    "entry_points": {"bsmeta/tasks/registry.py"},
     "HFLM": set(),  # of lm-evaluation-harness; studies/downstream.py has a subclass
 }  # fmt: skip
 
@@ -104,6 +106,13 @@ def test_a_module_that_runs_code_has_its_place(module: str) -> None:
         if any(name.partition(".")[0] == module for name in names):
             users.add(file)
     assert users <= MODULES[module]
+
+
+def test_an_entry_point_is_loaded_in_one_place() -> None:
+    loads = {file for file, node in calls() if called(node) == "point.load"}
+    (entry_points,) = [node for _, node in calls() if called(node) == "entry_points"]
+    assert loads == {"bsmeta/tasks/registry.py"}
+    assert keyword(entry_points, "group") == "GROUP"
 
 
 def test_no_model_is_trusted() -> None:

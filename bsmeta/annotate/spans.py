@@ -20,6 +20,7 @@ from bsmeta.annotate.annotator import (
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.links import LinkIndex, index_digest, index_path, list_mentions
 from bsmeta.annotate.page import PARAGRAPHS
+from bsmeta.config.task_entry import ModelUse
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import file_hash
 from bsmeta.data.text.sentences import sentences
@@ -40,29 +41,30 @@ class _OpenModel(NamedTuple):
 
 
 def _open_model(
-    config: AnnotateConfig, key: str, user: str, *tasks: str, **overrides: Any
+    config: AnnotateConfig, key: str, user: str, use: ModelUse, **overrides: Any
 ) -> _OpenModel:
     """Opens the model that a key of the configuration names.
 
     Args:
         key: The key.
         user: The clause "… is used" of the error if the key is not set.
-        tasks: The tasks that the model may be trained for.
+        use: The use of the model, which determines the tasks of its training.
         overrides: Keys of its run to change.
 
     Raises:
         ConfigurationError, DataError: If it cannot be used.
     """
+    # Imported here because torch takes seconds, and the other annotators do not need it.
+    import torch
+
+    from bsmeta.tasks.checkpoints import list_tasks, locate, open_task, task_of
+
     checkpoint = getattr(config, key)
+    tasks = list_tasks(use)
     expected = f"expected a run of task={' or '.join(tasks)}"
     if checkpoint is None:
         message = f"{key} is not set, but {user}; {expected}: {key}=runs/{tasks[0]}"
         raise ConfigurationError(message, [key])
-
-    # Imported here because torch takes seconds, and the other annotators do not need it.
-    import torch
-
-    from bsmeta.tasks.checkpoints import locate, open_task, task_of
 
     location = locate(checkpoint)
     if location.has_run_config and task_of(location) not in tasks:
@@ -83,16 +85,16 @@ class _Trained(Annotator):
 
     Attributes:
         key: The configuration key that names the model.
-        tasks: The tasks that it may be trained for.
+        use: The use of the model, which determines the tasks of its training.
     """
 
     key: ClassVar[str]
-    tasks: ClassVar[tuple[str, ...]]
+    use: ClassVar[ModelUse]
 
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
         user = f"the annotator {self.name} is used"
-        opened = _open_model(config, self.key, user, *self.tasks)
+        opened = _open_model(config, self.key, user, self.use)
         self._task = opened.task
         self._file_hashes = opened.file_hashes
         self._model = opened.task.load(opened.folder).eval()
@@ -107,7 +109,7 @@ class Spelling(_Trained):
     name = "spelling"
     columns = ("metadata_spelling",)
     key = "spelling_model"
-    tasks = ("sed_words", "sed_sequence", "sec")
+    use = "flag_words"
 
     def annotate(self, row: Row) -> Columns:
         sample = row.text
@@ -128,7 +130,7 @@ class Label(_Trained):
     name = "label"
     columns = ("metadata_label",)
     key = "label_model"
-    tasks = ("classification",)
+    use = "predict_label"
 
     def annotate(self, row: Row) -> Columns:
         (column,) = self._task.inputs
@@ -249,7 +251,7 @@ class Entity(Annotator):
         min_score = config.entity_min_score
         overrides = {} if min_score is None else {"min_score": min_score}
         user = "entity_source=checkpoint"
-        opened = _open_model(config, "entity_model", user, "disambiguation", **overrides)
+        opened = _open_model(config, "entity_model", user, "detect_entities", **overrides)
         task = opened.task
         self._dependencies = {
             "files": opened.file_hashes,

@@ -23,7 +23,7 @@ from bsmeta.config.composition import NOTHING
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema
+from bsmeta.config.schema_choice import choose_schema, list_offered
 from bsmeta.config.task_entry import entry_of
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, nearest, refuse
 from bsmeta.core.files import CONFIG_FOLDER
@@ -35,7 +35,7 @@ from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.tasks import TASKS
+from bsmeta.tasks import BUILT_IN, TASKS
 from bsmeta.training.task import Task
 
 Configuration = str | Path | RunConfig
@@ -97,7 +97,10 @@ def _compose_config(config: str | Path, overrides: Sequence[str]) -> RunConfig:
     arguments = ["--config-name", name]
     if folder is not None:
         arguments += ["--config-dir", str(folder)]
-    schemas = [entry.schema for entry in TASKS.values()]
+    built_in = [entry.schema for entry in BUILT_IN.values()]
+    schemas: list[type[RunConfig] | str] = list_offered(
+        arguments, built_in, "", TASKS.list_installed_schemas
+    )
     return compose(choose_schema(arguments, schemas, ""), name, overrides, folder)
 
 

@@ -39,7 +39,8 @@ from bsmeta.tasks.causal_lm.text_mode import Result, Writer, changed
 from bsmeta.tasks.checkpoints import locate, open_task, task_of
 from bsmeta.training.task import ChangesText, ChecksRecords, Predicts, PredictsFromData, Task
 
-LANGUAGE_MODEL = "causal_lm"
+# The names of the tasks of this package, for type checkers; the registry decides.
+LanguageModelTask = Literal["causal_lm"]
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
 Checkpoint = str | os.PathLike[str]
 """A path, or a `Run` in place of the path of its folder."""
@@ -151,7 +152,7 @@ class LanguageModel(Model):
     _can = "score, generate and render"
 
     def __init__(self, opened: OpenedModel) -> None:
-        super().__init__(opened.location.name, LANGUAGE_MODEL)
+        super().__init__(opened.location.name, opened.train.task)
         self._opened = opened
         self._reader = DocumentReader(opened.train.data_config)
 
@@ -382,7 +383,7 @@ class Predictor(Model):
 @overload
 def load(
     checkpoint: Checkpoint,
-    task: Literal["causal_lm"],
+    task: LanguageModelTask,
     *,
     device: str | None = ...,
     overrides: Mapping[str, Any] | None = ...,
@@ -460,7 +461,7 @@ def open_model(
         )
 
     torch_device = default_device() if device is None else _parse_device(device)
-    if trained_task == LANGUAGE_MODEL:
+    if trained_task in TASKS and TASKS[trained_task].is_language_model:
         return LanguageModel(OpenedModel(location, None, overrides or {}, device=torch_device))
     with naming_extras():
         return Predictor(name, trained_task, *open_task(name, overrides or {}), torch_device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.schema import PretrainedConfig
+from bsmeta.config.schema import DEFAULT_TASK, PretrainedConfig
 from bsmeta.core.keys import inherited, key
 
 
@@ -29,22 +29,9 @@ class CausalLMConfig(PretrainedConfig):
     """A training run of a causal language model."""
 
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
-    metrics: ClassVar[tuple[str, ...] | None] = (
-        "bits_per_byte_with",
-        "bits_per_byte_without",
-        "text_bits_per_byte",
-        "difference",
-        "difference_low",
-        "difference_high",
-        "perplexity_with",
-        "perplexity_without",
-        "mean_document_difference",
-        "mean_document_difference_low",
-        "mean_document_difference_high",
-        "sign_test_p",
-    )
+    metrics: ClassVar[str | None] = "bsmeta.tasks.causal_lm.metrics:METRICS"
 
-    task: str = inherited(PretrainedConfig, "task", "causal_lm")
+    task: str = inherited(PretrainedConfig, "task", DEFAULT_TASK)
     data_config: DataConfig = key(DataConfig)
     """the documents"""
     attn_implementation: str = key(

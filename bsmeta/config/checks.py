@@ -23,6 +23,7 @@ from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import fsdp_problems, launch_problems
 from bsmeta.config.machine_checks import machine_problems
+from bsmeta.config.metric_table import list_best_metrics
 from bsmeta.config.schema import (
     ADAMW,
     OPTIMIZERS,
@@ -265,8 +266,10 @@ def _evaluation_problems(config: RunConfig) -> Iterator[Problem]:
         expected = "null, because eval_steps=0 evaluates nothing"
         fix = "keep_best_by=null, or eval_steps=1000, for example"
         yield _refused(config, "keep_best_by", expected, fix)
-    elif config.metrics is not None and metric not in config.metrics:
-        metrics = config.metrics
+        return
+
+    metrics = list_best_metrics(config)
+    if metrics is not None and metric not in metrics:
         expected = f"one of {', '.join(metrics)}{nearest(metric, metrics)}"
         yield _refused(config, "keep_best_by", expected, f"keep_best_by={closest(metric, metrics)}")
 

@@ -27,7 +27,7 @@ from bsmeta.config.hydra_files import ConfigReader
 from bsmeta.config.interpolation import finish
 from bsmeta.config.overrides import Override, describe_repetitions, key_of, read_overrides
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema
+from bsmeta.config.schema_choice import choose_schema, list_offered
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse, show
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import bound_problems, leaves
@@ -49,6 +49,7 @@ def run_entry_point(
     config_name: str,
     *,
     takes_composition: bool = False,
+    list_more: Callable[[], Sequence[str]] = tuple,
 ) -> None:
     """Composes the configuration, calls `main` with it, and exits the process.
 
@@ -61,11 +62,19 @@ def run_entry_point(
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
         takes_composition: Call `main(config, composition)` instead, also if composing has found
             problems, so that it reports its own along with them; it must then raise.
+        list_more: Lists the schemas of other distributions (see `list_offered`).
     """
     arguments = sys.argv[1:]
     if "--version" in arguments:
         sys.exit(exit_code(lambda: print(version_lines())))
-    offered = [schemas] if isinstance(schemas, type) else schemas
+    built_in = [schemas] if isinstance(schemas, type) else schemas
+    offered: list[type[Config] | str] = []
+    refused = exit_code(
+        lambda: offered.extend(list_offered(arguments, built_in, config_name, list_more))
+    )
+    if refused:
+        sys.exit(refused)
+
     schema = choose_schema(arguments, offered, config_name)
     if {"--help", "-h"} & set(arguments):
         program = os.path.basename(sys.argv[0])

@@ -18,7 +18,7 @@ from bsmeta.config.filling import fill
 from bsmeta.config.interpolation import finish
 from bsmeta.config.misfits import Misfit
 from bsmeta.config.saved import changed_texts, mark, read_saved, shielded, unshielded
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import DEFAULT_TASK, RunConfig
 from bsmeta.config.schema_types import store_name
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import ConfigurationError, refuse
@@ -71,7 +71,7 @@ def to_config(values: Mapping[Any, Any], schema: type[Config], file: str) -> Con
 
 
 def saved_task(path: Path) -> str:
-    """Reads the task of a run from its `config.yaml`; causal_lm if the file names none.
+    """Reads the task of a run from its `config.yaml`; `DEFAULT_TASK` if the file names none.
 
     Raises:
         ConfigurationError: If the file cannot be read.
@@ -80,7 +80,7 @@ def saved_task(path: Path) -> str:
 
 
 def _task_of(values: Mapping[Any, Any]) -> str:
-    return str(values.get("task", "causal_lm"))
+    return str(values.get("task", DEFAULT_TASK))
 
 
 def saved_config(

@@ -152,6 +152,10 @@ class ModelCardConfig:
     data_config.csv or datasets); a run on other data omits them; null: any data"""
 
 
+DEFAULT_TASK = "causal_lm"
+"""The task of a `config.yaml` that names none, and of a model without one."""
+
+
 @dataclass(kw_only=True)
 class RunConfig:
     """A training run of any task."""
@@ -166,8 +170,9 @@ class RunConfig:
     training_data_key: ClassVar[str] = "data_config.train_file"
     """The key that names the training data, to which `model_card.describes` is compared."""
 
-    metrics: ClassVar[tuple[str, ...] | None] = None
-    """The metrics of the evaluations during training; None: known only when they run."""
+    metrics: ClassVar[str | None] = None
+    """The task's table of metrics (`bsmeta.config.metric_table`), as `module:attribute`; None: the
+    metrics are known only when an evaluation runs."""
 
     task: str = key("", heading="Task")
     """the task to train: a name in bsmeta.tasks.TASKS"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,14 +27,37 @@ def choose_schema(
         schemas: The possible schemas; one as `module:attribute` is imported if it is chosen. The
             first is chosen if the configuration names none, which is refused later.
     """
-    schemas_by_name = {store_name(schema): schema for schema in schemas}
-    chosen = schemas[0]
-    for name in _configurations(arguments, config_name):
-        if name in schemas_by_name:
-            chosen = schemas_by_name[name]
-            break
+    chosen = find_schema(arguments, schemas, config_name) or schemas[0]
     schema: type[Config] = pkgutil.resolve_name(chosen) if isinstance(chosen, str) else chosen
     return schema
+
+
+def find_schema(
+    arguments: Sequence[str], schemas: Sequence[type[Config] | str], config_name: str
+) -> type[Config] | str | None:
+    """Returns the schema that `choose_schema` chooses; None if the configuration names none."""
+    schemas_by_name = {store_name(schema): schema for schema in schemas}
+    for name in _configurations(arguments, config_name):
+        if name in schemas_by_name:
+            return schemas_by_name[name]
+    return None
+
+
+def list_offered(
+    arguments: Sequence[str],
+    schemas: Sequence[type[Config] | str],
+    config_name: str,
+    list_more: Callable[[], Sequence[str]],
+) -> list[type[Config] | str]:
+    """Lists the schemas among which `choose_schema` chooses.
+
+    Args:
+        list_more: Lists the schemas of other distributions, whose modules it imports; called only
+            if the configuration names none of `schemas`.
+    """
+    if find_schema(arguments, schemas, config_name) is not None:
+        return [*schemas]
+    return [*schemas, *list_more()]
 
 
 def _configurations(arguments: Sequence[str], config_name: str) -> Iterator[str]:

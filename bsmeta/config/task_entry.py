@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal
 
 from bsmeta.config.composition import Composition
 from bsmeta.config.launch import Launch
@@ -13,6 +13,8 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, closest, nearest, show
 
 Row = tuple[str, str]
+ModelUse = Literal["flag_words", "predict_label", "detect_entities", "encode_entities"]
+"""A use of a model by another program: by an annotator, or by `entities.py`."""
 
 
 def imported(name: str) -> Callable[..., Any]:
@@ -51,6 +53,9 @@ class TaskEntry:
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
             (`bsmeta.tasks.checkpoints.Location`), and the `Processes`.
         programs: The entry points beside `train.py` that work with the task's checkpoints.
+        uses: The uses of its models by annotators and by `entities.py`.
+        is_language_model: Whether its models score and continue documents with metadata, by the
+            code of the language model of this package.
         has_epochs: Whether the task has epochs (`Task.steps_per_epoch`).
         finishes: Whether the task reads `model/` of a checkpoint when a run ends (`Task.finish`).
         fully_shards: Whether the task has been tried under FSDP2, which calls the model as a whole;
@@ -68,6 +73,8 @@ class TaskEntry:
     prepare: Callable[[Any], object] = _nothing
     evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None
     programs: tuple[str, ...] = ()
+    uses: tuple[ModelUse, ...] = ()
+    is_language_model: bool = False
     has_epochs: bool = False
     finishes: bool = False
     fully_shards: bool = False
@@ -81,11 +88,11 @@ class TaskEntry:
 
 def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
     """Refuses an entry point that does not work with a task."""
-    supported_tasks = [name for name, entry in tasks.items() if program in entry.programs]
-    if task in supported_tasks:
+    programs = tasks[task].programs if task in tasks else ()
+    if program in programs:
         return
 
-    programs = tasks[task].programs if task in tasks else ()
+    supported_tasks = [name for name, entry in tasks.items() if program in entry.programs]
     instead = f"; for task={task} there is {' and '.join(programs)}" if programs else ""
     raise ConfigurationError(
         f"task={task}: {program} works with task={' or '.join(supported_tasks)} only{instead}"
@@ -95,9 +102,10 @@ def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> No
 def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:
     """Returns the entry with the schema of a configuration, and the problems with its `task`."""
     schemas = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
+    if config.task in tasks and tasks[config.task].schema in schemas:
+        return tasks[config.task], []
+
     name, entry = next((name, entry) for name, entry in tasks.items() if entry.schema in schemas)
-    if config.task == name:
-        return entry, []
 
     if config.task in tasks:
         expected = f"{name}, because the configuration begins with the schema of {name}"

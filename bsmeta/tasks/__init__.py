@@ -1,4 +1,4 @@
-"""The tasks that can be trained: each is one package and one entry here.
+"""The tasks that can be trained: each is one package and one entry here, or is installed.
 
 Only the task that runs is imported, in the parts that are needed: its schema by `train.py --help`,
 its model in training.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from bsmeta.config.task_entry import TaskEntry, imported
+from bsmeta.tasks.registry import TaskRegistry
 
 _CAUSAL_LM = "bsmeta.tasks.causal_lm"
 _CLASSIFICATION = "bsmeta.tasks.classification"
@@ -23,11 +24,12 @@ _spelling = partial(
     notes=imported(f"{_SPELLING}.config:notes"),
     evaluate=imported(f"{_SPELLING}.evaluate:run"),
     programs=("evaluate.py", "predict.py"),
+    uses=("flag_words",),
     has_epochs=True,
     finishes=True,
 )
 
-TASKS: dict[str, TaskEntry] = {
+BUILT_IN: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
         schema="bsmeta.config.causal_lm:CausalLMConfig",
         make=imported(f"{_CAUSAL_LM}.task:CausalLanguageModel"),
@@ -39,6 +41,7 @@ TASKS: dict[str, TaskEntry] = {
         start_notes=imported(f"{_CAUSAL_LM}.data_rows:size_notes"),
         evaluate=imported(f"{_CAUSAL_LM}.evaluate:run"),
         programs=("evaluate.py", "explain.py", "generate.py"),
+        is_language_model=True,
         fully_shards=True,
     ),
     "classification": TaskEntry(
@@ -49,6 +52,7 @@ TASKS: dict[str, TaskEntry] = {
         prepare=imported(f"{_CLASSIFICATION}.examples:prepare"),
         evaluate=imported(f"{_CLASSIFICATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),
+        uses=("predict_label",),
         has_epochs=True,
         finishes=True,
     ),
@@ -73,7 +77,12 @@ TASKS: dict[str, TaskEntry] = {
         prepare=imported(f"{_DISAMBIGUATION}.task:prepare"),
         evaluate=imported(f"{_DISAMBIGUATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),
+        uses=("detect_entities", "encode_entities"),
         has_epochs=True,
         finishes=True,
     ),
 }
+"""The tasks of this package."""
+
+TASKS = TaskRegistry(BUILT_IN)
+"""All tasks, with those that other distributions add (`bsmeta.tasks.registry`)."""

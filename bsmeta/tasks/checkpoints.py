@@ -20,8 +20,9 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.saved import read_saved
 from bsmeta.config.saved_runs import saved_config, saved_task
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import DEFAULT_TASK, RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
+from bsmeta.config.task_entry import ModelUse
 from bsmeta.config.unused_keys import refuse_unused
 from bsmeta.core.errors import ConfigurationError, DataError, show
 from bsmeta.core.log_once import log_once
@@ -189,8 +190,13 @@ def task_of(location: Location, training_config: str | None = None) -> str:
     if training_config is not None:
         return saved_task(Path(training_config))
     if location.config is None or not location.has_run_config:
-        return "causal_lm"
+        return DEFAULT_TASK
     return saved_task(location.config)
+
+
+def list_tasks(use: ModelUse) -> list[str]:
+    """Lists the tasks whose models have a use."""
+    return [name for name, entry in TASKS.items() if use in entry.uses]
 
 
 def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path]:

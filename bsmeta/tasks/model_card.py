@@ -17,6 +17,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.schema import PretrainedConfig, RunConfig
 from bsmeta.core.secrets import redact, shown_url
 from bsmeta.report import markdown
@@ -33,6 +34,7 @@ def make_front_matter(
     *,
     library: str = "bsmeta",
     datasets: Sequence[str] = (),
+    tags: Sequence[str] = (),
     results: Mapping[str, float] | None = None,
     held_out: str = "held-out data",
 ) -> str:
@@ -44,15 +46,12 @@ def make_front_matter(
     Args:
         pipeline_tag: The kind of task, as the Hub names it.
         datasets: Data sets of the Hub that the run trains on, in addition to `model_card.datasets`.
+        tags: Tags of the task, in addition to `bsmeta`.
         results: Metrics by name, for the `model-index`.
         held_out: The name of the data on which the metrics were measured.
     """
     card = config.model_card if describes_training_data(config) else type(config.model_card)()
     names = list(dict.fromkeys([*card.datasets, *datasets]))
-    tags = ["bsmeta"]
-    if config.task == "causal_lm":
-        tags.append("metadata")
-
     data = ModelCardData(
         language=card.language or None,
         license=card.license or None,  # type: ignore[arg-type]  # the Hub accepts a list
@@ -60,7 +59,7 @@ def make_front_matter(
         pipeline_tag=pipeline_tag,
         base_model=_base_model(config),
         datasets=names or None,
-        tags=tags,
+        tags=["bsmeta", *tags],
         model_name=model_name(config),
         eval_results=_make_results(pipeline_tag, results or {}, held_out),
     )
@@ -92,7 +91,7 @@ def write_task_card(
     event = last_events(Path(config.out_dir) / METRICS).get("eval", {})
     results = {
         name: float(event[name])
-        for name in config.metrics or ()
+        for name in list_card_metrics(config)
         if isinstance(event.get(name), (int, float)) and math.isfinite(event[name])
     }
 

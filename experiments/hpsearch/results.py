@@ -17,6 +17,7 @@ from rich.table import Table
 from bsmeta.core.terminal import Console
 from bsmeta.report import figures, markdown
 from bsmeta.report.drawing import draw_figures
+from bsmeta.tasks.causal_lm.metrics import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 # The loss of a single step is noisy, so it is averaged over the last steps.
 LAST_STEPS = 20
 MEASURES = {
-    "bits_per_byte_with": "held-out bits per byte, with metadata",
-    "bits_per_byte_without": "held-out bits per byte, without metadata",
+    **{
+        name: f"held-out bits per byte, {METRICS[name].label} metadata"
+        for name in ("bits_per_byte_with", "bits_per_byte_without")
+    },
     "loss": "training loss",
 }
-COLUMNS = ("with", "without", "loss")
+COLUMNS = [METRICS[name].label if name in METRICS else name for name in MEASURES]
 COLORS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#6b6b6b")
 
 

@@ -14,7 +14,7 @@ import torch
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.tasks import TASKS
+from bsmeta.tasks import BUILT_IN, TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
 from tests.api.conftest import read_lines
 from tests.tasks.classification.conftest import encoder  # noqa: F401 (a fixture)
@@ -110,7 +110,7 @@ def test_a_missing_library_is_named_with_its_extra(
     def make(_: object) -> None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
 
-    monkeypatch.setitem(TASKS, "causal_lm", replace(TASKS["causal_lm"], make=make))
+    monkeypatch.setitem(BUILT_IN, "causal_lm", replace(TASKS["causal_lm"], make=make))
     with pytest.raises(bsmeta.UserError, match=r"pip install 'bsmeta\[tables\]'"):
         bsmeta.stream(config)
 

@@ -26,7 +26,7 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import exit_code
-from bsmeta.tasks import TASKS
+from bsmeta.tasks import BUILT_IN, TASKS
 from tests.conftest import REPOSITORY
 
 SAMPLE = str(REPOSITORY / "examples" / "webdocs" / "*.jsonl.gz")
@@ -693,7 +693,7 @@ def test_broken_configuration_is_refused(
     unmade = dataclasses.replace(
         TASKS["causal_lm"], make=lambda _: pytest.fail("the task was made")
     )
-    monkeypatch.setitem(TASKS, "causal_lm", unmade)
+    monkeypatch.setitem(BUILT_IN, "causal_lm", unmade)
 
     assert exit_code(lambda: train.main(config)) == 2
 

@@ -144,9 +144,9 @@ JOINS = {
     },
     "tasks/spelling/config.py": {"os.path.join(folder, CORRECTION)": "a constant name"},
     "tasks/spelling/evaluate.py": {
-        "folder / 'sec' / group / split": "a listing of the folder itself",
+        "folder / CORRECTION_TASK / group / split": "a listing of the folder itself",
         "folder / task": "the name of the task",
-        "folder / 'sec' / group": "a listing of the folder itself",
+        "folder / CORRECTION_TASK / group": "a listing of the folder itself",
     },
     "tasks/spelling/samples.py": {
         "Path(config.store_dir) / _digest(key)": "a hash",

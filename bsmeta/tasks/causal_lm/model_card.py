@@ -19,6 +19,7 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, SCHEME, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig, phase_configs
+from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.saved import changed_texts, mark
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.metadata.document import Document
@@ -29,6 +30,7 @@ from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report import markdown
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import load_template
+from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.tasks.checkpoints import RECIPE
 from bsmeta.tasks.model_card import (
     README,
@@ -41,14 +43,6 @@ from bsmeta.tasks.model_card import (
     training_command,
 )
 from bsmeta.training.run_folder import last_events
-
-METRICS = {
-    "bits_per_byte_without": "bits per byte without metadata",
-    "bits_per_byte_with": "bits per byte with all metadata, same text",
-    "difference": "difference",
-    "text_bits_per_byte": "bits per byte of all documents, text alone",
-}
-"""Metrics of the card, with their descriptions."""
 
 PROMPT = EXAMPLE_TEXT[:12]
 """The beginning of the example text, as a prompt."""
@@ -66,7 +60,11 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
     events = last_events(metrics)
     step = events.get("step")
     event = events.get("eval")
-    results = {name: event[name] for name in METRICS if event and event.get(name) is not None}
+    results = {
+        name: event[name]
+        for name in list_card_metrics(config)
+        if event and event.get(name) is not None
+    }
 
     rendered = render_example(metadata)
     parts = [
@@ -103,7 +101,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         step=step,
         event=event,
         rough=rough_intervals(event["documents"], "documents") if event else (),
-        metrics={METRICS[name]: f"{value:.4f}" for name, value in results.items()},
+        metrics={METRICS[name].description: f"{value:.4f}" for name, value in results.items()},
         training=_describe_training(config, step),
         command=training_command(command),
     )
@@ -171,6 +169,7 @@ def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> 
         "text-generation",
         library="transformers",
         datasets=datasets,
+        tags=["metadata"],
         results=results,
         held_out=public_name(config.data_config.validation_file or "none"),
     )

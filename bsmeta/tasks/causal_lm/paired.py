@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
+from bsmeta.config.metric_table import compute_values
 from bsmeta.core.errors import DataError
 from bsmeta.core.log_once import log_once
 from bsmeta.core.progress import Advance, reporting
@@ -43,6 +44,7 @@ from bsmeta.tasks.causal_lm.arms import (
     plan_comparisons,
 )
 from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
+from bsmeta.tasks.causal_lm.metrics import METRICS, Compared
 from bsmeta.tasks.causal_lm.results import ComparisonSums, compute_paired_metrics
 from bsmeta.tasks.causal_lm.scoring import (
     COLUMNS,
@@ -69,9 +71,6 @@ FAILURES_SHOWN = 5
 
 RESAMPLES = 10_000
 """Bootstrap resamples of an evaluation during training."""
-
-FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
-"""The most important metrics, which come first so that a narrow screen shows them."""
 
 logger = logging.getLogger(__name__)
 
@@ -449,12 +448,7 @@ class SubsetEvaluation:
         self._seed = seed
 
     def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Scores the subset; returns `PairedMetrics` as a flat dict, equal on all ranks.
-
-        The metrics of `FIRST` come first. `text_bits_per_byte` is over all documents without
-        metadata; if no document has metadata, it is the only metric besides `documents` and
-        `bytes`.
-        """
+        """Scores the subset; returns the metrics of the task's table, equal on all ranks."""
         sums = self._evaluation.run(model, device, blocks=self._blocks)
         stacked = np.stack([sums[name].totals for name in ("text", "all")])
         text, everything = compute_paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
@@ -468,11 +462,4 @@ class SubsetEvaluation:
                 + ("; no bytes are left to score" if text is None else ""),
             )
 
-        if text is None:
-            return {"documents": 0, "bytes": 0}
-        metrics = {"text_bits_per_byte": text.bits_per_byte_without}
-        if everything is None:
-            return {**metrics, "documents": text.documents, "bytes": text.bytes}
-        # there are no intervals for a single document
-        metrics |= {name: value for name, value in asdict(everything).items() if value is not None}
-        return {**{name: metrics[name] for name in FIRST}, **metrics}
+        return compute_values(METRICS, Compared(text, everything))

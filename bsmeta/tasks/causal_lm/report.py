@@ -23,6 +23,7 @@ from bsmeta.report.page import Page, Section, own_command, print_table, report_c
 from bsmeta.tasks.causal_lm import tables
 from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.headline import make_headline
+from bsmeta.tasks.causal_lm.metrics import METRICS
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report
 from bsmeta.training.run_folder import steps_and_evaluations
 
@@ -280,7 +281,10 @@ def list_run_plots(metrics: Path) -> dict[str, Callable[[], Figure]]:
 @figures.styled
 def draw_loss(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
     """Draws the training loss by step, and the evaluations of the run."""
-    names = {"bits_per_byte_without": "without metadata", "bits_per_byte_with": "with metadata"}
+    names = {
+        name: f"{METRICS[name].label} metadata"
+        for name in ("bits_per_byte_without", "bits_per_byte_with")
+    }
     events = []
     for event in evaluations:
         if all(name in event for name in names):

@@ -11,6 +11,7 @@ from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
 from bsmeta.tasks.causal_lm.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.metrics import METRICS, Compared
 from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report, Row
 
 GROUPS = {
@@ -38,23 +39,22 @@ BYTES = "text bytes"
 LEFT_OUT = "left out"
 CUT = "prefix cut"
 LOST = "lost by tokenizer"
-WITHOUT = "without"
-WITH = "with"
-DIFFERENCE = "difference"
+WITHOUT = METRICS["bits_per_byte_without"].label
+WITH = METRICS["bits_per_byte_with"].label
+DIFFERENCE = METRICS["difference"].label
 RELATIVE = "relative"
 INTERVAL = "95% interval"
 TOGETHER = "all at once"
 SPLIT = "better : worse"
-SIGN = "sign test p"
+SIGN = METRICS["sign_test_p"].label
 HOLM = "Holm p"
-PERPLEXITY_WITHOUT = "perplexity without"
-PERPLEXITY_WITH = "perplexity with"
+PERPLEXITY_WITHOUT = METRICS["perplexity_without"].label
+PERPLEXITY_WITH = METRICS["perplexity_with"].label
 
 # Formats of numbers.
-BITS = "{:.4f}".format
-SIGNED = "{:+.4f}".format
-P_VALUE = "{:.2g}".format
-PERPLEXITY = "{:,.1f}".format
+BITS = METRICS["bits_per_byte_with"].format
+SIGNED = METRICS["difference"].format
+P_VALUE = METRICS["sign_test_p"].format
 
 
 class MetricColumn(NamedTuple):
@@ -69,6 +69,14 @@ class MetricColumn(NamedTuple):
     make_cell: Callable[[Row, PairedMetrics], Cell]
 
 
+def make_metric_column(name: str) -> MetricColumn:
+    """Makes the column of a metric of the task's table."""
+    metric = METRICS[name]
+    return MetricColumn(
+        metric.format, lambda row, metrics: metric.compute(Compared(metrics, metrics))
+    )
+
+
 COLUMNS = {
     DOCUMENTS: MetricColumn(COUNT, lambda row, metrics: metrics.documents),
     BYTES: MetricColumn(COUNT, lambda row, metrics: metrics.bytes),
@@ -77,19 +85,19 @@ COLUMNS = {
     ),
     LOST: MetricColumn("{:.1%}".format, lambda row, metrics: row.lost_bytes / row.text_bytes),
     CUT: MetricColumn("{:.0%}".format, lambda row, metrics: row.prefixes_cut / metrics.documents),
-    WITHOUT: MetricColumn(BITS, lambda row, metrics: metrics.bits_per_byte_without),
-    WITH: MetricColumn(BITS, lambda row, metrics: metrics.bits_per_byte_with),
-    DIFFERENCE: MetricColumn(SIGNED, lambda row, metrics: metrics.difference),
+    WITHOUT: make_metric_column("bits_per_byte_without"),
+    WITH: make_metric_column("bits_per_byte_with"),
+    DIFFERENCE: make_metric_column("difference"),
     RELATIVE: MetricColumn("{:+.2%}".format, lambda row, metrics: metrics.relative),
     INTERVAL: MetricColumn(SIGNED, lambda row, metrics: interval_of(metrics)),
     TOGETHER: MetricColumn(SIGNED, lambda row, metrics: simultaneous_interval_of(metrics)),
     SPLIT: MetricColumn(
         str, lambda row, metrics: f"{metrics.documents_better} : {metrics.documents_worse}"
     ),
-    SIGN: MetricColumn(P_VALUE, lambda row, metrics: metrics.sign_test_p),
+    SIGN: make_metric_column("sign_test_p"),
     HOLM: MetricColumn(P_VALUE, lambda row, metrics: metrics.sign_test_p_holm),
-    PERPLEXITY_WITHOUT: MetricColumn(PERPLEXITY, lambda row, metrics: metrics.perplexity_without),
-    PERPLEXITY_WITH: MetricColumn(PERPLEXITY, lambda row, metrics: metrics.perplexity_with),
+    PERPLEXITY_WITHOUT: make_metric_column("perplexity_without"),
+    PERPLEXITY_WITH: make_metric_column("perplexity_with"),
 }
 """The columns of comparisons, by heading."""
 
@@ -291,7 +299,11 @@ def make_control_table(model: ModelReport) -> Table:
 def make_checkpoint_table(report: Report) -> Table:
     """Makes a table with one row per model: the text alone, and the main comparison."""
     heads = (WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
-    columns = [Column("checkpoint"), Column("text alone", BITS), *_columns(*heads)]
+    columns = [
+        Column("checkpoint"),
+        Column(METRICS["text_bits_per_byte"].label, BITS),
+        *_columns(*heads),
+    ]
     table = Table("The checkpoints", _note(heads, report.models[0]), columns)
     for model in report.models:
         text = model.row(TEXT)

@@ -55,6 +55,8 @@ from bsmeta.models.rehearsal import (
 from bsmeta.models.routers import RouterLoss
 from bsmeta.models.shapes import head_groups, positions_of, text_shape
 from bsmeta.tasks.causal_lm.checks import positions_problems
+from bsmeta.tasks.causal_lm.metrics import METRICS
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task
 
@@ -65,16 +67,6 @@ logger = logging.getLogger(__name__)
 
 WITHOUT_METADATA = 0
 """Value of `document_types` for a document without metadata; otherwise bit i: metadata_list[i]."""
-
-LOWER_IS_BETTER = {
-    "text_bits_per_byte",
-    "bits_per_byte_without",
-    "bits_per_byte_with",
-    "perplexity_without",
-    "perplexity_with",
-    "difference",
-    "mean_document_difference",
-}
 
 
 class Architecture(NamedTuple):
@@ -535,10 +527,7 @@ class CausalLanguageModel(Task):
         with run_uncompiled(self._config.torch_compile):
             values = self._subset.run(model, context.device)
 
-        return [
-            Metric(name, value, better="min" if name in LOWER_IS_BETTER else None)
-            for name, value in values.items()
-        ]
+        return make_metrics(METRICS, values)
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
         """Compares configured and realized shares of documents, overall and by metadata type."""

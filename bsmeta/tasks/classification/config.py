@@ -84,14 +84,7 @@ class ClassificationConfig(PretrainedConfig):
 
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
     training_data_key: ClassVar[str] = "data_config.csv"
-    metrics: ClassVar[tuple[str, ...] | None] = (
-        "loss",
-        "accuracy",
-        "balanced_accuracy",
-        "macro_f1",
-        "mcc",
-        "chunk_accuracy",
-    )
+    metrics: ClassVar[str | None] = "bsmeta.tasks.classification.metrics:METRICS"
 
     task: str = inherited(PretrainedConfig, "task", "classification")
     data_config: ClassificationDataConfig = key(ClassificationDataConfig)

@@ -24,7 +24,8 @@ from bsmeta.report.page import (
     write_report,
 )
 from bsmeta.tasks.classification.config import COMBINED, FINE_TUNE, FROZEN, LINEAR
-from bsmeta.tasks.classification.results import FIRST_CHUNK, SCORES, Choice, Compared, Results
+from bsmeta.tasks.classification.metrics import SCORES
+from bsmeta.tasks.classification.results import FIRST_CHUNK, Choice, Compared, Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,13 +37,6 @@ NAMES = {
     FINE_TUNE: "fine-tuned encoder",
 }
 """Names of the methods in reports."""
-
-SCORE_NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "mcc": "MCC",
-}
 
 MOST_LABELS = 30
 """Labels in tables and plots; of more, half of these are the most frequent, and half the worst."""
@@ -190,8 +184,13 @@ def _selection_note(results: Results) -> str:
     )
 
 
-def _score_columns(form: str) -> list[Column]:
-    return [Column("system"), *(Column(SCORE_NAMES[name], form.format) for name in SCORES)]
+def _score_columns() -> list[Column]:
+    return [Column("system"), *(Column(score.label, score.format) for score in SCORES.values())]
+
+
+def _difference_columns() -> list[Column]:
+    columns = [Column(score.label, score.format_difference) for score in SCORES.values()]
+    return [Column("system"), *columns]
 
 
 def _systems_table(results: Results) -> Table:
@@ -202,7 +201,7 @@ def _systems_table(results: Results) -> Table:
         f"{count:,} {unit}."
     )
     rows: list[list[Cell]] = [[system.name, *system.scores.values()] for system in results.systems]
-    return Table(f"Scores on {results.test.source}", note, _score_columns("{:.3f}"), rows)
+    return Table(f"Scores on {results.test.source}", note, _score_columns(), rows)
 
 
 def _differences_table(results: Results) -> Table:
@@ -210,8 +209,8 @@ def _differences_table(results: Results) -> Table:
         [system.name, *system.differences.values()] for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    table = Table("Difference from the model", note, _score_columns("{:+.3f}"), rows)
-    return table.sorted_by(SCORE_NAMES["accuracy"])
+    table = Table("Difference from the model", note, _difference_columns(), rows)
+    return table.sorted_by(SCORES["accuracy"].label)
 
 
 def _choice_table(choice: Choice) -> Table:
@@ -230,13 +229,14 @@ def _choice_table(choice: Choice) -> Table:
         )
 
     columns = [
-        *_score_columns("{:.3f}"),
+        *_score_columns(),
         Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
     ]
     note = (
         "The model is the simplest system within one standard error of the best one by "
-        f"{SCORE_NAMES[choice.metric]}; a 95% interval of the difference is about four errors wide."
+        f"{SCORES[choice.metric].label}; a 95% interval of the difference is about four errors "
+        "wide."
     )
     return Table("Systems on the validation split", note, columns, rows)
 
@@ -317,7 +317,10 @@ def _epochs_table(epochs: Sequence[Epoch]) -> Table:
         "training_loss": Column("training loss", "{:.4f}".format),
         "training_accuracy": Column("accuracy", "{:.3f}".format),
         "validation_loss": Column("validation loss", "{:.4f}".format),
-        **{f"validation_{name}": Column(SCORE_NAMES[name], "{:.3f}".format) for name in SCORES},
+        **{
+            f"validation_{name}": Column(score.label, score.format)
+            for name, score in SCORES.items()
+        },
     }
     rows: list[list[Cell]] = []
     for epoch in epochs:
@@ -349,7 +352,7 @@ def systems_plot(results: Results) -> Figure:
 
         figures.name_rows(axes, [system.name for system in results.systems])
         axes.set_ylim(len(results.systems) - 0.5, -0.8)
-        axes.set_xlabel(f"{SCORE_NAMES[name]}, 95% interval")
+        axes.set_xlabel(f"{SCORES[name].label}, 95% interval")
 
     panels[1].tick_params(labelleft=False)
     return figure

@@ -11,30 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from bsmeta.report.inference import Estimate, central, draws
 from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.metrics import (
+    METRICS,
+    SCORES,
+    ChunkResults,
+    Classified,
+    LabelTotals,
+    divide,
+)
 from bsmeta.tasks.classification.model import Scored
-
-SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
 
 # Names of systems.
 MODEL = "model"
 FIRST_CHUNK = "model, first chunk only"
 
 _COUNTS_AT_ONCE = 1 << 22  # limit on the counts of labels in resamples that are in memory
-
-
-class LabelTotals(NamedTuple):
-    """Numbers of texts by label, float64 [..., labels] each."""
-
-    true: np.ndarray  # texts that have the label
-    predicted: np.ndarray  # texts that are predicted to have it
-    right: np.ndarray  # both
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,9 @@ class Confusion:
         """Computes precision, recall, F1 and number of texts by label, float64 [labels] each."""
         totals = self.totals()
         return {
-            "precision": _ratio(totals.right, totals.predicted),
-            "recall": _ratio(totals.right, totals.true),
-            "f1": _ratio(2 * totals.right, totals.true + totals.predicted),
+            "precision": divide(totals.right, totals.predicted),
+            "recall": divide(totals.right, totals.true),
+            "f1": divide(2 * totals.right, totals.true + totals.predicted),
             "texts": totals.true,
         }
 
@@ -95,25 +93,8 @@ class Confusion:
 
 
 def _compute_scores(totals: LabelTotals) -> dict[str, np.ndarray]:
-    """Computes `SCORES` as scikit-learn defines them, float64 [...].
-
-    Labels that do not occur are left out of the means: for balanced accuracy those without a text,
-    for macro F1 those without a text and a prediction. MCC (Gorodkin 2004) is 0 where it is
-    undefined: with one label only.
-    """
-    true, predicted, right = totals
-    recall = _ratio(right, true)
-    f1 = _ratio(2 * right, true + predicted)
-
-    total = true.sum(-1)
-    covariance = right.sum(-1) * total - (true * predicted).sum(-1)
-    variances = (total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
-    return {
-        "accuracy": _ratio(right.sum(-1), total),
-        "balanced_accuracy": _ratio(recall.sum(-1), (true > 0).sum(-1)),
-        "macro_f1": _ratio(f1.sum(-1), (true + predicted > 0).sum(-1)),
-        "mcc": _ratio(covariance, np.sqrt(np.maximum(variances, 0.0))),
-    }
+    """Computes each of `SCORES`, float64 [...]."""
+    return {name: score.compute(Classified(totals)) for name, score in SCORES.items()}
 
 
 def scores_of(scored: Scored, weights: Sequence[float]) -> dict[str, float]:
@@ -122,19 +103,14 @@ def scores_of(scored: Scored, weights: Sequence[float]) -> dict[str, float]:
     Args:
         weights: The weight of each label in the loss, as in training.
     """
-    chunk_weights = np.asarray(weights)[scored.chunk_labels]
     confusion = Confusion.of(scored.labels, scored.predicted, len(weights))
-    return {
-        "loss": float((scored.chunk_losses * chunk_weights).sum() / chunk_weights.sum()),
-        **confusion.scores(),
-        "chunk_accuracy": float(np.mean(scored.chunk_labels == scored.chunk_predicted)),
-    }
-
-
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Divides element by element; 0 where the denominator is not above 0."""
-    zeros = np.zeros(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)))
-    return np.divide(numerator, denominator, out=zeros, where=np.asarray(denominator) > 0)
+    chunks = ChunkResults(
+        losses=scored.chunk_losses,
+        weights=np.asarray(weights)[scored.chunk_labels],
+        is_right=scored.chunk_labels == scored.chunk_predicted,
+    )
+    classified = Classified(confusion.totals(), chunks)
+    return {name: float(metric.compute(classified)) for name, metric in METRICS.items()}
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,9 @@ from bsmeta.tasks.classification.config import (
     LINEAR,
     ClassificationConfig,
 )
+from bsmeta.tasks.classification.metrics import SCORES
 from bsmeta.tasks.classification.model import means_over_chunks, texts_of
-from bsmeta.tasks.classification.results import SCORES, Compared, Confusion, compare
+from bsmeta.tasks.classification.results import Compared, Confusion, compare
 from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.training.processes import Processes
 
@@ -145,8 +146,12 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
 
 
 def score_to_choose(config: ClassificationConfig) -> str:
-    """Returns the score by which systems are chosen: `keep_best_by` if it is a score of texts."""
-    return config.keep_best_by if config.keep_best_by in SCORES else "macro_f1"
+    """Returns the score by which systems are chosen, of which higher is better.
+
+    It is `keep_best_by` if that is such a score of texts, otherwise macro_f1.
+    """
+    name = config.keep_best_by or ""
+    return name if name in SCORES and SCORES[name].better == "max" else "macro_f1"
 
 
 def _is_of(folder: Path, key: Mapping[str, Any]) -> bool:

@@ -40,9 +40,11 @@ from bsmeta.tasks.classification.config import (
 )
 from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples, Folding, chunks_of, open_examples
+from bsmeta.tasks.classification.metrics import METRICS
 from bsmeta.tasks.classification.results import Choice, scores_of
 from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
 from bsmeta.tasks.model_card import write_task_card
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task, batched
 
@@ -218,7 +220,7 @@ class TextClassifier(Task):
         if not self._validation:
             return []
         scored = self.scorer(context).score(model, self._validation)
-        return metrics(scores_of(scored, self.weights), "validation")
+        return make_metrics(METRICS, scores_of(scored, self.weights))
 
     def scorer(self, context: Processes) -> models.Scorer:
         """Returns a scorer of models in evaluations of this run."""
@@ -245,7 +247,8 @@ class TextClassifier(Task):
                 others[method] = self._load_system(method, encoder).to(context.device)
             others[FINE_TUNE] = exported
             exported = others.pop(choice.chosen)
-        return metrics(finish(self, exported, others, choice, context), "test")
+        scores = finish(self, exported, others, choice, context)
+        return make_metrics(METRICS, scores, "test")
 
     def _choose(self, trained: nn.Module, context: FinishContext) -> Choice:
         """Scores all systems on the validation split, and chooses the one to export."""
@@ -336,14 +339,6 @@ class TextClassifier(Task):
                 predictions = dict(zip(scored.sources.tolist(), values, strict=True))
             for number in range(len(batch)):
                 yield predictions.get(number, no_prediction)
-
-
-def metrics(values: Mapping[str, float], split: str) -> list[Metric]:
-    """Converts the scores of a split to metrics."""
-    return [
-        Metric(name, value, better="min" if name == "loss" else "max", split=split)
-        for name, value in values.items()
-    ]
 
 
 def micro_batch(

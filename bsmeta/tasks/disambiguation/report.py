@@ -11,7 +11,6 @@ The systems are compared on the same resamples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +23,6 @@ from bsmeta.report import figures
 from bsmeta.report.figures import INK, SERIES, Look, look
 from bsmeta.report.inference import Estimate, bootstrap, rough_intervals
 from bsmeta.report.page import (
-    COUNT,
     Cell,
     Column,
     Page,
@@ -37,6 +35,13 @@ from bsmeta.report.page import (
 )
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
+from bsmeta.tasks.disambiguation.metrics import (
+    IN_CANDIDATES,
+    METRICS,
+    SLICE_METRICS,
+    Ranked,
+    format_points,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,8 +79,6 @@ REPEATED = ("unif_all", "unif_HD", "unif_TO", "unif_TL", "unif_TS")
 LINE_SUFFIX = "_of_lines"
 """Ends the name of a slice of the lines that has the name of a built-in one."""
 
-TOP = 5
-QUALITIES = ("accuracy", "top5", "popular_accuracy")
 MODEL = "model"
 POPULAR = "most popular candidate"
 
@@ -176,6 +179,15 @@ def mark_line_slices(names: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
     return slices
 
 
+def rank_mentions(scored: Scored, members: np.ndarray) -> Ranked:
+    """Returns the ranks and losses of some mentions.
+
+    Args:
+        members: bool [mentions]: which.
+    """
+    return Ranked(scored.rank[members], scored.popular_is_right[members], scored.loss[members])
+
+
 def compute_metrics(scored: Scored, members: np.ndarray) -> dict[str, float]:
     """Computes the metrics of a slice, and of its mentions whose entity is a candidate.
 
@@ -184,16 +196,11 @@ def compute_metrics(scored: Scored, members: np.ndarray) -> dict[str, float]:
     """
     in_candidates = members & (scored.gold_position >= 0)
 
-    metrics = {}
-    for suffix, mentions in (("", members), ("_in_candidates", in_candidates)):
-        rank = scored.rank[mentions]
-        is_right = rank == 0
-        is_in_top = (rank >= 0) & (rank < TOP)
-        popular_is_right = scored.popular_is_right[mentions]
-
-        metrics[f"mentions{suffix}"] = float(len(rank))
-        for name, values in zip(QUALITIES, (is_right, is_in_top, popular_is_right), strict=True):
-            metrics[f"{name}{suffix}"] = float(values.mean()) if len(values) else math.nan
+    metrics: dict[str, float] = {}
+    for suffix, mentions in (("", members), (IN_CANDIDATES, in_candidates)):
+        ranked = rank_mentions(scored, mentions)
+        for name, metric in SLICE_METRICS.items():
+            metrics[f"{name}{suffix}"] = metric.compute(ranked)
     return metrics
 
 
@@ -359,8 +366,8 @@ def summarize(results: Results) -> list[str]:
         subject = f"The {name}" if name == POPULAR else name
         sentences.append(
             f"{subject} is right about {everything.accuracy[name].value:.1%}; the model gains "
-            f"{_points(gain.value)} points (95% interval {_points(gain.low)} to "
-            f"{_points(gain.high)}{distinct})."
+            f"{format_points(gain.value)} points (95% interval {format_points(gain.low)} to "
+            f"{format_points(gain.high)}{distinct})."
         )
     return [*sentences, *rough_intervals(results.documents, "documents")]
 
@@ -375,19 +382,13 @@ def build_tables(results: Results) -> list[Table]:
 
 
 def _in_candidates_table(slices: Sequence[SliceResult]) -> Table:
-    metrics = ("mentions", *QUALITIES)
     rows: list[list[Cell]] = []
     for result in slices:
-        values = [result.metrics[f"{metric}_in_candidates"] for metric in metrics]
+        values = [result.metrics[f"{name}{IN_CANDIDATES}"] for name in SLICE_METRICS]
         rows.append([result.name, *values])
 
-    columns = [
-        Column("slice"),
-        Column("mentions", COUNT),
-        Column(MODEL, _percent),
-        Column("top 5", _percent),
-        Column(POPULAR, _percent),
-    ]
+    columns = [Column("slice")]
+    columns += [Column(metric.label, metric.format) for metric in SLICE_METRICS.values()]
     title = "Mentions whose entity is a candidate"
     return Table(title, "In percent of these mentions.", columns, rows)
 
@@ -402,12 +403,13 @@ def _accuracy_table(
         top5 = result.metrics["top5"]
         rows.append([result.name, result.metrics["mentions"], *accuracies, *gains, top5])
 
+    mentions, accuracy, top = METRICS["mentions"], METRICS["accuracy"], METRICS["top5"]
     columns = [
         Column(head),
-        Column("mentions", COUNT),
-        *(Column(system, _percent) for system in systems),
-        *(Column(f"gain over {system}", _points) for system in systems[1:]),
-        Column("top 5", _percent),
+        Column(mentions.label, mentions.format),
+        *(Column(system, accuracy.format) for system in systems),
+        *(Column(f"gain over {system}", accuracy.format_difference) for system in systems[1:]),
+        Column(top.label, top.format),
     ]
     note = (
         "In percent of the mentions; in brackets: 95% intervals, bootstrap over documents. Gain: "
@@ -415,14 +417,6 @@ def _accuracy_table(
         "the entity is among the five best candidates of the model."
     )
     return Table(title, note, columns, rows)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
 
 
 @figures.styled

@@ -27,6 +27,12 @@ from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import SPLITS, Data, TrainingBatches
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
+from bsmeta.tasks.disambiguation.metrics import (
+    IN_CANDIDATES,
+    METRICS,
+    SLICE_METRICS,
+    list_slice_metrics,
+)
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import (
     Detector,
@@ -183,12 +189,17 @@ class EntityDisambiguator(Task):
 
 def build_metrics(scored: report.Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
     """Computes the metrics of every slice; metrics of all mentions have no prefix."""
-    metrics = [Metric("loss", float(np.nanmean(scored.loss)), "min", split)]
+    everything = report.rank_mentions(scored, np.ones(len(scored.rank), bool))
+    metrics = [
+        Metric(name, metric.compute(everything), metric.better, split)
+        for name, metric in METRICS.items()
+        if name not in SLICE_METRICS
+    ]
     for slice_name, members in report.select_slices(scored, config.eval_slices).items():
         prefix = "" if slice_name == ALL_MENTIONS else f"{slice_name}_"
         for name, value in report.compute_metrics(scored, members).items():
-            is_count = name.startswith("mentions")
-            metrics.append(Metric(prefix + name, value, None if is_count else "max", split))
+            better = METRICS[name.removesuffix(IN_CANDIDATES)].better
+            metrics.append(Metric(prefix + name, value, better, split))
     return metrics
 
 
@@ -259,10 +270,10 @@ def _check_best_metric(config: DisambiguationConfig, line_slices: list[str]) -> 
 
 def _list_metric_names(config: DisambiguationConfig, line_slices: list[str]) -> Iterator[str]:
     """Yields the metrics that can select the best checkpoint."""
-    yield "loss"
+    for name, metric in METRICS.items():
+        if metric.better is not None and name not in SLICE_METRICS:
+            yield name
     for name in (*report.BUILT_IN, *map(report.rename_line_slice, line_slices)):
         if report.is_reported(name, config.eval_slices):
             prefix = "" if name == ALL_MENTIONS else f"{name}_"
-            for quality in report.QUALITIES:
-                yield f"{prefix}{quality}"
-                yield f"{prefix}{quality}_in_candidates"
+            yield from list_slice_metrics(prefix)

@@ -178,14 +178,7 @@ class SpellingConfig(RunConfig):
 class DetectionConfig(SpellingConfig):
     """The configuration that the two tasks that detect errors share."""
 
-    metrics: ClassVar[tuple[str, ...] | None] = (
-        "loss",
-        "f1",
-        "precision",
-        "recall",
-        "accuracy",
-        "false_alarms",
-    )
+    metrics: ClassVar[str | None] = "bsmeta.tasks.spelling.metrics:DETECTION_METRICS"
 
     wanted_precision: float = key(0.95, above=0, at_most=1, heading="Detection")
     """a second threshold is chosen on the validation samples for this precision, and saved"""
@@ -212,12 +205,7 @@ class SedSequenceConfig(DetectionConfig):
 class SecConfig(SpellingConfig):
     """A training run that corrects errors: by candidates, or with a seq2seq model."""
 
-    metrics: ClassVar[tuple[str, ...] | None] = (
-        "loss",
-        "correction_f1",
-        "edit_distance",
-        "false_alarms",
-    )
+    metrics: ClassVar[str | None] = "bsmeta.tasks.spelling.metrics:CORRECTION_METRICS"
 
     task: str = inherited(RunConfig, "task", "sec")
 

@@ -16,6 +16,7 @@ import torch
 import xxhash
 from torch import nn
 
+from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.batch import MicroBatch
@@ -25,8 +26,10 @@ from bsmeta.tasks.spelling.config import CORRECTION, SecConfig
 from bsmeta.tasks.spelling.corrections import Correction, correction_counts, word_groups
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, row_tensors
+from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric
 
@@ -129,12 +132,10 @@ class CandidateCorrection(Corrector):
         is_changed: list[bool] = []
         for word_choices in clean_choices:
             is_changed += [choice.probability > self._chosen for choice in word_choices]
-        return [
-            Metric("loss", self._mean_loss(model, pairs, context)),
-            Metric("correction_f1", counts.f1, better="max"),
-            Metric("edit_distance", counts.mean_distance),
-            Metric("false_alarms", float(np.mean(is_changed))),
-        ]
+
+        judged = Judged(counts, float(np.mean(is_changed)), self._mean_loss(model, pairs, context))
+        values = compute_values(training_rows(CORRECTION_METRICS), judged)
+        return make_metrics(CORRECTION_METRICS, values)
 
     def _sizes(self, pairs: Sequence[Pair]) -> list[int]:
         return [len(pair.source) for pair in pairs]

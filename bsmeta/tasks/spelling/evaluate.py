@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache, lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.metric_table import compute_values, report_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.text.sentences import core
@@ -61,7 +62,9 @@ from bsmeta.tasks.spelling.corrections import (
     detection_counts,
 )
 from bsmeta.tasks.spelling.lexicon import fold
+from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
 from bsmeta.tasks.spelling.noise import is_editable, with_case_of
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
 
@@ -76,17 +79,15 @@ CHANGE_NOTHING = "change nothing"
 MOST_EDITS = 2
 LOWER_CASE = ("bea322", "bea4660")
 """Published test sets whose texts, with errors and correct, are in lower case."""
-NAMES = {
-    "sed_words": "Words with errors",
-    "sed_sequence": "Sequences with errors",
-    "sec": "Corrections",
-}
-LOWER = ("edit_distance", "false_alarms")  # metrics of which lower is better
+CORRECTION_TASK = "sec"
+"""The folder of a set of test sets that has the correct text of a group."""
 _PARTS = re.compile(r"([-–—/'’.]+)")
 _POSSESSIVE = re.compile(r"['’]s?$", re.IGNORECASE)
 
 Judge = Callable[[Sequence[str]], list[Any]]
 """Lines → per line: the flags of its words, one flag in a list, or the corrected line."""
+LineJudge = Callable[[str], Any]
+"""The same of a single line."""
 
 
 class Dictionary:
@@ -162,22 +163,51 @@ def _load_speller(word_list: str | None) -> SymSpell:
 def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
     """Makes the baselines of a task, by name; one uses the words of a list (see `Dictionary`)."""
     dictionary = Dictionary(word_list)
+    judges = REPORTINGS[task].make_baselines(dictionary)
+    return {name: partial(_judge_lines, judge) for name, judge in judges.items()}
 
-    def of_lines(judge_line: Callable[[str], Any]) -> Judge:
-        return lambda lines: list(map(judge_line, reporting(lines)))
 
-    if task == "sed_words":
-        return {
-            DICTIONARY: of_lines(dictionary.flags),
-            CHANGE_NOTHING: of_lines(lambda line: [0] * len(line.split())),
-        }
-    if task == "sed_sequence":
-        return {
-            DICTIONARY: of_lines(lambda line: [int(any(dictionary.flags(line)))]),
-            CHANGE_NOTHING: of_lines(lambda line: [0]),
-        }
-    assert task == "sec"
-    return {DICTIONARY: of_lines(dictionary.correct), CHANGE_NOTHING: of_lines(str)}
+def _judge_lines(judge: LineJudge, lines: Sequence[str]) -> list[Any]:
+    return [judge(line) for line in reporting(lines)]
+
+
+def _flag_words(dictionary: Dictionary) -> dict[str, LineJudge]:
+    return {DICTIONARY: dictionary.flags, CHANGE_NOTHING: lambda line: [0] * len(line.split())}
+
+
+def _flag_lines(dictionary: Dictionary) -> dict[str, LineJudge]:
+    return {
+        DICTIONARY: lambda line: [int(any(dictionary.flags(line)))],
+        CHANGE_NOTHING: lambda line: [0],
+    }
+
+
+def _correct_lines(dictionary: Dictionary) -> dict[str, LineJudge]:
+    return {DICTIONARY: dictionary.correct, CHANGE_NOTHING: str}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """How a task is scored on test sets, and reported."""
+
+    title: str
+    unit: str  # what a system judges, in the plural
+    corrects: bool  # whether it corrects lines; False: it flags units
+    make_baselines: Callable[[Dictionary], dict[str, LineJudge]]
+
+
+REPORTINGS = {
+    "sed_words": Reporting(
+        title="Words with errors", unit="words", corrects=False, make_baselines=_flag_words
+    ),
+    "sed_sequence": Reporting(
+        title="Sequences with errors", unit="lines", corrects=False, make_baselines=_flag_lines
+    ),
+    CORRECTION_TASK: Reporting(
+        title="Corrections", unit="words", corrects=True, make_baselines=_correct_lines
+    ),
+}
+"""The reporting of each task on spelling."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +248,8 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
                 f"{len(correct):,} in correct.txt; expected the same number"
             )
 
-        clean_file = folder / "sec" / group / split / "correct.txt"
-        corrects = task == "sec"
+        clean_file = folder / CORRECTION_TASK / group / split / "correct.txt"
+        corrects = REPORTINGS[task].corrects
         test_set = TestSet(
             name=f"{group}/{split}",
             corrupt=corrupt,
@@ -276,16 +306,8 @@ class SystemResult:
 
     def values(self, task: str) -> dict[str, float]:
         """Returns the metrics by name."""
-        counts = self.counts
-        values = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
-        if task == "sec":
-            values["sequence_f1"] = counts.sequence_f1
-            values["edit_distance"] = counts.mean_distance
-        else:
-            values["accuracy"] = counts.accuracy
-        if self.false_alarms is not None:
-            values["false_alarms"] = self.false_alarms
-        return values
+        judged = Judged(self.counts, self.false_alarms)
+        return compute_values(report_rows(METRICS[task]), judged)
 
     def as_dict(self, task: str) -> dict[str, Any]:
         """Converts it to plain values for JSON."""
@@ -332,7 +354,7 @@ def _results(
     system_counts: list[Counts] = []
     false_alarms: list[float | None] = []
     for output in outputs.values():
-        if config.task == "sec":
+        if REPORTINGS[config.task].corrects:
             lines = test_set.clean
             counts = correction_counts(
                 test_set.corrupt, test_set.cased(output.corrupt), test_set.correct
@@ -400,9 +422,7 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
     results = _score(config, judge, context, str(context.exported), context.folder / "evaluation")
     metrics: list[Metric] = []
     for test_set, (model, *_) in results.items():
-        for name, value in model.values(config.task).items():
-            metric = Metric(name, value, better="min" if name in LOWER else "max", split=test_set)
-            metrics.append(metric)
+        metrics += make_metrics(METRICS[config.task], model.values(config.task), test_set)
     return metrics
 
 
@@ -439,54 +459,42 @@ def report(task: str, results: Results, facts: Mapping[str, str], folder: Path) 
         lines = len(systems[0].counts.units)
         test_sets.append({"test_set": name, "lines": lines, "systems": values})
 
-    page = Page(NAMES[task], sentences, facts, [Section(tables=[table])], own_command())
+    title = REPORTINGS[task].title
+    page = Page(title, sentences, facts, [Section(tables=[table])], own_command())
     written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
     print_report([table], sentences, written)
 
 
 def table_of(task: str, results: Results) -> Table:
     """Makes one table over all test sets."""
-    corrects = task == "sec"
-    if corrects:
-        task_columns = [Column("F1 per line", _number), Column("edit distance", "{:.4f}".format)]
-    else:
-        task_columns = [Column("accuracy", _number)]
+    rows_of_metrics = report_rows(METRICS[task])
     columns = [
         Column("test set"),
         Column("system"),
-        Column("F1", _number),
-        Column("precision", _number),
-        Column("recall", _number),
-        *task_columns,
-        Column("false alarms", "{:.2%}".format),
-        Column("model's F1 minus", partial(_number, sign="+")),
+        *(Column(metric.label, metric.format) for metric in rows_of_metrics.values()),
+        Column("model's F1 minus", partial(format_share, sign="+")),
     ]
 
     rows: list[list[Cell]] = []
     for name, systems in results.items():
         for number, system in enumerate(systems):
-            # F1 is shown with its interval; false alarms have a column even if they are unknown.
-            _, *values = replace(system, false_alarms=None).values(task).values()
-            rows.append(
-                [
-                    name if number == 0 else "",
-                    system.system,
-                    system.f1,
-                    *values,
-                    system.false_alarms,
-                    system.difference,
-                ]
-            )
+            # False alarms have a column even if they are unknown; F1 is shown with its interval.
+            cells: dict[str, Cell] = dict.fromkeys(rows_of_metrics)
+            cells.update(system.values(task))
+            cells["f1"] = system.f1
+            start = [name if number == 0 else "", system.system]
+            rows.append([*start, *cells.values(), system.difference])
 
-    unit = "lines" if task == "sed_sequence" else "words"
-    verb = "changes" if corrects else "flags"
+    task_reporting = REPORTINGS[task]
+    verb = "changes" if task_reporting.corrects else "flags"
     note = (
         f"In brackets: 95% intervals, bootstrap over the lines ({_line_counts(results)}), the same "
-        f"for all systems. False alarms: {unit} of the correct text that a system {verb}."
+        f"for all systems. False alarms: {task_reporting.unit} of the correct text that a "
+        f"system {verb}."
     )
-    if corrects:
+    if task_reporting.corrects:
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
-    return Table(NAMES[task], note, columns, rows)
+    return Table(task_reporting.title, note, columns, rows)
 
 
 def _line_counts(results: Results) -> str:
@@ -497,7 +505,7 @@ def summary(results: Results) -> list[str]:
     """Describes each test set in a sentence: the model compared with the best baseline."""
     sentences: list[str] = []
     for name, (model, *others) in results.items():
-        sentence = f"{name}: the model's F1 is {_number(model.f1.value)}"
+        sentence = f"{name}: the model's F1 is {format_share(model.f1.value)}"
         if others:
             best = max(others, key=lambda other: other.counts.f1)
             assert best.difference is not None
@@ -505,15 +513,9 @@ def summary(results: Results) -> list[str]:
             interval = best.difference.interval
             caveat = "" if interval.excludes_zero else ": not distinguishable"
             sentence += (
-                f", {_number(difference, '+')} compared with {best.system} (95% interval "
-                f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{caveat})"
+                f", {format_share(difference, '+')} compared with {best.system} (95% interval "
+                f"{format_share(interval.low, '+')} to {format_share(interval.high, '+')}{caveat})"
             )
         caveats = rough_intervals(len(model.counts.units), "lines")
         sentences.append(" ".join([f"{sentence}.", *caveats]))
     return sentences
-
-
-def _number(value: float, sign: str = "") -> str:
-    """Formats three decimals without the zero before the point: the table is wide."""
-    number = f"{value:{sign}.3f}"
-    return number.replace("0.", ".", 1) if abs(value) < 1 else number

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
+from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import new_model, read_model, read_shape, read_tokenizer
 from bsmeta.data.batch import MicroBatch
@@ -27,7 +28,9 @@ from bsmeta.tasks.spelling.corrections import (
 )
 from bsmeta.tasks.spelling.corrector import Corrector, TextLoss
 from bsmeta.tasks.spelling.inputs import ROOM
+from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, batches_within, spread
 
@@ -133,12 +136,10 @@ class Seq2SeqCorrection(Corrector):
         correct = [" ".join(pair.correct) for pair in first_pairs]
         counts = correction_counts(source, self.judge(model, source, context), correct)
         clean_counts = correction_counts(correct, self.judge(model, correct, context), correct)
-        return [
-            Metric("loss", self._mean_loss(model, pairs, context)),
-            Metric("correction_f1", counts.f1, better="max"),
-            Metric("edit_distance", counts.mean_distance),
-            Metric("false_alarms", clean_counts.flagged_rate),
-        ]
+
+        judged = Judged(counts, clean_counts.flagged_rate, self._mean_loss(model, pairs, context))
+        values = compute_values(training_rows(CORRECTION_METRICS), judged)
+        return make_metrics(CORRECTION_METRICS, values)
 
     def _sizes(self, pairs: Sequence[Pair]) -> np.ndarray:
         return np.maximum(

@@ -19,6 +19,7 @@ import transformers
 from scipy.special import expit
 from torch import nn
 
+from bsmeta.config.metric_table import compute_values, training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import reporting
@@ -31,6 +32,7 @@ from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, shares
 from bsmeta.tasks.spelling.corrections import Flag, as_record, detection_counts
 from bsmeta.tasks.spelling.evaluate import finish
 from bsmeta.tasks.spelling.inputs import Inputs
+from bsmeta.tasks.spelling.metrics import DETECTION_METRICS, Judged
 from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.samples import (
     VALIDATION_EPOCH,
@@ -41,6 +43,7 @@ from bsmeta.tasks.spelling.samples import (
     make_noise,
     open_table,
 )
+from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task, batched
 
@@ -319,14 +322,10 @@ class WordDetection(SpellingTask):
         flags = [(row > 0).astype(int).tolist() for row in logits]
         counts = detection_counts(flags, [row.tolist() for row in labels])
         losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
-        return [
-            Metric("loss", float(losses.mean())),
-            Metric("f1", counts.f1, better="max"),
-            Metric("precision", counts.precision, better="max"),
-            Metric("recall", counts.recall, better="max"),
-            Metric("accuracy", counts.accuracy, better="max"),
-            Metric("false_alarms", float((np.concatenate(clean_logits) > 0).mean())),
-        ]
+        false_alarms = float((np.concatenate(clean_logits) > 0).mean())
+        judged = Judged(counts, false_alarms, float(losses.mean()))
+        values = compute_values(training_rows(DETECTION_METRICS), judged)
+        return make_metrics(DETECTION_METRICS, values)
 
     def _logits(
         self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes

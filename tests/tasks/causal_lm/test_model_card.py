@@ -18,7 +18,8 @@ from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.tasks.causal_lm.model_card import METRICS, model_card, render_example
+from bsmeta.tasks.causal_lm.metrics import METRICS
+from bsmeta.tasks.causal_lm.model_card import model_card, render_example
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
@@ -268,4 +269,4 @@ def test_the_evaluation_that_the_card_names_repeats_its_metrics(
     (model,) = json.loads((tmp_path / "report" / "evaluation.json").read_text())["models"]
     whole = next(row for row in model["comparisons"] if row["name"] == "all")
     for name in ("bits_per_byte_without", "bits_per_byte_with", "difference"):
-        assert f"| {METRICS[name]} | {whole[name]:.4f} |" in card
+        assert f"| {METRICS[name].description} | {whole[name]:.4f} |" in card

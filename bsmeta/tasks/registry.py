@@ -1,0 +1,107 @@
+"""The tasks of this package together with those of other installed distributions.
+
+A distribution adds tasks with the entry points of the group `bsmeta.tasks`: the name of the task,
+and a `TaskEntry` as `module:attribute`. Names are read from the metadata of installed packages; an
+entry is imported when its task is used. This package's own tasks are a table in Python, not entry
+points of its own, because a checkout that is not installed has no metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+
+from bsmeta.config.task_entry import TaskEntry
+from bsmeta.core.errors import ConfigurationError
+
+GROUP = "bsmeta.tasks"
+"""The group of the entry points of tasks."""
+
+
+class TaskRegistry(Mapping[str, TaskEntry]):
+    """The entries of all tasks by name: those of the package in their order, then others by name.
+
+    Args:
+        built_in: The tasks of this package.
+
+    Raises:
+        ConfigurationError: When it is read, if a name is taken twice; when an entry is read, if it
+            cannot be imported or is no `TaskEntry`. The message names the distribution.
+    """
+
+    def __init__(self, built_in: Mapping[str, TaskEntry]) -> None:
+        self._built_in = built_in
+        self._loaded: dict[str, TaskEntry] = {}
+
+    def __getitem__(self, name: str) -> TaskEntry:
+        installed = self._installed  # before all else: it refuses a name that is taken twice
+        if name in self._built_in:
+            return self._built_in[name]
+        if name not in self._loaded:
+            self._loaded[name] = load_entry(installed[name])
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._installed or name in self._built_in  # without loading an entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._built_in, *self._installed])
+
+    def __len__(self) -> int:
+        return len(self._built_in) + len(self._installed)
+
+    def list_installed_schemas(self) -> list[str]:
+        """Lists the schemas of the tasks of other distributions, whose entries it imports."""
+        return [self[name].schema for name in self._installed]
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        """The entry points of other distributions by name, sorted."""
+        points: dict[str, EntryPoint] = {}
+        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+            if point.name in self._built_in or point.name in points:
+                other = points.get(point.name)
+                first = "bsmeta itself" if other is None else name_distribution(other)
+                raise ConfigurationError(
+                    f"task={point.name} is defined twice: by {first} and by "
+                    f"{name_distribution(point)} (entry point {point.value}); expected one task of "
+                    f"a name. Fix: uninstall {name_package(point)}, or rename its task"
+                )
+            points[point.name] = point
+        return points
+
+
+def load_entry(point: EntryPoint) -> TaskEntry:
+    """Imports the entry of a task of another distribution.
+
+    Raises:
+        ConfigurationError: If it cannot be imported, or is something else.
+    """
+    source = f"task={point.name}: the entry point {point.value} of {name_distribution(point)}"
+    fix = f"Fix: install another version of {name_package(point)}, or uninstall it"
+    try:
+        entry = point.load()
+    except Exception as error:  # the code of another distribution may raise anything
+        raise ConfigurationError(
+            f"{source} cannot be loaded: {type(error).__name__}: {error}. {fix}"
+        ) from error
+
+    if not isinstance(entry, TaskEntry):
+        raise ConfigurationError(
+            f"{source} is of type {type(entry).__name__}; expected a "
+            f"bsmeta.config.task_entry.TaskEntry. {fix}"
+        )
+    return entry
+
+
+def name_distribution(point: EntryPoint) -> str:
+    """Returns the name and version of the distribution of an entry point."""
+    if point.dist is None:
+        return "an unknown distribution"
+    return f"the distribution {point.dist.name} {point.dist.version}"
+
+
+def name_package(point: EntryPoint) -> str:
+    """Returns the name of the distribution of an entry point, as pip takes it."""
+    return "it" if point.dist is None else point.dist.name
