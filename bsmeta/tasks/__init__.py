@@ -37,7 +37,7 @@ TASKS: dict[str, TaskEntry] = {
         sample_rows=imported("bsmeta.data.stream.lost_text:lost_text_rows"),
         notes=imported(f"{_CAUSAL_LM}.checks:notes"),
         start_notes=imported(f"{_CAUSAL_LM}.data_rows:size_notes"),
-        evaluate=imported(f"{_CAUSAL_LM}.evaluate:run"),
+        evaluate=imported(f"{_CAUSAL_LM}.evaluation.evaluate:run"),
         programs=("evaluate.py", "explain.py", "generate.py"),
         fully_shards=True,
     ),

@@ -211,7 +211,9 @@ GATED = {
     "data/stage.py": "tests/data/test_hostile_names.py",
     "data/table/store.py": "tests/data/table/test_store.py",
     "models/manifest.py": "tests/models/test_hostile_names.py",
-    "tasks/causal_lm/attribute_mode.py": "tests/tasks/causal_lm/generation/test_attribution.py",
+    "tasks/causal_lm/generation/attribute_mode.py": (
+        "tests/tasks/causal_lm/generation/test_attribute_mode.py"
+    ),
     "tasks/disambiguation/array_folder.py": "tests/tasks/disambiguation/test_array_folder.py",
 }
 """Module that calls `path_inside` -> the test that feeds it `HOSTILE_NAMES`."""

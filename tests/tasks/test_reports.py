@@ -10,7 +10,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import to_yaml
-from bsmeta.tasks.causal_lm.evaluate import has_other_data
+from bsmeta.tasks.causal_lm.evaluation.evaluate import has_other_data
 from bsmeta.tasks.checkpoints import Location, report_folder
 
 

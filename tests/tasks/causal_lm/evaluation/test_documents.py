@@ -13,7 +13,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluating import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.slices import make_slices
 from tests.tasks.causal_lm.evaluation.conftest import write_shard
 
 

@@ -10,10 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.tasks.causal_lm.arms import AGAINST, Arm, Comparison
-from bsmeta.tasks.causal_lm.headline import make_headline
-from bsmeta.tasks.causal_lm.report import print_report, write_report
-from bsmeta.tasks.causal_lm.results import ModelReport, Report, Row, compute_paired_metrics
+from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, Arm, Comparison
+from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
+from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
+from bsmeta.tasks.causal_lm.evaluation.results import (
+    ModelReport,
+    Report,
+    Row,
+    compute_paired_metrics,
+)
 
 LN2 = math.log(2)
 OWN = Arm(("url",))

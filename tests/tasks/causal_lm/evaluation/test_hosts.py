@@ -11,17 +11,17 @@ import pytest
 from scipy.stats import binom, t
 
 from bsmeta.report.inference import clusters_of_hosts
-from bsmeta.tasks.causal_lm.arms import Arm, Comparison
-from bsmeta.tasks.causal_lm.evaluate import compare_models
-from bsmeta.tasks.causal_lm.headline import make_headline
-from bsmeta.tasks.causal_lm.results import (
+from bsmeta.tasks.causal_lm.evaluation.arms import Arm, Comparison
+from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models
+from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
+from bsmeta.tasks.causal_lm.evaluation.results import (
     ComparisonSums,
     ModelReport,
     PairedMetrics,
     compute_paired_metrics,
     make_rows,
 )
-from bsmeta.tasks.causal_lm.tables import MAIN, make_comparison_table
+from bsmeta.tasks.causal_lm.evaluation.tables import MAIN, make_comparison_table
 
 LN2 = math.log(2)
 ALL = Comparison("all", "all", Arm(), Arm(("url",)))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from bsmeta.config.data import DataConfig
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.hub_fixtures import hub
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing
 

@@ -20,20 +20,21 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.metadata.records import Record
-from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, plan_comparisons
-from bsmeta.tasks.causal_lm.attribute_mode import Likelihoods
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
-from bsmeta.tasks.causal_lm.results import ComparisonSums, refuse_nothing_scored
-from bsmeta.tasks.causal_lm.scoring import (
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import (
     BYTES,
     NATS_WITHOUT,
     TOKENS,
-    WINDOWS,
     Reading,
     count_lost_bytes,
     sum_paired,
 )
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_nothing_scored
+from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
+from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
 from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.data.lossy_tokenizers import byte_level, word_piece
@@ -191,11 +192,12 @@ def calls_in(path: Path, name: str) -> list[ast.FunctionDef]:
 
 def test_every_window_and_every_sum_passes_the_gate() -> None:
     """What a model scores are windows, which are made in one module, without lost tokens."""
-    module = "tasks/causal_lm/scoring.py"
+    module = "tasks/causal_lm/evaluation/windows.py"
+    imports = ("causal_lm.evaluation.windows import", "causal_lm.evaluation.readings import")
     modules = [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "causal_lm.scoring import" in path.read_text() or path == PACKAGE / module
+        if any(line in path.read_text() for line in imports) or path == PACKAGE / module
     ]
     makers = {
         (path.relative_to(PACKAGE).as_posix(), function.name): function
@@ -211,7 +213,7 @@ def test_every_window_and_every_sum_passes_the_gate() -> None:
         for path in modules
         for function in calls_in(path, "sum_paired")
     }
-    assert callers == {("tasks/causal_lm/paired.py", "_sum_block")}
+    assert callers == {("tasks/causal_lm/evaluation/paired.py", "_sum_block")}
 
 
 def write_run(folder: Path) -> list[str]:

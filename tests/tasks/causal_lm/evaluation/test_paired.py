@@ -21,11 +21,17 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, configured_comparisons, plan_comparisons
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
-from bsmeta.tasks.causal_lm.results import ComparisonSums, compute_paired_metrics
-from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, cut_sliding
+from bsmeta.tasks.causal_lm.evaluation.arms import (
+    TEXT_ALONE,
+    configured_comparisons,
+    plan_comparisons,
+)
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, compute_paired_metrics
+from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
+from bsmeta.tasks.causal_lm.evaluation.windows import cut_sliding
 from bsmeta.training.processes import ALONE, Processes
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S

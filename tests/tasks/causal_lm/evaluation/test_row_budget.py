@@ -12,7 +12,7 @@ from bsmeta.config.data import DataConfig, row_length
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.tasks.causal_lm.scoring import WINDOWS
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
 from tests.tasks.causal_lm.evaluation.conftest import documents
 
 

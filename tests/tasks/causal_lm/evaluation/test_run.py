@@ -10,9 +10,9 @@ import pytest
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.arms import Arm, Comparison
-from bsmeta.tasks.causal_lm.evaluate import compare_models, evaluate
-from bsmeta.tasks.causal_lm.results import (
+from bsmeta.tasks.causal_lm.evaluation.arms import Arm, Comparison
+from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models, evaluate
+from bsmeta.tasks.causal_lm.evaluation.results import (
     ComparisonSums,
     ModelReport,
     compute_paired_metrics,

@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bsmeta.data.text.characters import utf8_lengths
 from bsmeta.report.inference import Interval, bootstrap
-from bsmeta.tasks.causal_lm.arms import Arm, Comparison
-from bsmeta.tasks.causal_lm.headline import make_headline
-from bsmeta.tasks.causal_lm.results import ModelReport, Row, compute_paired_metrics, sign_test
-from bsmeta.tasks.causal_lm.scoring import Reading, sum_paired, utf8_lengths
+from bsmeta.tasks.causal_lm.evaluation.arms import Arm, Comparison
+from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
+from bsmeta.tasks.causal_lm.evaluation.readings import Reading, sum_paired
+from bsmeta.tasks.causal_lm.evaluation.results import (
+    ModelReport,
+    Row,
+    compute_paired_metrics,
+    sign_test,
+)
 
 NAN = math.nan
 WHOLE = np.array([0])

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.tasks.causal_lm.explaining_views import (
-    Part,
-    TokenTexts,
-    decode_tokens,
-    json_line,
-)
+from bsmeta.tasks.causal_lm.explaining.json_lines import json_line
+from bsmeta.tasks.causal_lm.explaining.tokens import Part, TokenTexts, decode_tokens
 from tests.data.helpers import page, small_tokenizer
 from tests.tasks.causal_lm.explaining.helpers import (
     demo,

@@ -8,7 +8,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.explaining import Selection
+from bsmeta.tasks.causal_lm.explaining.selection import Selection
 from tests.tasks.causal_lm.explaining.helpers import SHARD, demo, demo_tokenizer
 
 

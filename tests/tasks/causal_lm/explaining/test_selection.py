@@ -16,7 +16,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.plan import deal
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.tasks.causal_lm.explaining import ExplainedWindow
+from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, taken, write_shard, write_shards
 from tests.tasks.causal_lm.explaining.helpers import (
     METADATA_LIST,

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bsmeta.tasks.causal_lm.explaining_views import page as html_page
-from bsmeta.tasks.causal_lm.explaining_views import show, show_legend
+from bsmeta.tasks.causal_lm.explaining.page import page as html_page
+from bsmeta.tasks.causal_lm.explaining.terminal import show, show_legend
 from tests.data.helpers import page, small_tokenizer
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 

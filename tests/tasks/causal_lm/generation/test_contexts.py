@@ -15,7 +15,7 @@ from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.tasks.causal_lm.decoding import Context, Contexts
+from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts
 
 URL = "https://docs.python.org/3/library/a%20b.html"
 

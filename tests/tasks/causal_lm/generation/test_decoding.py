@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from bsmeta.tasks.causal_lm.decoding import Decoder, Draw, draw_tokens
+from bsmeta.tasks.causal_lm.generation.decoding import Decoder, Draw, draw_tokens
 from tests.tasks.causal_lm.generation.conftest import MAX_SEQ_LEN
 from tests.tasks.causal_lm.generation.plain import guided_greedy, next_scores
 

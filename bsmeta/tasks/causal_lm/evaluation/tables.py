@@ -10,8 +10,8 @@ from bsmeta.metadata.metadata_type import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.report.inference import Estimate, Interval
 from bsmeta.report.page import COUNT, NONE, Cell, Column, Table
-from bsmeta.tasks.causal_lm.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
-from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report, Row
+from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report, Row
 
 GROUPS = {
     "all": "{}",

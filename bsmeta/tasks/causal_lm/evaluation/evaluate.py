@@ -31,17 +31,13 @@ from bsmeta.report.inference import (
     resampled,
     sum_by_cluster,
 )
-from bsmeta.tasks.causal_lm.arms import TEXT, Comparison, configured_comparisons
-from bsmeta.tasks.causal_lm.checkpoints import (
-    check_not_trained_on,
-    load_model,
-    read_run_config,
-    resolve_config,
-)
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts, make_slices
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.report import print_report, write_report
-from bsmeta.tasks.causal_lm.results import (
+from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config, resolve_config
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
+from bsmeta.tasks.causal_lm.evaluation.results import (
     ComparisonSums,
     ModelReport,
     PairedMetrics,
@@ -53,7 +49,8 @@ from bsmeta.tasks.causal_lm.results import (
     refuse_nothing_scored,
     sign_test,
 )
-from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.slices import document_facts, make_slices
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,

@@ -6,15 +6,13 @@
 A block is a group of documents, rendered in every arm; an arm is scored once, even if several
 comparisons use it. Blocks are built, scored and freed one at a time, so memory does not grow with
 the number of documents. All ranks make the same number of model calls (otherwise collective forward
-passes would hang): a rank with fewer batches makes dummy calls. During training, a fixed subset in
-two arms is prepared once and scored repeatedly.
+passes would hang): a rank with fewer batches makes dummy calls.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -24,87 +22,35 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.core.errors import DataError
-from bsmeta.core.log_once import log_once
 from bsmeta.core.progress import Advance, reporting
-from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.data.text.lost_share import describe_lost_bytes
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
 from bsmeta.metadata.rendering import Donors, Rendered
-from bsmeta.tasks.causal_lm.arms import (
+from bsmeta.tasks.causal_lm.evaluation.arms import (
     AGAINST,
     TEXT,
-    TEXT_ALONE,
     TRAINING,
     Arm,
     Comparison,
     StyledRenderer,
-    plan_comparisons,
 )
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, NamedDocuments
-from bsmeta.tasks.causal_lm.results import ComparisonSums, compute_paired_metrics
-from bsmeta.tasks.causal_lm.scoring import (
+from bsmeta.tasks.causal_lm.evaluation.batches import limit_batch_tokens, plan_batches
+from bsmeta.tasks.causal_lm.evaluation.blocks import plan_blocks, take_blocks
+from bsmeta.tasks.causal_lm.evaluation.documents import NamedDocuments
+from bsmeta.tasks.causal_lm.evaluation.readings import (
     COLUMNS,
-    WINDOWS,
     Reading,
-    Scorer,
-    Window,
     count_lost_bytes,
-    limit_batch_tokens,
     make_reading,
-    open_scorer,
-    plan_batches,
     sum_paired,
 )
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums
+from bsmeta.tasks.causal_lm.evaluation.scorer import Scorer, open_scorer
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS, Window
 from bsmeta.training.processes import ALONE, Processes
 
-FEWEST_BLOCKS = 16
-"""Minimum number of blocks, so that several ranks can share a small set."""
-
-DOCUMENTS_PER_BLOCK = 64
-"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
-
 FAILURES_SHOWN = 5
-
-RESAMPLES = 10_000
-"""Bootstrap resamples of an evaluation during training."""
-
-FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
-"""The most important metrics, which come first so that a narrow screen shows them."""
-
-logger = logging.getLogger(__name__)
-
-
-def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
-    """Groups documents into blocks of similar document lengths and about equal total cost.
-
-    Args:
-        costs: The cost of each document (for example its characters).
-
-    Returns:
-        Blocks of document indices, the longest documents first.
-    """
-    count = len(costs)
-    block_count = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
-    share = sum(costs) / block_count
-
-    blocks: list[list[int]] = []
-    block_cost = 0.0
-    for index in sorted(range(count), key=lambda i: (-costs[i], i)):
-        if not blocks or block_cost + costs[index] / 2 > share:
-            blocks.append([])
-            block_cost = 0.0
-        blocks[-1].append(index)
-        block_cost += costs[index]
-    return blocks
-
-
-def take_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
-    """Returns the blocks that a rank scores: the same number for every rank, some perhaps empty."""
-    rank_blocks = [*blocks[rank::world_size]]
-    rounds = -(-len(blocks) // world_size)
-    return rank_blocks + [[] for _ in range(rounds - len(rank_blocks))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +118,7 @@ class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        windows: Window policy: a name in `bsmeta.tasks.causal_lm.scoring.WINDOWS`.
+        windows: Window policy: a name in `bsmeta.tasks.causal_lm.evaluation.windows.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
     """
 
@@ -415,63 +361,3 @@ def _takes_part(comparison: Comparison, base: ArmRendering, test: ArmRendering) 
         return base.types == test.types != ()
     # Appended metadata does not affect the text before it: the renderings are then the same.
     return base.types != test.types and base.number != test.number
-
-
-class SubsetEvaluation:
-    """Evaluates the first `max_documents` held-out documents with all their metadata, and without.
-
-    Every rank creates one, and all ranks call `run` together.
-
-    Args:
-        remote_file: The held-out file, if it is remote and was already located.
-    """
-
-    def __init__(
-        self,
-        config: DataConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_documents: int,
-        seed: int,
-        ranks: Processes,
-        remote_file: FileRef | None = None,
-    ) -> None:
-        documents = HeldOutDocuments(
-            config, max_documents=max_documents, deduplicate=True, remote_file=remote_file
-        )
-        comparisons = plan_comparisons(["all"], config.metadata_config.metadata_list)
-        self._evaluation = PairedEvaluation(
-            config, tokenizer, documents, [TEXT_ALONE, *comparisons], ranks=ranks
-        )
-        self._blocks = list(self._evaluation.blocks())
-        self._text_bytes = int(np.sum(documents.bytes))
-        self._seed = seed
-
-    def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Scores the subset; returns `PairedMetrics` as a flat dict, equal on all ranks.
-
-        The metrics of `FIRST` come first. `text_bits_per_byte` is over all documents without
-        metadata; if no document has metadata, it is the only metric besides `documents` and
-        `bytes`.
-        """
-        sums = self._evaluation.run(model, device, blocks=self._blocks)
-        stacked = np.stack([sums[name].totals for name in ("text", "all")])
-        text, everything = compute_paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
-
-        lost = int(sums["text"].lost_bytes.sum())
-        if lost:
-            log_once(
-                logger,
-                logging.WARNING,
-                f"evaluations leave out {describe_lost_bytes(lost, self._text_bytes)}"
-                + ("; no bytes are left to score" if text is None else ""),
-            )
-
-        if text is None:
-            return {"documents": 0, "bytes": 0}
-        metrics = {"text_bits_per_byte": text.bits_per_byte_without}
-        if everything is None:
-            return {**metrics, "documents": text.documents, "bytes": text.bytes}
-        # there are no intervals for a single document
-        metrics |= {name: value for name, value in asdict(everything).items() if value is not None}
-        return {**{name: metrics[name] for name in FIRST}, **metrics}

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm import scoring
-from bsmeta.tasks.causal_lm.scoring import Window
+from bsmeta.tasks.causal_lm.evaluation import scorer as scorer_module
+from bsmeta.tasks.causal_lm.evaluation.batches import SIZE_DIGITS
+from bsmeta.tasks.causal_lm.evaluation.scorer import find_output_embedding, open_scorer
+from bsmeta.tasks.causal_lm.evaluation.windows import Window
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def plain_scores(model: GPT2LMHeadModel, one: Window) -> list[float]:
 
 
 def check(model: nn.Module, plain: GPT2LMHeadModel, batches: list[list[Window]]) -> None:
-    with scoring.open_scorer(model, CPU) as scorer:
+    with open_scorer(model, CPU) as scorer:
         found = scorer.score(batches)
     for batch, scores in zip(batches, found, strict=True):
         for one, own in zip(batch, scores, strict=True):
@@ -52,8 +52,8 @@ def check(model: nn.Module, plain: GPT2LMHeadModel, batches: list[list[Window]])
 def test_batches_agree_with_one_window_at_a_time(
     model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "ROWS_PER_CHUNK", 7)
-    monkeypatch.setitem(scoring.LOGITS_PER_CHUNK, "cpu", 61 * 7)  # several chunks
+    monkeypatch.setattr(scorer_module, "ROWS_PER_CHUNK", 7)
+    monkeypatch.setitem(scorer_module.LOGITS_PER_CHUNK, "cpu", 61 * 7)  # several chunks
     check(model, model, [[window(length, length) for length in (60, 3, 31, 2, 17)]])
 
 
@@ -61,7 +61,7 @@ def test_padded_rows_and_columns_change_no_score(
     model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU; no batch is wider than the 64 positions of the model."""
-    monkeypatch.setitem(scoring.SIZE_DIGITS, "cpu", 3)
+    monkeypatch.setitem(SIZE_DIGITS, "cpu", 3)
     shapes: list[tuple[int, ...]] = []
 
     def record(_: nn.Module, __: Any, inputs: dict[str, Any]) -> None:
@@ -72,25 +72,11 @@ def test_padded_rows_and_columns_change_no_score(
     check(model, model, batches)
     handle = model.register_forward_pre_hook(record, with_kwargs=True)
     try:
-        with scoring.open_scorer(model, CPU) as scorer:
+        with open_scorer(model, CPU) as scorer:
             scorer.score(batches)
     finally:
         handle.remove()
     assert sorted(shapes) == [(1, 2), (1, 12), (1, 64), (3, 64), (10, 20), (12, 10)]
-
-
-def test_sizes_have_three_binary_digits() -> None:
-    assert [scoring.round_up(n, 3) for n in (1, 7, 8, 9, 10, 11, 57, 64, 65, 1000, 1024)] == [
-        1, 7, 8, 10, 10, 12, 64, 64, 80, 1024, 1024,
-    ]  # fmt: skip
-    assert [scoring.round_up(n, 64) for n in (0, 1, 9, 1000)] == [0, 1, 9, 1000]
-
-
-@given(st.integers(1, 10**6))
-def test_a_padded_size_is_at_most_a_quarter_larger(size: int) -> None:
-    padded = scoring.round_up(size, 3)
-    assert size <= padded <= 1.25 * size
-    assert scoring.round_up(padded, 3) == padded
 
 
 def test_no_attention_is_planned_for_each_shape(model: GPT2LMHeadModel) -> None:
@@ -102,7 +88,7 @@ def test_no_attention_is_planned_for_each_shape(model: GPT2LMHeadModel) -> None:
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
-        with scoring.open_scorer(model, CPU) as scorer:
+        with open_scorer(model, CPU) as scorer:
             scorer.score([[window(9, 1)], [window(8, 1)]])
         assert torch.backends.cuda.cudnn_sdp_enabled()
     finally:
@@ -154,7 +140,7 @@ def test_what_a_model_does_to_its_logits_is_kept(model: GPT2LMHeadModel) -> None
 def test_windows_without_a_scored_token_and_dummy_calls(model: GPT2LMHeadModel) -> None:
     empty = window(5, 2)
     empty.scored[:] = False
-    with scoring.open_scorer(model, CPU) as scorer:
+    with open_scorer(model, CPU) as scorer:
         scorer.call_dummy()
         assert [len(scores) for scores in scorer.score([[empty, empty]])[0]] == [0, 0]
     assert len(model.get_output_embeddings()._forward_pre_hooks) == 0
@@ -162,18 +148,12 @@ def test_windows_without_a_scored_token_and_dummy_calls(model: GPT2LMHeadModel) 
 
 def test_the_mode_of_before_comes_back(model: GPT2LMHeadModel) -> None:
     model.train()
-    with scoring.open_scorer(model, CPU):
+    with open_scorer(model, CPU):
         assert not model.training
     assert model.training
     model.eval()
 
 
-def test_logits_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scoring.limit_batch_tokens(61, 8, 64) == 512
-    monkeypatch.setattr(scoring, "LOGITS_PER_BATCH", 61 * 128)
-    assert scoring.limit_batch_tokens(61, 8, 64) == 128
-
-
 def test_a_model_without_output_embedding_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Linear has no output embedding"):
-        scoring.find_output_embedding(nn.Linear(2, 2))
+        find_output_embedding(nn.Linear(2, 2))

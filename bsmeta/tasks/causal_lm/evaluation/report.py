@@ -20,15 +20,16 @@ from bsmeta.report.byte_ranges import byte_ranges
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
 from bsmeta.report.inference import Estimate, value_of
 from bsmeta.report.page import Page, Section, own_command, print_table, report_console
-from bsmeta.tasks.causal_lm import tables
-from bsmeta.tasks.causal_lm.arms import FORM, PROMPT, SEPARATOR, TEXT
-from bsmeta.tasks.causal_lm.headline import make_headline
-from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Report
+from bsmeta.tasks.causal_lm.evaluation import tables
+from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report
 from bsmeta.training.run_folder import steps_and_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 PER_DOCUMENT = "documents.jsonl"
 """Per-document sums, from which the tables are computed: a line per document, comparison, model."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bsmeta.report.inference import Interval, few_clusters, rough_intervals
-from bsmeta.tasks.causal_lm.results import ModelReport, PairedMetrics, Row
-from bsmeta.tasks.causal_lm.tables import (
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Row
+from bsmeta.tasks.causal_lm.evaluation.tables import (
     CONTROL_WORDS,
     find_main_row,
     interval_of,

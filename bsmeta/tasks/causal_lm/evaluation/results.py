@@ -34,15 +34,15 @@ from bsmeta.report.inference import (
     simultaneous_half_widths,
     sum_by_cluster,
 )
-from bsmeta.tasks.causal_lm.arms import TEXT, Comparison
-from bsmeta.tasks.causal_lm.documents import Slice
-from bsmeta.tasks.causal_lm.scoring import (
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison
+from bsmeta.tasks.causal_lm.evaluation.readings import (
     BYTES,
     NATS_WITH,
     NATS_WITHOUT,
     TOKENS,
     TOKENS_WITH,
 )
+from bsmeta.tasks.causal_lm.evaluation.slices import Slice
 
 MAX_EXPONENT = 700.0
 """Exponents are capped here, because exp() of larger ones is infinite and JSON has no infinity."""
