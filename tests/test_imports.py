@@ -42,8 +42,8 @@ ALLOWED = {
     },
 }  # fmt: skip
 
-# Package of the language model's task -> the parts of that task that it may import. The files beside
-# the packages (the task itself, its checks) may import all of them.
+# Package of the language model's task -> the parts of that task that it may import. The files
+# beside the packages (the task itself, its checks) may import all of them.
 LANGUAGE_MODEL = {
     "evaluation": {"evaluation", "checkpoints"},
     "generation": {"generation", "evaluation", "checkpoints"},

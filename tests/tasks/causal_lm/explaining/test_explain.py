@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.explain import main
 from tests.conftest import run_warm
@@ -70,3 +73,10 @@ def test_help_has_the_keys_of_training_and_its_own(tmp_path: Path) -> None:
     text = start(tmp_path, "--help").stdout
     assert "learning_rate: float = 5e-05" in text
     assert "types: list[str] | None = null" in text
+
+
+def test_the_files_of_training_fit_with_and_without_the_further_keys() -> None:
+    assert compose(ExplainConfig, "demo", ["limit=2", "seed=7"]).limit == 2
+    assert type(compose(CausalLMConfig, "demo", ["seed=7"])) is CausalLMConfig
+    with pytest.raises(ConfigurationError, match="limit"):
+        compose(CausalLMConfig, "demo", ["limit=2"])

@@ -16,6 +16,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.plan import deal
 from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.tasks.causal_lm.explaining.selection import Selection
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, taken, write_shard, write_shards
 from tests.tasks.causal_lm.explaining.helpers import (
@@ -30,6 +31,7 @@ from tests.tasks.causal_lm.explaining.helpers import (
 )
 
 ONE_SHARD = "data_config.train_file=${repo:examples/webdocs}/" + SHARD.format(6)
+
 ONE_STREAM = ["data_config.num_streams=1", "data_config.per_device_train_batch_size=1"]
 
 
@@ -237,3 +239,32 @@ def test_a_document_of_a_mixture(tmp_path: Path) -> None:
     config = ExplainConfig(data_config=data, document="part.jsonl.gz:3")
     with pytest.raises(ConfigurationError, match=r"web \(0.5\): .*; books \(0.5\): "):
         own_windows(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("document=7", f"document=7: expected <shard>:<number>, such as {SHARD.format(1)}:0"),
+        (f"document={SHARD.format(1)}:-1", "expected <shard>:<number>"),
+        (
+            f"document={SHARD.format(7)}:0",
+            f"training reads no shard of the name {SHARD.format(7)}; expected ",
+        ),
+        (
+            f"document={SHARD.format(0)}:0",
+            "it is the held-out file; data_config.validation_file=null would not leave it out",
+        ),
+        (
+            "types=[url,author]",
+            "types=['url', 'author']: author not in data_config.metadata_config.metadata_list; "
+            "expected some of title, url, datasource, website_description, timestamp, entity, or "
+            "add to that list",
+        ),
+        ("types=[website_desc]", "(website_desc is the column of website_description)"),
+        ("data_config.packing=tight", 'found "tight", expected one of best_fit, pad'),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(override: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Selection(demo(override), demo_tokenizer())
+    assert told in str(error.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -97,43 +96,6 @@ def test_an_existing_file_is_not_replaced(
     assert requests.read_text() == '{"prompt": "A set"}\n'
 
 
-def test_a_dialogue_through_a_pipe(
-    generate: Generate, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [
-        "title=Sets and maps",
-        "max_new_tokens=4",
-        "temperature=0",
-        "A set",
-        "titel=Sets",
-        "temperature=-1",
-        "html=yes",
-        "title=",
-        "A set",
-        " title=Sets",
-        "word " * 70,
-        "metadata={url: https://a.org/}",
-        "A map",
-    ]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))  # no newline at the end
-    assert generate("interactive=true") == 0
-    printed = capsys.readouterr()
-    texts = printed.out.splitlines()
-    assert texts[0] == "Title: Sets and maps |||"
-    assert texts[1].startswith("A set")
-    assert [line for line in texts if line.endswith("|||")] == [
-        "Title: Sets and maps |||",
-        "url: https://a.org/ |||",
-    ]
-    assert sum(line.startswith("A set") for line in texts) == 2
-    assert any(line.startswith("title=Sets") for line in texts)
-    errors = printed.err
-    assert "titel: expected any of html, title, url, timestamp, metadata" in errors
-    assert "temperature=-1.0: expected 0 or more" in errors
-    assert "html is a local type" in errors
-    assert "the model was trained on sequences of 64" in errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -218,19 +180,3 @@ def test_a_folder_without_a_tokenizer_is_refused(
         file.unlink()
     assert generate("prompt=A") == 2
     assert f"the tokenizer of {run_folder / 'model'} cannot be loaded" in capsys.readouterr().err
-
-
-def test_all_bad_lines_of_a_file_are_named(
-    generate: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "requests.jsonl"
-    source.write_text('{"prompt": "A"}\n{"promt": "A"}\nA\n[]\n{"top_p": 2}\n')
-    assert generate(f"input={source}") == 2
-    errors = capsys.readouterr().err
-    assert "line 2: Object contains unknown field `promt`" in errors
-    assert "line 3: " in errors
-    assert "line 4: Expected `object`, got `array`" in errors
-    assert "line 5: top_p=2.0: expected 1 or less" in errors
-    source.write_text('{"metadata": {"title": "A"}}\n{"id": "b", "metadata": {"site": "A"}}\n')
-    assert generate(f"input={source}") == 2
-    assert "request b: metadata.site: the model was not trained" in capsys.readouterr().err
