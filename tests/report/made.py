@@ -46,7 +46,7 @@ from bsmeta.training.processes import ALONE
 from bsmeta.training.run_folder import Log
 from tests.annotate.helpers import RAWPAGES, WORDS, annotate, write_pages
 from tests.studies.simulated import measurement
-from tests.tasks.disambiguation.test_results import scored
+from tests.tasks.disambiguation.test_report import scored
 
 TYPES = ("title", "url", "datasource", "website_description", "timestamp", "html", "entity")
 ARMS = {

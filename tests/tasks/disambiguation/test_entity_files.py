@@ -11,7 +11,7 @@ import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
-from tests.tasks.disambiguation.test_entities import candidates_of
+from tests.tasks.disambiguation.helpers import candidates_of
 
 FILES: dict[str, Any] = {
     "entity_db/entity_mappings/qid2eid.json": {"Q28260": 3, "Q91": 1, "Q94": 2},

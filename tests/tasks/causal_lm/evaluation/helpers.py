@@ -20,11 +20,9 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
 )
 
 LN2 = math.log(2)
-
 ALL = Comparison("all", "all", Arm(), Arm(("url",)))
 
 OWN = Arm(("url",))
-
 BYTES = 100.0
 """Of each document."""
 

@@ -31,14 +31,11 @@ from tests.conftest import REPOSITORY
 from tests.data.lossy_tokenizers import byte_level, word_piece
 
 CPU = torch.device("cpu")
-
 PACKAGE = REPOSITORY / "bsmeta"
-
 Launch = Callable[..., CompletedProcess[str]]
 
 # "the" has no context; "Fox" loses a capital and 俋啾 is unknown: only "jumps" and "over" count
 TEXT = "the Fox 俋啾 jumps over"
-
 LOST = len("Fox") + len("俋啾".encode())
 
 

@@ -34,7 +34,6 @@ from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S
 
 CPU = torch.device("cpu")
-
 TYPES = ("html", "title", "url")
 
 

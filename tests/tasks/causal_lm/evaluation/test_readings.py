@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bsmeta.tasks.causal_lm.evaluation.readings import Reading, count_lost_bytes, sum_paired
 
 NAN = math.nan
-
 WHOLE = np.array([0])
 
 

@@ -19,7 +19,6 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
 from tests.tasks.causal_lm.evaluation.helpers import LN2, metrics_of, sums_of
 
 HOSTS = 12
-
 EVALUATIONS = 300
 
 

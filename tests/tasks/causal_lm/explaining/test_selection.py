@@ -31,7 +31,6 @@ from tests.tasks.causal_lm.explaining.helpers import (
 )
 
 ONE_SHARD = "data_config.train_file=${repo:examples/webdocs}/" + SHARD.format(6)
-
 ONE_STREAM = ["data_config.num_streams=1", "data_config.per_device_train_batch_size=1"]
 
 

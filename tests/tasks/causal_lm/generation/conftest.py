@@ -20,7 +20,6 @@ from bsmeta.generate import main
 from tests.tasks.causal_lm.evaluation.conftest import document, documents, write_shard
 
 TOKENIZER = Path(__file__).resolve().parents[4] / "examples" / "tokenizer"
-
 MAX_SEQ_LEN = 64
 
 

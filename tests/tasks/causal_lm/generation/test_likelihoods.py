@@ -19,7 +19,6 @@ from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
 from tests.tasks.causal_lm.generation.plain import next_scores
 
 CPU = torch.device("cpu")
-
 HOSTS = ("a.org", "a.much.longer.name.org", "b.org")
 
 

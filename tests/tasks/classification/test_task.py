@@ -11,11 +11,12 @@ import pytest
 
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.classification.examples import Examples, open_examples
-from bsmeta.tasks.classification.task import TextClassifier
+from bsmeta.tasks.classification.examples import Chunk, Examples, open_examples
+from bsmeta.tasks.classification.task import TextClassifier, micro_batch
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_leanings
 
 BATCH = 16
+
 TOKENIZER = bert_tokenizer()
 
 
@@ -106,3 +107,15 @@ def test_a_stream_is_of_its_data(examples: Examples, encoder: Path) -> None:
     stream = task_of(examples, encoder).train_stream(0, 1, None)
     assert stream.fingerprint["data_config.max_length"] == 16
     assert len(stream.fingerprint["content of the CSV file"]) == 16
+
+
+def test_a_micro_batch_carries_the_weight_of_its_labels() -> None:
+    chunks = [Chunk([2, 7, 8, 9, 3], 1, 4, 0, "abc"), Chunk([2, 7, 3], 2, 9, 1, "a")]
+    batch = micro_batch(chunks, bert_tokenizer(), [1.0, 4.0, 0.5], "leanings.csv")
+    assert batch.tensors["input_ids"].tolist() == [[2, 7, 8, 9, 3], [2, 7, 3, 0, 0]]
+    assert batch.tensors["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch.tensors["labels"].tolist() == [1, 2]
+    assert batch.tensors["weights"].tolist() == [4.0, 0.5]
+    assert (batch.weight, batch.tokens, batch.padding) == (4.5, 8, 2)
+    assert batch.documents == ["leanings.csv:4", "leanings.csv:9"]
+    assert batch.counts == {"chunks": 2.0, "weight": 4.5}

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from sklearn import metrics
 
 from bsmeta.report.inference import draws
-from bsmeta.tasks.classification import classifier, systems
-from bsmeta.tasks.classification.evaluate import MAJORITY, baselines
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.results import Confusion, TestSet, compare
-from bsmeta.tasks.classification.systems import fit_words
+from bsmeta.tasks.classification.model import Scored
+from bsmeta.tasks.classification.results import Confusion, compare, scores_of
+from tests.tasks.classification.helpers import CHUNKS, LOGITS
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).
 TRUTH = np.array([0, 0, 0, 0, 1, 1, 1, 2])
+
 GUESS = np.array([0, 0, 0, 1, 1, 1, 0, 0])
+
+
+def test_the_loss_is_the_weighted_mean_of_the_smoothed_cross_entropies() -> None:
+    logits = np.log(np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]]))
+    labels = np.array([0, 2])
+    plain = [-math.log(0.7), -math.log(0.25)]
+    even = [-math.log(0.7 * 0.2 * 0.1) / 3, -math.log(0.25 * 0.5 * 0.25) / 3]
+    smoothed = [0.9 * one + 0.1 * other for one, other in zip(plain, even, strict=True)]
+    chunks = [Chunk([], label, row, 0, "") for row, label in enumerate(labels.tolist())]
+    scored = Scored.of(chunks, logits, 0.1)
+    assert scored.chunk_losses.tolist() == pytest.approx(smoothed)
+    expected = (smoothed[0] + 3 * smoothed[1]) / 4
+    assert scores_of(scored, [1.0, 1.0, 3.0])["loss"] == pytest.approx(expected)
 
 
 def test_the_confusion_matrix_has_true_labels_in_rows() -> None:
@@ -102,27 +117,8 @@ def test_intervals_are_those_of_scores_of_drawn_texts(seed: int) -> None:
         assert [score.low, score.high] == pytest.approx(np.percentile(values, [2.5, 97.5]))
 
 
-def test_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
-    test = TestSet("a.csv", ("a", "b", "c"), [Chunk([], 0, n, 0, "a") for n in range(3)],
-                   ["1", "2", "3"], "texts", {}, [])  # fmt: skip
-    found, _ = baselines(test, ["a"] * 4, np.array([1, 1, 0, 2]), [1.0] * 3)
-    assert found[MAJORITY].tolist() == [1, 1, 1]
-    texts = ["cut the taxes", "lower taxes now", "raise the wages", "fair wages for all"]
-    labels = np.array([0, 0, 1, 1])
-
-    def guessed(texts: list[str], labels: np.ndarray, others: list[str]) -> list[int]:
-        words, notes = fit_words("ab", [1.0, 1.0], labels, texts)
-        assert words is not None
-        assert notes == []
-        return words.logits(others).argmax(1).tolist()
-
-    others = ["taxes", "wages", "taxes", "wages", "taxes"]
-    assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
-    monkeypatch.setattr(classifier, "DECISIONS_AT_ONCE", 4)  # two texts at a time
-    assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
-    assert guessed(["!", "?"], np.array([1, 1]), ["a"]) == [1]
-    assert guessed(["!", "?"], np.array([0, 1]), ["a"]) == [0]
-    monkeypatch.setattr(systems, "MOST_WEIGHTS", 30)
-    words, (note,) = fit_words("ab", [1.0, 1.0], labels, texts)
-    assert words is None
-    assert note.startswith("TF-IDF + linear SVM left out: with 2 labels")
+def test_scores_of_texts_and_of_chunks() -> None:
+    found = scores_of(Scored.of(CHUNKS, LOGITS), [1.0, 1.0, 1.0])
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["chunk_accuracy"] == 2 / 4
+    assert found["loss"] == pytest.approx(-np.log([0.8, 0.25, 0.8, 0.3]).mean())

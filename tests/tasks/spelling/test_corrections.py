@@ -1,8 +1,10 @@
-"""Metrics on literal cases."""
+"""Metrics of corrections on literal cases, corrections in a text, and their forms."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,17 +14,29 @@ from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.spelling.corrections import (
+    Correction,
+    Flag,
+    apply_corrections,
+    as_record,
     compare_f1,
     correction_counts,
     count_corrections,
     detection_counts,
     edit_costs,
+    find_corrections,
+    highlighted,
     matching_blocks,
+    render,
+    unified_diff,
 )
-from bsmeta.tasks.spelling.task import calibrate
 from tests.conftest import REPOSITORY
 
 CASES = REPOSITORY.parent / "shared" / "data" / "spelling" / "metric_cases" / "sec.json"
+
+prose = st.text(
+    st.one_of(st.sampled_from("aZ.!? \n\t\r\u00a0\u2028e\u0301👩\u200d🚀"), st.characters()),
+    max_size=200,
+)
 
 
 def test_the_published_example_of_corrections() -> None:
@@ -182,16 +196,89 @@ def test_systems_are_compared_in_pairs() -> None:
     assert f1.low < better.f1 < f1.high
 
 
-def test_the_threshold_with_the_wanted_precision_and_the_highest_recall() -> None:
-    scores = np.array([0.9, 0.8, 0.7, 0.6, 0.6, 0.1])
-    labels = np.array([1, 0, 1, 1, 0, 1])
-    found = calibrate(scores, labels, 0.6)
-    assert (found.threshold, found.precision, found.recall, found.flagged) == (0.1, 4 / 6, 1.0, 6)
-    strict = calibrate(scores, labels, 0.9)
-    assert (strict.threshold, strict.precision, strict.recall) == (0.9, 1.0, 0.25)
+@pytest.mark.parametrize(
+    ("text", "corrected", "changes"),
+    [
+        ("teh  cat", "the cat", [Correction(0, 3, "teh", "the")]),
+        (
+            "a teh\ncta b",
+            "a the cat b",
+            [Correction(2, 5, "teh", "the"), Correction(6, 9, "cta", "cat")],
+        ),
+        ("the ca t sat", "the cat sat", [Correction(4, 8, "ca t", "cat")]),
+        (
+            "teh ca\tt",
+            "the cat",
+            [Correction(0, 3, "teh", "the"), Correction(4, 8, "ca\tt", "cat")],
+        ),
+        (
+            "a\nthecat",
+            "an the cat",
+            [Correction(0, 1, "a", "an"), Correction(2, 8, "thecat", "the cat")],
+        ),
+        ("thecat sat", "the cat sat", [Correction(0, 6, "thecat", "the cat")]),
+        ("the sat", "the cat sat", [Correction(3, 3, "", " cat")]),
+        ("cat", "the cat", [Correction(0, 0, "", "the ")]),
+        ("the the cat", "the cat", [Correction(4, 7, "the", "")]),
+        ("  ", "a", [Correction(2, 2, "", "a")]),
+        ("same \n text", "same text", []),
+    ],
+)
+def test_corrections_have_places(text: str, corrected: str, changes: list[Correction]) -> None:
+    assert find_corrections(text, corrected) == changes
 
 
-def test_a_precision_that_no_threshold_has() -> None:
-    found = calibrate(np.array([0.9, 0.5, 0.2]), np.array([0, 1, 0]), 0.95)
-    assert (found.threshold, found.precision, found.recall) == (None, 0.5, 1.0)
-    assert calibrate(np.array([0.9]), np.array([0]), 0.5).threshold is None
+@settings(max_examples=300)
+@given(prose, st.lists(st.sampled_from(["a", "Z.", "👩", "aZ"]), max_size=8))
+def test_applied_corrections_are_the_corrected_words(text: str, other: list[str]) -> None:
+    for corrected in (other, text.split()[1:], [*text.split(), "Z"]):
+        changes = find_corrections(text, " ".join(corrected))
+        assert apply_corrections(text, changes).split() == corrected
+    assert apply_corrections(text, find_corrections(text, text)) == text
+
+
+def test_a_record_has_offsets_and_the_same_columns_with_and_without_changes() -> None:
+    text = "teh\ncat"
+    record = as_record(text, find_corrections(text, "the cat"), corrects=True)
+    assert record == {
+        "corrected": "the\ncat",
+        "changes": [{"start": 0, "end": 3, "text": "teh", "correction": "the"}],
+    }
+    assert as_record(text, [], corrects=True) == {"corrected": text, "changes": []}
+    assert as_record(text, [Flag(0, 3, "teh", 0.75)], corrects=False) == {
+        "changes": [{"start": 0, "end": 3, "text": "teh", "probability": 0.75}]
+    }
+    assert as_record(text, [], corrects=False) == {"changes": []}
+
+
+def test_colors_mark_what_is_wrong_and_what_is_right() -> None:
+    text = "a [b]teh\tca\r\nt"
+    changes = find_corrections(text, "a [b]the cat")
+    assert highlighted(text, changes) == (
+        "a \x1b[9;31m[b]teh\x1b[0m\x1b[32m[b]the\x1b[0m\t"
+        "\x1b[9;31mca\x1b[0m\r\n\x1b[9;31mt\x1b[0m\x1b[32mcat\x1b[0m"
+    )
+    flag = Flag(0, 3, "teh", 0.9)
+    assert highlighted("teh cat", [flag]) == "\x1b[4;31mteh\x1b[0m cat"
+
+
+def test_the_forms_of_a_text() -> None:
+    text = "teh\tcat\r\n"
+    changes = find_corrections(text, "the cat")
+    assert render(text, changes, "text", "a.txt", corrects=True) == "the\tcat\r\n"
+    record = json.loads(render(text, [], "json", "a.txt", corrects=False))
+    assert record == {"text": text, "changes": []}
+    diff = render(text, changes, "diff", "a.txt", corrects=True)
+    assert diff.endswith("@@ -1 +1 @@\n-teh\tcat\r\n+the\tcat\r\n")
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_the_diff_can_be_applied_by_patch(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / "text.txt"
+    text, corrected = f"one\nteh \u2028cat{ending}", f"one\nthe \u2028cat{ending}"
+    file.write_text(text)
+    diff = unified_diff(text, corrected, "text.txt")
+    assert diff.startswith("--- a/text.txt\n+++ b/text.txt\n@@ -1,2 +1,2 @@\n one\n-teh ")
+    subprocess.run(["patch", "-p1"], input=diff, text=True, cwd=tmp_path, check=True)
+    assert file.read_text() == corrected
+    assert unified_diff(text, text, "text.txt") == ""

@@ -1,4 +1,4 @@
-"""Test sets, reports, and predictions of a trained model."""
+"""Test sets, baselines and reports, and predictions of a trained model."""
 
 from __future__ import annotations
 
@@ -16,17 +16,30 @@ from typing import Any
 import pytest
 
 from bsmeta.config.predicting import PredictConfig
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.predict import output_form, read_text
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
-from bsmeta.tasks.spelling.evaluate import read_test_sets, score_test_sets, summary, table_of
+from bsmeta.tasks.spelling.evaluate import (
+    CHANGE_NOTHING,
+    DICTIONARY,
+    Dictionary,
+    baselines,
+    read_test_sets,
+    score_test_sets,
+    summary,
+    table_of,
+)
 from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set
 
 PREDICT = REPOSITORY / "bsmeta" / "predict.py"
+
 Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+LINE = "Teh  (recieve) women's well-known 3rd www.bbc.co.uk Don’t A,"
+FLAGS = [1, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
@@ -219,6 +232,7 @@ def corrector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ENDS = ["\r\n", "\r\n", "\n", "\r\n", "\r"]
+
 LINES = ["\ufeffteh  cat", "", "\tsat\ton", "teh mat", "and"]
 
 
@@ -264,3 +278,58 @@ def test_the_form_of_a_text_follows_from_where_it_is_written(
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("naïve\r\n".encode())))
     assert read_text("-") == ("naïve\r\n", "stdin")
+
+
+@pytest.fixture
+def word_list(tmp_path: Path) -> str:
+    pytest.importorskip("symspellpy")
+    file = tmp_path / "words.txt"
+    counts = {"the": 90, "tech": 9, "receive": 5, "women": 8, "well": 7, "known": 3, "don't": 9}
+    file.write_text("".join(f"{word} {count}\n" for word, count in counts.items()))
+    return str(file)
+
+
+def test_words_that_the_dictionary_lacks_are_flagged(word_list: str) -> None:
+    assert Dictionary(word_list).flags(LINE) == FLAGS
+
+
+def test_the_nearest_and_then_most_frequent_word_is_the_correction(word_list: str) -> None:
+    dictionary = Dictionary(word_list)
+    assert dictionary.correct(LINE) == LINE.replace("Teh", "The").replace("recieve", "receive")
+    assert dictionary.correct("RECIEVE qzxqzxqzx") == "RECEIVE qzxqzxqzx"
+
+
+def test_the_baselines_of_each_task(word_list: str) -> None:
+    lines = [LINE, "known"]
+    judged = {
+        task: {name: judge(lines) for name, judge in baselines(task, word_list).items()}
+        for task in ("sed_words", "sed_sequence", "sec")
+    }
+    assert judged["sed_words"] == {DICTIONARY: [FLAGS, [0]], CHANGE_NOTHING: [[0] * 8, [0]]}
+    assert judged["sed_sequence"] == {DICTIONARY: [[1], [0]], CHANGE_NOTHING: [[0], [0]]}
+    assert judged["sec"][CHANGE_NOTHING] == lines
+    assert judged["sec"][DICTIONARY][1] == "known"
+
+
+@pytest.mark.slow  # reading the whole list takes seconds
+def test_the_words_of_symspellpy() -> None:
+    pytest.importorskip("symspellpy")
+    dictionary = Dictionary()
+    assert dictionary.flags(LINE) == FLAGS
+    assert dictionary.correct("Teh recieve") == "The receive"
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "symspellpy", None)
+    with pytest.raises(ConfigurationError, match="pip install symspellpy, or the extra `spelling`"):
+        Dictionary("unread.txt")
+
+
+@pytest.mark.parametrize("content", [None, "", "one-column\n"])
+def test_a_file_without_counted_words_is_refused(tmp_path: Path, content: str | None) -> None:
+    pytest.importorskip("symspellpy")
+    file = tmp_path / "words.txt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"words.txt is missing, or .* `word count`"):
+        Dictionary(str(file))
