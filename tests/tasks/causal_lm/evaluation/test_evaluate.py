@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,57 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import t
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
-from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models, evaluate, has_other_data
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport
 from bsmeta.tasks.checkpoints import Location
 from bsmeta.training.processes import ALONE
 from tests.data.s3_server import S3Server
-from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
+from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
 from tests.tasks.causal_lm.evaluation.helpers import LN2, sums_of
 from tests.tasks.run_folders import write_held_out, write_run_folder
 from tests.training.hub_server import HubServer
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture
-def run_folder(
-    tmp_path: Path,
-    model: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    data_config: DataConfig,
-) -> Path:
-    """A finished run: model/, config.yaml and metrics.jsonl."""
-    folder = tmp_path / "run"
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    train = CausalLMConfig(data_config=data_config, model_config_file="tiny.json")
-    (folder / "config.yaml").write_text(to_yaml(train))
-    lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
-    lines.append(
-        {"event": "eval", "step": 8, "bits_per_byte_without": 2.0, "bits_per_byte_with": 1.9}
-    )
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text + '{"event": "st')
-    return folder
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        run_entry_point(main, EvaluateConfig, "evaluate")
-    return int(exit_.value.code or 0)
 
 
 def report_in(folder: Path) -> dict[str, Any]:
@@ -342,53 +308,6 @@ def test_the_configuration_of_the_run_may_be_in_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert call(monkeypatch, f"checkpoint={run_folder}", "training_config=~/none.yaml") == 2
     assert f"{tmp_path}/none.yaml: there is no such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "listed", ["in a checkpoint", "by the configuration", "under another name"]
-)
-def test_a_training_shard_of_the_run_is_not_held_out(
-    listed: str,
-    run_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
-    size, name = shard.stat().st_size, shard
-    if listed == "in a checkpoint":
-        (run_folder / "checkpoint-8step").mkdir()
-        listed_shards = shards_fingerprint(
-            with_samples([Shard("train-000.jsonl.gz", str(shard), size)])
-        )
-        state = {"fingerprint": {"shards": listed_shards}, "streams": {}}
-        (run_folder / "checkpoint-8step" / "data_state.json").write_text(json.dumps(state))
-    else:
-        config = (run_folder / "config.yaml").read_text()
-        config = config.replace("train_file: null", f"train_file: {shard}")
-        (run_folder / "config.yaml").write_text(config)
-    if listed == "under another name":
-        name = tmp_path / "other.jsonl.gz"
-        shutil.copy(shard, name)
-    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={name}") == 2
-    message = capsys.readouterr().err
-    assert (
-        f"validation_file={name}: the run of checkpoint={run_folder} was trained on it" in message
-    )
-    assert "expected a file that it was not trained on, such as validation_file=" in message
-
-
-def test_a_run_without_a_held_out_file_is_no_example_of_one(
-    run_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
-    data = DataConfig(train_file=str(shard))
-    (run_folder / "config.yaml").write_text(to_yaml(CausalLMConfig(data_config=data)))
-    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={shard}") == 2
-    assert "expected a file that it was not trained on\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
