@@ -15,7 +15,7 @@ def of_url(url: str) -> InputRecord:
     return InputRecord(url=url, text="a text")
 
 
-def test_url() -> None:
+def test_the_url_of_a_page_is_recorded() -> None:
     assert annotated(of_url("https://example.org/%C3%A9?q=1"), "url") == {
         "metadata_url": [
             {"key": "url", "type": "global", "value": "https://example.org/%C3%A9?q=1"}
@@ -34,7 +34,7 @@ def test_url() -> None:
         ("", []),
     ],
 )
-def test_title(head: str, title: list[str]) -> None:
+def test_the_title_of_a_page_is_recorded(head: str, title: list[str]) -> None:
     assert values(annotated(page(f"<p>{WORDS}", head), "title")) == title
 
 
@@ -44,7 +44,7 @@ def test_the_title_of_an_image_is_not_that_of_the_page() -> None:
     assert values(annotated(page(image + WORDS), "title")) == []
 
 
-def test_title_of_a_shard_without_raw_pages() -> None:
+def test_a_title_is_read_from_a_shard_without_raw_pages() -> None:
     record = InputRecord(text="a", columns={"html_title": ["<title lang=en>A &lt; B\n</title>"]})
     assert values(annotated(record, "title")) == ["A < B"]
     with pytest.raises(AnnotationError, match="no_html"):
@@ -65,7 +65,7 @@ def test_title_of_a_shard_without_raw_pages() -> None:
         ("https://a.org/1066/12/10/hastings", None),
     ],
 )
-def test_timestamp_in_an_address(url: str, date: str | None) -> None:
+def test_a_timestamp_is_read_from_the_address(url: str, date: str | None) -> None:
     records = annotated(of_url(url), "timestamp")["metadata_timestamp"]
     expected = {"key": "timestamp", "type": "global", "value": date, "source": "url"}
     assert records == ([expected] if date else [])
@@ -85,7 +85,9 @@ def test_timestamp_in_an_address(url: str, date: str | None) -> None:
         ("<p>On 2018-12-10 it rained.", None),
     ],
 )  # fmt: skip
-def test_timestamp_that_a_page_declares(declaration: str, date: str | None) -> None:
+def test_a_timestamp_is_read_from_the_declarations_of_a_page(
+    declaration: str, date: str | None
+) -> None:
     records = annotated(page(declaration + WORDS), "timestamp")["metadata_timestamp"]
     expected = {"key": "timestamp", "type": "global", "value": date, "source": "page"}
     assert records == ([expected] if date else [])
@@ -105,7 +107,7 @@ def test_timestamp_sources_are_asked_in_order() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
-def test_website_description_from_a_table(suffix: str, tmp_path: Path) -> None:
+def test_a_website_description_is_read_from_a_table(suffix: str, tmp_path: Path) -> None:
     lines = {
         ".tsv": "example.org\tA site about the history of computing.\nb.org\tToo short.\n",
         ".jsonl": '{"domain": "example.org", "description": "A site about the history of '
@@ -129,7 +131,7 @@ def test_website_description_from_a_table(suffix: str, tmp_path: Path) -> None:
     assert described("https://b.org/") == described("https://c.org/") == []
 
 
-def test_website_description_that_a_page_declares() -> None:
+def test_a_website_description_is_read_from_the_page() -> None:
     meta = '<meta name="description" content=" All about &quot;sets&quot;\n and  maps. ">'
     made = annotated(page(WORDS, meta), "website_description")
     assert made["metadata_website_desc"] == [
@@ -172,18 +174,18 @@ def test_website_description_of_a_page_without_an_address(
         ("https://example.de/caf%C3%A9", "example.de > café"),
     ],
 )  # fmt: skip
-def test_datasource(url: str, value: str) -> None:
+def test_the_datasource_has_the_words_of_the_address(url: str, value: str) -> None:
     assert annotated(of_url(url), "datasource") == {
         "metadata_generation_datasource": [{"key": "datasource", "type": "global", "value": value}]
     }
 
 
-def test_an_address_that_cannot_be_split() -> None:
+def test_an_address_that_cannot_be_split_is_counted() -> None:
     with pytest.raises(AnnotationError, match="bad_url"):
         annotated(of_url("https://[bad/"), "datasource")
 
 
-def test_language() -> None:
+def test_the_language_of_a_text_is_recorded() -> None:
     german = "Das ist ein kleiner deutscher Text über Hunde und Katzen.\x00 Er ist kurz."
     assert annotated(InputRecord(text=german), "language") == {
         "metadata_language": [{"key": "language", "type": "global", "value": "de"}]

@@ -30,7 +30,7 @@ from tests.annotate.conftest import CUSTOM
         ({"output": None}, "output is not set"),
     ],
 )
-def test_wrong_settings(
+def test_wrong_settings_are_refused(
     settings: dict[str, Any], message: str, pages: Path, tmp_path: Path
 ) -> None:
     if "descriptions" in settings:

@@ -17,7 +17,7 @@ from tests.annotate.conftest import read_shards
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
 
 
-def test_rows(pages: Path, tmp_path: Path) -> None:
+def test_a_row_has_the_columns_of_its_annotators(pages: Path, tmp_path: Path) -> None:
     assert annotate(str(pages), tmp_path / "out") == 0
     assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [
         "_annotation", "a.jsonl.gz", "b.jsonl.gz",
@@ -117,7 +117,7 @@ def test_two_runs_do_not_write_one_shard(pages: Path, tmp_path: Path) -> None:
         annotate(str(pages), tmp_path / "out")
 
 
-def test_names_of_shards(tmp_path: Path) -> None:
+def test_shards_of_files_with_one_name_are_named_for_their_folders(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / "in" / folder).mkdir(parents=True)
         write_pages(tmp_path / "in" / folder / "a.jsonl.gz", some_pages(2))

@@ -204,7 +204,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return count
 
 
-def test_what_is_complete_is_not_made_again(
+def test_complete_shards_are_not_made_again(
     pages: Path, tmp_path: Path, seen: Callable[[], int]
 ) -> None:
     def run(*more: str, **settings: Any) -> int:
@@ -232,7 +232,7 @@ def test_what_is_complete_is_not_made_again(
     assert run(profile="all") == 9
 
 
-def test_only_what_has_changed_is_made_again(
+def test_only_changed_columns_are_made_again(
     pages: Path, tmp_path: Path, seen: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.annotate.custom import Words

@@ -9,7 +9,7 @@ from bsmeta.annotate.sources import InputRecord
 from tests.annotate.helpers import WORDS, annotated, page
 
 
-def test_length() -> None:
+def test_the_length_of_a_text_is_recorded() -> None:
     record = InputRecord(text="Paris is the beautiful place to visit")
     assert annotated(record, "length") == {
         "metadata_generation_length_text": [{"key": "length", "type": "global", "value": "37"}]
@@ -23,7 +23,7 @@ def test_length() -> None:
         ("rules", ["Dr. Smith paid 3.5 e.g. euros.", "Why?", "He said so.", "And left"]),
     ],
 )
-def test_length_of_sentences(splitter: str, found: list[str]) -> None:
+def test_the_length_of_each_sentence_is_recorded(splitter: str, found: list[str]) -> None:
     text = "Dr. Smith paid 3.5 e.g. euros. Why? He said so. And left"
     settings = {"length_of": ["sentence"], "sentence_splitter": splitter}
     made = annotated(InputRecord(text=text), "length", **settings)

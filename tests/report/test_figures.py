@@ -38,7 +38,7 @@ def test_names_are_drawn_as_they_are(
     assert "<script>alert" not in source
 
 
-def test_dollars_are_dollars(tmp_path: Path) -> None:
+def test_dollars_are_drawn_as_dollars(tmp_path: Path) -> None:
     page = KINDS["classification"](tmp_path / "page", ("$10 to $20", '#0072b2 id="b"'))
     texts = texts_of(page)
     assert "left$10 to $20" in texts

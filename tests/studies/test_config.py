@@ -151,7 +151,7 @@ from tests.studies.study_files import BRANCHED, CLAIM, DECAY, loaded, study_file
         ({"out_dir": ""}, "out_dir is missing"),
     ],
 )
-def test_what_is_wrong_with_a_file(tmp_path: Path, changes: dict, message: str) -> None:
+def test_each_mistake_of_a_file_is_named(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_study(study_file(tmp_path, **changes))
 

@@ -59,7 +59,7 @@ def test_seeds_come_first_then_the_baseline_and_last_what_follows_from_others(
     ]  # fmt: skip
 
 
-def test_what_a_study_starts(tmp_path: Path) -> None:
+def test_a_study_starts_the_runs_of_its_file_in_order(tmp_path: Path) -> None:
     study_file(tmp_path)
     done = study_command(tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
@@ -140,7 +140,7 @@ def test_the_table_shows_how_far_the_runs_are(tmp_path: Path) -> None:
     assert "short 3 waits 0 0 0 –" in rows
 
 
-def test_the_runs_of_one_seed(tmp_path: Path) -> None:
+def test_only_the_runs_of_a_chosen_seed_are_started(tmp_path: Path) -> None:
     study_file(tmp_path, out_dir=str(tmp_path / "study"))
     for name in ("none-seed1", "url-seed1", "short-seed1"):
         finished(tmp_path, name, step=20, targets=3000)

@@ -31,7 +31,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
 
-def test_what_is_left_alone(installed: None) -> None:
+def test_options_that_fit_the_launch_are_accepted(installed: None) -> None:
     assert problems(0) == {}
     assert problems(0, 3, gradient_checkpointing=True, gradient_checkpointing_every=2) == {}
     assert problems(0, 2, torch_compile=True, attn_implementation="sdpa") == {}
@@ -41,14 +41,16 @@ def test_what_is_left_alone(installed: None) -> None:
     assert problems(profile=True, profile_steps=[3, 3]) == {}
 
 
-def test_what_only_gpus_run(installed: None) -> None:
+def test_options_for_gpus_are_refused_without_one(installed: None) -> None:
     sdpa = {"attn_implementation": "attn_implementation=sdpa"}
     assert problems(0, attn_implementation="flex_attention") == sdpa
     assert problems(0, attn_implementation="flash_attention_2", mixed_precision="bf16") == sdpa
     assert problems(0, liger_kernel=True) == {"liger_kernel": "liger_kernel=false"}
 
 
-def test_what_is_not_deterministic(installed: None) -> None:
+def test_kernels_that_are_not_deterministic_are_refused_in_a_deterministic_run(
+    installed: None,
+) -> None:
     assert problems(liger_kernel=True, deterministic=True) == {
         "liger_kernel": "liger_kernel=false, or deterministic=false"
     }
@@ -57,14 +59,14 @@ def test_what_is_not_deterministic(installed: None) -> None:
     assert problems(deterministic=True, **flash) == {}
 
 
-def test_what_flash_attention_cannot_do(installed: None) -> None:
+def test_flash_attention_needs_bf16_and_no_compilation(installed: None) -> None:
     flash = {"attn_implementation": "flash_attention_2"}
     assert "mixed_precision=bf16" in problems(**flash)["attn_implementation"]
     compiled = problems(**flash, mixed_precision="bf16", torch_compile=True)
     assert compiled["attn_implementation"] == "torch_compile=false, or attn_implementation=varlen"
 
 
-def test_what_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     flash = problems(attn_implementation="flash_attention_2", mixed_precision="bf16")
     assert "pip install flash-attn, or" in flash["attn_implementation"]
@@ -75,7 +77,7 @@ def test_compiled_layers_need_their_weights_whole() -> None:
     assert problems(8, 3, torch_compile=True) == {"torch_compile": "torch_compile=false, or ZeRO-2"}
 
 
-def test_a_key_without_use() -> None:
+def test_a_key_without_effect_is_refused() -> None:
     assert problems(gradient_checkpointing_every=2) == {
         "gradient_checkpointing_every": "gradient_checkpointing=true"
     }

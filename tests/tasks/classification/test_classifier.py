@@ -10,7 +10,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.classification.classifier import depth_of, freeze_below, pool
 
 
-def test_pooling() -> None:
+def test_pooling_leaves_padding_out() -> None:
     hidden = torch.tensor(
         [[[1.0, 8.0], [3.0, 2.0], [9.0, 9.0]], [[9.0, 9.0], [5.0, 1.0], [7.0, 0.0]]]
     )
@@ -38,7 +38,7 @@ def deep() -> BertModel:
     ("train_layers", "trained_depths"),
     [(None, {0, 1, 2, 3}), (0, set()), (2, {0, 1}), (3, {0, 1, 2})],
 )
-def test_layers_that_are_trained(
+def test_only_the_last_layers_are_trained(
     deep: BertModel, train_layers: int | None, trained_depths: set[int]
 ) -> None:
     deep.requires_grad_(True)

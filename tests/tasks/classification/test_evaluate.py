@@ -86,7 +86,9 @@ def test_the_test_split_of_a_checkpoint(run: Path, capsys: pytest.CaptureFixture
     assert "Scores on leanings.csv, test split" in capsys.readouterr().out
 
 
-def test_another_csv_file(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_csv_file_is_evaluated_if_the_model_has_its_labels(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = [("Beat my Republican opponent!", "left"), ("stop signs " * 20, "neutral")]
     other = write_csv(tmp_path / "other.csv", rows, ["text", "label"])
     with caplog.at_level(logging.WARNING):
@@ -191,7 +193,7 @@ def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["ads_predictions.csv"]
 
 
-def test_systems_beside_the_model() -> None:
+def test_other_systems_are_compared_with_the_model() -> None:
     found = {system.name: system for system in results().systems}
     matrices = {
         name: system.confusion.matrix([0, 1, 2])[:3, :3].tolist() for name, system in found.items()
@@ -339,7 +341,7 @@ def test_a_folder_that_cannot_be_written_is_the_user_s_to_fix(tmp_path: Path) ->
         write_predictions(tmp_path / "file" / "x.csv", Scored.of(CHUNKS, LOGITS), LABELS)
 
 
-def test_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baselines_are_scored_on_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     test = TestSet("a.csv", ("a", "b", "c"), [Chunk([], 0, n, 0, "a") for n in range(3)],
                    ["1", "2", "3"], "texts", {}, [])  # fmt: skip
     found, _ = baselines(test, ["a"] * 4, np.array([1, 1, 0, 2]), [1.0] * 3)

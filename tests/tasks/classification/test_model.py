@@ -26,7 +26,9 @@ COUNTS = {"left": 6, "neutral": 1, "right": 3}
         ({"left": 1, "neutral": 4, "right": 2}, [1.0, 4.0, 2.0]),
     ],
 )
-def test_weights_of_labels(key: Any, expected: list[float]) -> None:
+def test_weights_of_labels_are_given_or_balanced_by_their_counts(
+    key: Any, expected: list[float]
+) -> None:
     assert label_weights(key, LABELS, COUNTS) == expected
 
 

@@ -58,7 +58,9 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
         ({"compare_with": "/nowhere"}, "compare_with", "/nowhere", "correct compare_with"),
     ],
 )  # fmt: skip
-def test_mistakes(world: Path, more: dict[str, Any], key: str, found: str, fix: str) -> None:
+def test_each_mistake_is_reported_with_its_fix(
+    world: Path, more: dict[str, Any], key: str, found: str, fix: str
+) -> None:
     reported = problems(world, **more)
     assert [*reported] == [key]
     assert reported[key][1] == fix

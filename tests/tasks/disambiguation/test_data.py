@@ -24,7 +24,7 @@ def numbers(table: EntityTable, *ids: str) -> np.ndarray:
     return np.array([[table.ids.find(one)] for one in ids])
 
 
-def test_candidates_of_mentions(table: EntityTable) -> None:
+def test_candidates_are_those_of_the_alias_of_a_mention(table: EntityTable) -> None:
     bank, bass = table.aliases.find("bank"), table.aliases.find("bass")
     gold = numbers(table, "bank-money", "bank-river", "seal-river")
     found = find_candidates(table, [bank, bass, -1], gold)

@@ -108,7 +108,7 @@ def test_problems_are_listed_together_with_their_lines(tmp_path: Path) -> None:
     assert not (tmp_path / "table").exists()
 
 
-def test_a_long_list_of_problems_is_cut(tmp_path: Path) -> None:
+def test_a_long_list_of_problems_is_truncated(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the first 20 problems") as error:
         build(tmp_path, ["{"] * 1000)
     assert len(str(error.value).splitlines()) == 21
@@ -143,7 +143,7 @@ def test_entities_that_cannot_be_added_leave_the_table_as_it_was(tmp_path: Path)
     assert EntityTable.open(tmp_path / "table").fingerprint == before.fingerprint
 
 
-def test_what_an_interrupted_addition_has_appended_is_ignored(tmp_path: Path) -> None:
+def test_values_of_an_interrupted_addition_are_ignored(tmp_path: Path) -> None:
     built = build(tmp_path / "a", [LINCOLN, TODD, CITY])
     build(tmp_path / "b", [LINCOLN, TODD])
     with open(tmp_path / "b/table/titles.bin", "ab") as file:

@@ -122,7 +122,7 @@ def test_an_entity_is_encoded_once_however_many_mentions_it_is_a_candidate_of(ma
     assert batch.documents[:4] == ["100:0", "101:0", "101:1", "102:0"]
 
 
-def test_own_candidates_only(make: Make) -> None:
+def test_a_mention_is_compared_with_its_own_candidates(make: Make) -> None:
     task = make(negatives="own")
     tensors = task._batches.build_micro_batch(rows_of(task, 30), 0).tensors
     counts = {2, 3}  # `bank` has three candidates

@@ -120,7 +120,9 @@ words = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=5).
 
 @settings(max_examples=150)
 @given(words, words)
-def test_correcting_everything_and_nothing(corrupt: str, correct: str) -> None:
+def test_perfect_corrections_have_no_errors_and_unchanged_text_no_changes(
+    corrupt: str, correct: str
+) -> None:
     everything = count_corrections(corrupt, correct, correct)
     assert (everything.false_positives, everything.false_negatives) == (0, 0)
     nothing = count_corrections(corrupt, corrupt, correct)
@@ -129,7 +131,7 @@ def test_correcting_everything_and_nothing(corrupt: str, correct: str) -> None:
 
 @settings(max_examples=150)
 @given(st.text("ab ", max_size=9), st.text("ab ", max_size=9))
-def test_alignment_costs(source: str, target: str) -> None:
+def test_alignment_costs_are_those_of_the_plain_recursion(source: str, target: str) -> None:
     """A space is replaced only by a deletion and an insertion."""
     cost = edit_costs(source, target)[-1, -1]
     assert cost == _plain_cost(source, target)
@@ -148,14 +150,14 @@ def _plain_cost(source: str, target: str) -> int:
     return row[-1]
 
 
-def test_detection_of_words() -> None:
+def test_detected_words_are_counted() -> None:
     counts = detection_counts([[1, 0, 1], [0, 0]], [[1, 1, 0], [0, 0]])
     assert (counts.precision, counts.recall, counts.f1) == (0.5, 0.5, 0.5)
     assert counts.accuracy == 3 / 5
     assert counts.false_positives.tolist() == [1, 0]
 
 
-def test_detection_of_sequences() -> None:
+def test_detected_sequences_are_counted() -> None:
     counts = detection_counts([[1], [1], [0], [1]], [[1], [0], [0], [1]])
     assert (counts.precision, counts.recall, counts.accuracy) == (2 / 3, 1.0, 0.75)
     assert counts.f1 == pytest.approx(0.8)
@@ -176,7 +178,7 @@ def test_false_alarms_on_clean_text() -> None:
         ([[1], [1, 0]], [[1], [1]], "line 2 has 2 predictions, but 1 labels"),
     ],
 )
-def test_lengths_must_agree(
+def test_labels_of_another_length_are_refused(
     predicted: list[list[int]], correct: list[list[int]], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -224,7 +226,9 @@ def test_systems_are_compared_in_pairs() -> None:
         ("same \n text", "same text", []),
     ],
 )
-def test_corrections_have_places(text: str, corrected: str, changes: list[Correction]) -> None:
+def test_corrections_have_character_offsets(
+    text: str, corrected: str, changes: list[Correction]
+) -> None:
     assert find_corrections(text, corrected) == changes
 
 

@@ -96,7 +96,7 @@ def test_a_file_without_a_usable_document_is_refused(tmp_path: Path) -> None:
         read(shard(tmp_path / "a.jsonl.gz", text("")))
 
 
-def test_its_documents_are_read_and_named_as_those_of_a_local_file(
+def test_documents_of_a_file_on_the_hub_are_read_and_named_like_local_ones(
     hub: Hub, tmp_path: Path
 ) -> None:
     lines = [json.dumps({"text": f"text {number}"}) for number in range(300)]

@@ -84,7 +84,7 @@ def test_a_run_folder_is_evaluated_and_reported(
     assert f"{both['difference']:+.4f}" in printed
 
 
-def test_intervals_over_hosts(
+def test_intervals_over_hosts_are_reported(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = (f"checkpoint={run_folder}", "comparisons=[all]", "controls=[]")
@@ -334,7 +334,7 @@ def test_the_configuration_of_the_run_may_be_in_the_home_folder(
         ),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(
+def test_wrong_requests_are_refused(
     arguments: list[str],
     message: str,
     run_folder: Path,
@@ -348,7 +348,7 @@ def test_what_is_missing_or_wrong_is_named(
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_figures_of_one(
+def test_two_processes_give_the_metrics_of_one(
     run_folder: Path, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
     reports = []
@@ -361,7 +361,7 @@ def test_two_processes_give_the_figures_of_one(
 
 
 @pytest.mark.slow
-def test_a_model_spread_over_processes_gives_the_figures_of_the_whole(
+def test_a_sharded_model_gives_the_metrics_of_the_whole(
     data_config: DataConfig, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
     script = Path(__file__).with_name("sharded.py")
@@ -457,7 +457,7 @@ def test_models_are_paired_by_the_texts_that_both_scored() -> None:
     assert row.sign_test_p_holm == 1.0
 
 
-def test_what_varies_between_documents_alike_for_both_is_no_doubt() -> None:
+def test_variation_that_both_models_share_widens_no_interval() -> None:
     generator = np.random.default_rng(0)
     easy_or_hard = generator.uniform(1, 5, size=100)
     bits = [easy_or_hard, easy_or_hard - 0.01, easy_or_hard + 0.02]

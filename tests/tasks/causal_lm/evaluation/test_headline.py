@@ -78,7 +78,7 @@ def test_an_interval_over_few_documents_is_called_rough(documents: int, note: st
     assert ("rough" in sentence) == bool(note)
 
 
-def test_the_words_of_an_evaluation_over_hosts() -> None:
+def test_the_sentence_of_an_evaluation_over_hosts_names_them() -> None:
     report = evaluated(by_host=True)
     sentences = make_headline(report)
     assert "-2.7412 to +2.3412, over 60 documents of 2 hosts (jackknife)" in sentences

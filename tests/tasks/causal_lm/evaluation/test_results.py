@@ -22,7 +22,7 @@ HOSTS = 12
 EVALUATIONS = 300
 
 
-def test_figures_are_weighted_by_bytes() -> None:
+def test_metrics_are_weighted_by_bytes() -> None:
     sums = np.array(
         [
             [10.0, 2.0, 20 * LN2, 10 * LN2, 2.0],  # 2 bits a byte, then 1

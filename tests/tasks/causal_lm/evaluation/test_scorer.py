@@ -131,7 +131,7 @@ class Capped(GPT2LMHeadModel):
         return output
 
 
-def test_what_a_model_does_to_its_logits_is_kept(model: GPT2LMHeadModel) -> None:
+def test_logits_that_a_model_changes_after_its_head_are_scored(model: GPT2LMHeadModel) -> None:
     capped = Capped(model.config)
     capped.load_state_dict(model.state_dict())
     check(capped.eval(), capped, [[window(20, 1), window(18, 2)]])
@@ -146,7 +146,7 @@ def test_windows_without_a_scored_token_and_dummy_calls(model: GPT2LMHeadModel) 
     assert len(model.get_output_embeddings()._forward_pre_hooks) == 0
 
 
-def test_the_mode_of_before_comes_back(model: GPT2LMHeadModel) -> None:
+def test_training_mode_is_restored(model: GPT2LMHeadModel) -> None:
     model.train()
     with open_scorer(model, CPU):
         assert not model.training

@@ -51,7 +51,7 @@ def slices_by_name(site_documents: HeldOutDocuments, *configs: SliceConfig) -> d
     return {f"{one.by}: {one.name}": one.members.nonzero()[0].tolist() for one in slices}
 
 
-def test_the_most_frequent_sites(site_documents: HeldOutDocuments) -> None:
+def test_the_most_frequent_sites_are_slices(site_documents: HeldOutDocuments) -> None:
     assert slices_by_name(site_documents, SliceConfig(by="site", top=2)) == {
         "site: docs.python.org": [0, 1],
         "site: wiki.python.org": [2],
@@ -66,7 +66,7 @@ def test_named_sites_may_be_patterns(site_documents: HeldOutDocuments) -> None:
     }
 
 
-def test_bands_of_bytes_and_years(site_documents: HeldOutDocuments) -> None:
+def test_documents_are_sliced_by_bytes_and_years(site_documents: HeldOutDocuments) -> None:
     configs = [SliceConfig(by="length", edges=[20, 40]), SliceConfig(by="time", edges=[2016, 2020])]
     assert slices_by_name(site_documents, *configs) == {
         "length: below 20 bytes": [0],
@@ -78,7 +78,7 @@ def test_bands_of_bytes_and_years(site_documents: HeldOutDocuments) -> None:
     }
 
 
-def test_declarations_that_cannot_be_meant(site_documents: HeldOutDocuments) -> None:
+def test_contradictory_declarations_are_refused(site_documents: HeldOutDocuments) -> None:
     configs = [
         SliceConfig(by="length"),
         SliceConfig(by="time", edges=[3, 1]),

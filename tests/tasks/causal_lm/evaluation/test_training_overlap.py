@@ -49,7 +49,7 @@ def test_a_training_shard_of_the_run_is_not_held_out(
     assert "expected a file that it was not trained on, such as validation_file=" in message
 
 
-def test_a_run_without_a_held_out_file_is_no_example_of_one(
+def test_a_run_without_a_held_out_file_is_not_suggested(
     run_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -52,7 +52,7 @@ def read(folder: Path, text: str, **changes: Any) -> tuple[str, Reader]:
     return made, reader
 
 
-def test_the_tokens_and_what_is_said_of_them(tmp_path: Path) -> None:
+def test_each_token_has_its_position_part_and_loss(tmp_path: Path) -> None:
     _, reader = read(tmp_path, "the fox\n🦊 & dogs", types=["title", "html"])
     assert "".join(text for text, _ in reader.tokens if text != "·") == (
         "html | Title: Page 3 ||| <b class:strong>the f</b>ox\n🦊 & dogs<eos>"
@@ -89,14 +89,14 @@ def test_a_document_cannot_reach_into_the_page(tmp_path: Path) -> None:
     assert "\x1b" not in made
 
 
-def test_light_and_dark_and_every_type_its_color(tmp_path: Path) -> None:
+def test_each_type_has_a_color_in_light_and_dark_schemes(tmp_path: Path) -> None:
     made, _ = read(tmp_path, "the fox")
     assert "prefers-color-scheme: dark" in made
     assert all(f".k{kind} {{ background: hsl(" in made for kind in (1, 2, 3))
     assert '<span class="k3">url</span>' in made
 
 
-def test_packing_to_scale(tmp_path: Path) -> None:
+def test_packing_is_drawn_to_scale(tmp_path: Path) -> None:
     made, _ = read(tmp_path, "the fox", types=[])
     assert '<span class="own" style="flex:3 0 0" data-t="document 0: 3 tokens">0: 3</span>' in made
     assert '<span class="padding" style="flex:253 0 0" data-t="padding: 253"></span>' in made

@@ -34,7 +34,7 @@ ONE_SHARD = "data_config.train_file=${repo:examples/webdocs}/" + SHARD.format(6)
 ONE_STREAM = ["data_config.num_streams=1", "data_config.per_device_train_batch_size=1"]
 
 
-def test_the_first_documents_of_the_demo() -> None:
+def test_the_first_documents_of_the_demo_are_selected() -> None:
     one, two = demo_documents("limit=2")
     assert one.name == SHARD.format(1) + ":0"
     assert one.rendered.prefix == (
@@ -169,7 +169,7 @@ def test_a_bad_document_stops_or_is_passed_over(tmp_path: Path) -> None:
         own_windows(config)
 
 
-def test_a_number_beyond_the_shard(tmp_path: Path) -> None:
+def test_a_number_beyond_the_shard_is_refused(tmp_path: Path) -> None:
     for number in (20, 1000):  # just behind the last one, and windows away
         config = own_config(tmp_path, pages(20), document=f"a.jsonl.gz:{number}")
         with pytest.raises(
@@ -263,7 +263,7 @@ def test_a_document_of_a_mixture(tmp_path: Path) -> None:
         ("data_config.packing=tight", 'found "tight", expected one of best_fit, pad'),
     ],
 )
-def test_what_cannot_be_shown_is_refused(override: str, told: str) -> None:
+def test_a_document_or_type_that_training_lacks_is_refused(override: str, told: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         Selection(demo(override), demo_tokenizer())
     assert told in str(error.value)

@@ -27,7 +27,7 @@ def shown(folder: Path, *, color: bool = False, **changes: Any) -> list[str]:
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def test_a_document_and_its_packing(tmp_path: Path) -> None:
+def test_a_document_is_printed_with_its_packing(tmp_path: Path) -> None:
     assert shown(tmp_path, metadata_list=["title", "html"], metadata_dropout={"html": 1.0}) == [
         "a.jsonl.gz:0 " + "─" * 87,
         "metadata: title; it also has html",
@@ -51,14 +51,14 @@ def test_a_document_and_its_packing(tmp_path: Path) -> None:
     ]
 
 
-def test_token_boundaries_on_demand(tmp_path: Path) -> None:
+def test_token_boundaries_are_shown_on_request(tmp_path: Path) -> None:
     lines = shown(tmp_path, metadata_list=["title"], types=[], tokens=True, sequences=0)
     assert "7│ lazy│ dog│ 12│ cafés│<eos>" in lines
     assert not any(line.startswith("packing") for line in lines)
     assert "│ begins a token; · ends inside a character" in lines
 
 
-def test_colors(tmp_path: Path) -> None:
+def test_types_have_colors_and_parts_have_styles(tmp_path: Path) -> None:
     end, prefix, tag, no_loss = "\x1b[0m", "\x1b[2;3;", "\x1b[1;", "\x1b[2m"
     html, url = "36m", "32m"
     assert (
@@ -68,6 +68,6 @@ def test_colors(tmp_path: Path) -> None:
     ) in shown(tmp_path, color=True, types=["html", "url"])
 
 
-def test_what_was_asked_for_and_is_lacking(tmp_path: Path) -> None:
+def test_requested_types_without_a_record_are_named(tmp_path: Path) -> None:
     config_types = {"metadata_list": ["title", "author"], "types": ["title", "author"]}
     assert "metadata: title; no record of author" in shown(tmp_path, **config_types)

@@ -41,12 +41,12 @@ def test_special_tokens_read_as_they_are_written() -> None:
     assert "<eos>" in TEXTS(ids)
 
 
-def test_tokens_of_another_kind_read_as_they_are_named() -> None:
+def test_tokens_of_other_tokenizers_read_as_their_vocabulary_entries() -> None:
     words = Tokenizer(models.WordLevel({"▁the": 0, "fox": 1}, unk_token="fox"))
     assert TokenTexts(PreTrainedTokenizerFast(tokenizer_object=words))([0, 1]) == [" the", "fox"]
 
 
-def test_the_parts_of_a_document(tmp_path: Path) -> None:
+def test_tokens_belong_to_the_parts_of_a_document(tmp_path: Path) -> None:
     config = own_config(
         tmp_path,
         [page(3, 6)],

@@ -28,7 +28,7 @@ def test_a_report_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
         report_path(tmp_path, name)
 
 
-def test_the_entry_point_writes_and_prints(
+def test_the_program_writes_the_report_and_prints_the_table(
     generate: Callable[..., int], run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert generate("mode=attribute", "bootstrap_resamples=50", "prior=empirical") == 0
@@ -68,7 +68,7 @@ def test_the_entry_point_writes_and_prints(
         ),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(
+def test_wrong_requests_are_refused(
     arguments: list[str],
     message: str,
     generate: Callable[..., int],

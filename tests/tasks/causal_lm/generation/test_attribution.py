@@ -77,7 +77,7 @@ def test_a_model_that_knows_is_always_right(
     ]
 
 
-def test_bayes_by_hand() -> None:
+def test_the_posterior_is_that_of_bayes_rule() -> None:
     likelihood = np.log([[0.2, 0.1, 0.1]])
     uniform = np.log([[1 / 3, 1 / 3, 1 / 3]])
     np.testing.assert_allclose(np.exp(compute_posterior(likelihood, uniform)), [[0.5, 0.25, 0.25]])
@@ -87,7 +87,7 @@ def test_bayes_by_hand() -> None:
     )
 
 
-def test_figures_by_hand() -> None:
+def test_metrics_of_three_documents() -> None:
     candidates = Candidates(list("abcdefg"), np.array([2, 1, 0, 0, 0, 0, 0]), np.array([0, 0, 1]))
     rows = np.log(
         [

@@ -45,7 +45,7 @@ def test_candidates_as_labels_and_as_records(
     assert labels.record(label).value == value
 
 
-def test_candidates_that_are_none_are_named(sites: DataConfig) -> None:
+def test_values_that_are_no_candidates_are_named(sites: DataConfig) -> None:
     documents = HeldOutDocuments(sites, max_documents=1, deduplicate=True)
     with pytest.raises(ConfigurationError, match="expected at least two values of url"):
         find_candidates(Labels("url", sites.metadata_config), [], documents)

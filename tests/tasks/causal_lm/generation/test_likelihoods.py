@@ -32,7 +32,7 @@ def likelihoods(
 
 
 @pytest.mark.parametrize("all_pieces", [True, False])
-def test_scores_are_those_of_the_plain_way_over_the_same_tokens(
+def test_scores_equal_the_plain_computation_over_the_same_tokens(
     all_pieces: bool,
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,

@@ -35,7 +35,7 @@ def test_text_under_metadata_is_printed(
     assert capsys.readouterr().out.strip() in two
 
 
-def test_several_metadata_stand_side_by_side(
+def test_texts_under_several_metadata_are_printed_side_by_side(
     generate: Generate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = generate(
@@ -123,7 +123,7 @@ def test_an_existing_file_is_not_replaced(
         (["prompt=" + "'" + "word " * 70 + "'"], "prompt: with its metadata it has"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(
+def test_wrong_requests_are_refused(
     arguments: list[str], message: str, generate: Generate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert generate(*arguments) == 2
@@ -138,7 +138,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Non
 
 
 @pytest.mark.parametrize("mode", ["text", "attribute"])
-def test_a_model_that_computes_no_numbers_is_refused(
+def test_a_model_whose_logits_are_not_finite_is_refused(
     mode: str, run_folder: Path, generate: Generate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change_weights(run_folder, lambda weights: weights["model.norm.weight"].fill_(3e38))
