@@ -52,7 +52,7 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
         ),
         (
             {"model_config_file": __file__, "train_entity_layers": 0}, "model_config_file",
-            "test_checks.py", "model_name=FOLDER without model_config_file, or without "
+            "test_config.py", "model_name=FOLDER without model_config_file, or without "
             "train_entity_layers",
         ),
         ({"compare_with": "/nowhere"}, "compare_with", "/nowhere", "correct compare_with"),
