@@ -24,7 +24,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.evaluate import locations_of
+from bsmeta.tasks.causal_lm.evaluation.evaluate import locations_of
 from bsmeta.tasks.checkpoints import task_of
 from bsmeta.training.processes import Processes, close_device_groups
 

@@ -22,7 +22,7 @@ from bsmeta.core.terminal import Console
 from bsmeta.tasks import BUILT_IN, TASKS
 
 if TYPE_CHECKING:
-    from bsmeta.tasks.causal_lm.explaining import ExplainedWindow
+    from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
 
 
 def main(config: RunConfig, composition: Composition = NOTHING) -> None:
@@ -41,9 +41,12 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> None:
 def show(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.tasks.causal_lm.explaining import Selection
-    from bsmeta.tasks.causal_lm.explaining_views import TokenTexts, json_line, page, show_legend
-    from bsmeta.tasks.causal_lm.explaining_views import show as show_window
+    from bsmeta.tasks.causal_lm.explaining.json_lines import json_line
+    from bsmeta.tasks.causal_lm.explaining.page import page
+    from bsmeta.tasks.causal_lm.explaining.selection import Selection
+    from bsmeta.tasks.causal_lm.explaining.terminal import show as show_window
+    from bsmeta.tasks.causal_lm.explaining.terminal import show_legend
+    from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     metadata = config.data_config.metadata_config

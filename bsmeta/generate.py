@@ -37,9 +37,9 @@ def main(config: GenerateConfig) -> None:
     refuse_unused(config, KEYS[config.mode], f"mode={config.mode}")
 
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.tasks.causal_lm.attribute_mode import attribute
     from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
-    from bsmeta.tasks.causal_lm.text_mode import write
+    from bsmeta.tasks.causal_lm.generation.attribute_mode import attribute
+    from bsmeta.tasks.causal_lm.generation.text_mode import write
     from bsmeta.tasks.checkpoints import locate, task_of
 
     location = locate(config.checkpoint)

@@ -60,7 +60,7 @@ YAML = {
     "bsmeta/config/schema_choice.py": 1,  # the defaults of a file
     "bsmeta/core/parsing.py": 1,
     "bsmeta/studies/config.py": 1,
-    "bsmeta/tasks/causal_lm/text_mode.py": 1,
+    "bsmeta/tasks/causal_lm/generation/dialogue.py": 1,
     "bsmeta/tasks/disambiguation/converter.py": 1,
 }
 

@@ -42,6 +42,14 @@ ALLOWED = {
     },
 }  # fmt: skip
 
+# Package of the language model's task -> the parts of that task that it may import. The files
+# beside the packages (the task itself, its checks) may import all of them.
+LANGUAGE_MODEL = {
+    "evaluation": {"evaluation", "checkpoints"},
+    "generation": {"generation", "evaluation", "checkpoints"},
+    "explaining": {"explaining"},
+}
+
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
 DISTRIBUTED = [f"training/{name}*" for name in ("trainer", "step", "engine", "fsdp", "distributed")]
 ROOMS = {
@@ -58,6 +66,7 @@ ROOMS = {
         "report/drawing*",
         "*/report*",
         "tasks/*/report*",
+        "tasks/causal_lm/evaluation/report*",
     ],
 }
 
@@ -195,6 +204,25 @@ def test_tasks_do_not_import_each_other() -> None:
         others = {f"bsmeta.tasks.{name}" for name in tasks - {own}}
         if own in tasks:
             assert not others & {*imported_by(path)}, path
+
+
+@pytest.mark.parametrize("package", sorted(LANGUAGE_MODEL))
+def test_packages_of_the_language_model_import_downward(package: str) -> None:
+    root = "bsmeta.tasks.causal_lm"
+    allowed = tuple(f"{root}.{name}." for name in LANGUAGE_MODEL[package])
+    paths = sorted((PACKAGE / "tasks/causal_lm" / package).rglob("*.py"))
+    upward = []
+    for path in paths:
+        for name in imported_by(path):
+            if name.startswith(f"{root}.") and not f"{name}.".startswith(allowed):
+                upward.append(f"{path.relative_to(PACKAGE)}: {name}")
+    assert len(paths) > 1
+    assert upward == []
+
+
+def test_every_package_of_the_language_model_says_what_it_may_import() -> None:
+    folders = (PACKAGE / "tasks/causal_lm").glob("*/__init__.py")
+    assert {path.parent.name for path in folders} == {*LANGUAGE_MODEL}
 
 
 def test_slow_libraries_are_imported_where_they_are_used() -> None:

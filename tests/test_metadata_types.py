@@ -15,9 +15,9 @@ from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.metadata_type import MetadataType
 from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import BadDocument, Record
-from bsmeta.tasks.causal_lm.arms import StyledRenderer
-from bsmeta.tasks.causal_lm.decoding import Contexts
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.arms import StyledRenderer
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from bsmeta.tasks.causal_lm.model_card import render_example
 from tests.data.helpers import batches, small_config, small_tokenizer, write_shard
 from tests.metadata.helpers import chunks, config, local, render, world

@@ -39,7 +39,7 @@ IMPORTED = (
     "accelerate.commands.launch",
     "awkward",  # what gigatoken imports in use
     "bsmeta.config.compose",
-    "bsmeta.tasks.causal_lm.evaluate",
+    "bsmeta.tasks.causal_lm.evaluation.evaluate",
     "bsmeta.tasks.causal_lm.task",
     "bsmeta.tasks.classification.task",
     "bsmeta.tasks.disambiguation.task",

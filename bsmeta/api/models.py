@@ -29,13 +29,15 @@ from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.rendering import Rendered
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, plan_comparisons
 from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
-from bsmeta.tasks.causal_lm.decoding import is_announced
-from bsmeta.tasks.causal_lm.documents import GivenDocuments
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, WINDOWS
-from bsmeta.tasks.causal_lm.text_mode import Result, Writer, changed
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
+from bsmeta.tasks.causal_lm.generation.contexts import is_announced
+from bsmeta.tasks.causal_lm.generation.requests import changed
+from bsmeta.tasks.causal_lm.generation.writer import Result, Writer
 from bsmeta.tasks.checkpoints import locate, open_task, task_of
 from bsmeta.training.task import ChangesText, ChecksRecords, Predicts, PredictsFromData, Task
 

@@ -38,7 +38,8 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import write_json, write_text
 from bsmeta.data import derive
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.slices import document_facts
 
 CLOZE = "bsmeta_cloze"
 WORD = "bsmeta_word"

@@ -43,12 +43,14 @@ from bsmeta.studies.runs import (
     settings_of,
     stable_run,
 )
-from bsmeta.tasks.causal_lm.arms import TEXT, configured_comparisons
-from bsmeta.tasks.causal_lm.checkpoints import check_not_trained_on, load_model, resolve_config
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, document_facts
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.results import ComparisonSums, refuse_nothing_scored
-from bsmeta.tasks.causal_lm.scoring import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.checkpoints import load_model, resolve_config
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_nothing_scored
+from bsmeta.tasks.causal_lm.evaluation.slices import document_facts
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
 from bsmeta.tasks.checkpoints import Location, locate
 from bsmeta.training.checkpoint import list_checkpoints
 from bsmeta.training.run_folder import read_environments

@@ -33,7 +33,7 @@ from bsmeta.studies.declaration import as_declared
 from bsmeta.studies.runs import Measurement, find_measurement, results_folder, runs_of
 from bsmeta.studies.statistics import Curve, Estimate, Measured, Saving, saving
 from bsmeta.studies.task_scores import find_all_scores
-from bsmeta.tasks.causal_lm.documents import slices_of
+from bsmeta.tasks.causal_lm.evaluation.slices import slices_of
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.model_files import new_model, read_shape, read_tokenizer
-from bsmeta.tasks.causal_lm.arms import plan_comparisons
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))

@@ -46,7 +46,9 @@ def test_the_article_is_found(extractor: str) -> None:
     assert "\n".join(text[start:end] for start, end in spans) == "\n".join(["Bridges", *LINES])
 
 
-def test_one_extractor_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extractor_that_fails_leaves_the_spans_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(html: str) -> str:
         raise RecursionError
 
@@ -168,7 +170,7 @@ def test_spans_are_as_good_as_the_extractor_alone(launch: Launch) -> None:
         ("nothing of this is in it", []),
     ],
 )
-def test_what_is_found(extract: str, expected: list[str]) -> None:
+def test_an_extract_is_aligned_with_the_text(extract: str, expected: list[str]) -> None:
     assert found(extract) == expected
 
 
@@ -182,14 +184,14 @@ def test_a_repeated_menu_is_not_taken_for_the_content() -> None:
 
 
 @pytest.mark.parametrize("words", ["a ", "a b ", "a b c d e "])
-def test_repeated_words(words: str) -> None:
+def test_repeated_words_are_aligned_whole(words: str) -> None:
     text = (words * 60_000).strip()
     assert Text(text).align(text) == [(0, len(text))]
     half = text[: len(text) // 2].strip()
     assert Text(text).align(half) == [(0, len(half))]
 
 
-def test_a_text_that_is_there_twice() -> None:
+def test_the_first_of_two_copies_is_taken() -> None:
     """The first copy is taken, whole; of a part that only the second has, that."""
     article = "\n".join(LINES)
     assert found(article, f"Home\n{article}\nAbout\n{article}\nImprint") == [article]
@@ -206,7 +208,7 @@ def test_lines_of_the_extract_that_repeat() -> None:
     assert found("Yes", "No\n" * 40 + "Yes\n" * 40) == ["Yes"]
 
 
-def test_what_an_extractor_has_moved() -> None:
+def test_lines_that_an_extractor_has_moved_are_found() -> None:
     caption = "The caption of a photograph of the bridge in 1877"
     text = "\n".join([caption, *LINES[:5]])
     assert found("\n".join([*LINES[:5], caption]), text) == [text]

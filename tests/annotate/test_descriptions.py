@@ -72,7 +72,9 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".sqlite", "#1.sqlite"])
-def test_table_of_a_dump(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_made_of_a_dump(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = tmp_path / f"sites{suffix}"
     dump = write_dump(tmp_path / "pages.xml.bz2")
     main(DescriptionsConfig(dump=str(dump), output=str(table)))
@@ -102,7 +104,7 @@ def test_table_of_a_dump(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("{{only templates}}", ""),
     ],
 )
-def test_first_sentence(text: str, sentence: str) -> None:
+def test_a_description_is_the_first_sentence(text: str, sentence: str) -> None:
     assert first_sentence(text) == sentence
 
 
@@ -134,7 +136,7 @@ def test_a_bad_table_is_named(name: str, content: str, tmp_path: Path) -> None:
         DescriptionTable(str(tmp_path / name))
 
 
-def test_wrong_settings(tmp_path: Path) -> None:
+def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="dump .* and output .* must be set"):
         main(DescriptionsConfig())
     with pytest.raises(ConfigurationError, match=r"a\.csv: expected a name that ends in one of"):

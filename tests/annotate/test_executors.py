@@ -71,7 +71,7 @@ def test_a_task_makes_its_own_shards_and_names_damaged_files(pages: Path, tmp_pa
     assert list(contents(tmp_path / "out")) == ["0.jsonl.gz", "4.jsonl.gz"]
 
 
-def test_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
+def test_tasks_are_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, script in PROGRAMS.items():
@@ -113,7 +113,7 @@ def test_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_by_ray(pages: Path, tmp_path: Path) -> None:
+def test_tasks_are_run_by_ray(pages: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="not required: pip install ray")
     annotate(str(pages), tmp_path / "alone")
     command = (
@@ -146,7 +146,7 @@ def test_without_datatrove_only_its_executors_are_refused(
         ({"executor": "slurm", "replace": ["title"]}, r"replace=\['title'\]: executor=slurm does"),
     ],
 )
-def test_what_is_missing_or_impossible_is_named(
+def test_impossible_settings_are_refused(
     settings: dict[str, Any], message: str, pages: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):

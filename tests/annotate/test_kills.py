@@ -102,7 +102,7 @@ def have_ended(numbers: list[int]) -> bool:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(
+def test_a_run_killed_at_random_moments_equals_an_undisturbed_one(
     kills: int, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     moments, log = random.Random(kills), tmp_path / "seen"
@@ -164,7 +164,9 @@ def test_workers_that_are_killed_are_replaced(
 
 
 @pytest.mark.faults
-def test_a_full_disk(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_run_continues_later(
+    undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
     make_pages(tmp_path)
     limit = len(undisturbed["a.jsonl.gz"]) // 2
     process = start(tmp_path, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
@@ -178,7 +180,7 @@ def test_a_full_disk(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed)
 
 
-def test_a_disk_that_is_full_when_a_shard_begins(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_when_a_shard_begins_is_reported(tmp_path: Path) -> None:
     make_pages(tmp_path)
     input, out = str(tmp_path / "pages/b.jsonl.gz"), tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -192,7 +194,7 @@ def test_a_disk_that_is_full_when_a_shard_begins(tmp_path: Path) -> None:
     assert len(rows(out / "b.jsonl.gz")) == 40
 
 
-def test_a_kill_between_the_renames_of_a_shard(tmp_path: Path) -> None:
+def test_a_kill_between_the_renames_of_a_shard_is_repaired(tmp_path: Path) -> None:
     make_pages(tmp_path)
     out = tmp_path / "out"
     annotate(str(tmp_path / "pages/b.jsonl.gz"), out)

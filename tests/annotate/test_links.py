@@ -74,7 +74,7 @@ def annotated_crawl(tmp_path: Path) -> Path:
         ("http://[bad", None),
     ],
 )
-def test_keys_of_addresses(url: str, key: str | None) -> None:
+def test_addresses_of_one_page_have_one_key(url: str, key: str | None) -> None:
     assert link_key(url) == key
 
 
@@ -159,7 +159,7 @@ def test_the_name_of_the_output_is_part_of_no_address(name: str, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl.gz", name}
 
 
-def test_entities_by_paragraph(annotated_crawl: Path) -> None:
+def test_entities_are_listed_by_paragraph(annotated_crawl: Path) -> None:
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
     found = row["metadata_entity_paragraph"]
     places = [(one["relative_start_pos"], one["relative_end_pos"]) for one in found]
@@ -184,7 +184,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_disambiguation_files(annotated_crawl: Path) -> None:
+def test_links_become_disambiguation_files(annotated_crawl: Path) -> None:
     folder = annotated_crawl / "sets"
     profiles = {one["entity_id"]: one for one in lines(folder / "profiles.jsonl")}
     assert len(profiles) == 4

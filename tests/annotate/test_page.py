@@ -105,7 +105,7 @@ def test_records_have_the_form_of_the_column() -> None:
         ("", ""),
     ],
 )
-def test_text(html: str, expected: str) -> None:
+def test_a_page_becomes_its_text(html: str, expected: str) -> None:
     assert text(html) == expected
 
 
@@ -122,7 +122,7 @@ def test_text(html: str, expected: str) -> None:
         ("<svg><linearGradient>", [("svg", 0, 0), ("lineargradient", 0, 0)]),
     ],
 )
-def test_tags_of_all(html: str, expected: list[tuple]) -> None:
+def test_profile_all_keeps_every_tag(html: str, expected: list[tuple]) -> None:
     assert tags(html) == expected
 
 
@@ -201,7 +201,7 @@ def test_text_in_a_div_does_not_keep_it_from_being_folded(between: str) -> None:
         ("<?xml version='1.0'?><title>yes</title>", "yes"),
     ],
 )
-def test_title(html: str, title: str | None) -> None:
+def test_the_title_is_that_of_the_head(html: str, title: str | None) -> None:
     assert parse_page(html).title == title
 
 
@@ -215,7 +215,7 @@ def test_serialized_subtrees_are_those_of_the_whole_page() -> None:
     assert page.title_tags == ["<title>T</title>", "<title>S</title>"]
 
 
-def test_declarations() -> None:
+def test_declarations_of_a_page_are_read() -> None:
     page = parse_page(
         """<meta name=Description content="What it is"><meta name=description content=second>
         <meta property="article:published_time" content=2019-04-05><meta name=empty>
@@ -231,7 +231,7 @@ def test_declarations() -> None:
     assert page.declared.times == ["2019-04-07", "8 April"]
 
 
-def test_links_and_paragraphs() -> None:
+def test_links_and_paragraphs_have_offsets() -> None:
     page = parse_page("<p>see <a href=/x>this <b>one</b></a></p><a name=y>z</a>", profile="all")
     assert page.links == [("/x", 4, 12)]
     spans = [(t.char_start_idx, t.char_end_idx) for t in page.tags if t.value == "p"]
@@ -351,7 +351,7 @@ def test_any_page_is_read_as_by_the_plain_rules(html: str, profile: str) -> None
         (f"<meta charset=utf-16>{GERMAN}", "utf-8", None),
     ],
 )  # fmt: skip
-def test_charset(html: str, encoding: str, http_charset: str | None) -> None:
+def test_the_declared_charset_is_used(html: str, encoding: str, http_charset: str | None) -> None:
     if encoding == "iso2022_jp_2004":
         html, encoding = html.replace("①", ""), "iso2022_jp"
     assert decode_html(html.encode(encoding), http_charset) == html

@@ -30,7 +30,9 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_numbers(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_counts_pages_records_and_failures(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = json.loads((out / "report.json").read_text())
     total = report["total"]
     assert (total["pages"], total["dropped"]) == (20, {"no_html": 1, "no_text": 2})
@@ -40,7 +42,9 @@ def test_numbers(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(report["shards"]) == ["a"]
 
 
-def test_what_is_printed(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_is_printed(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     annotate(str(tmp_path / "a.jsonl.gz"), out, report=True)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["url", "16", "94.1%", "16", "no_url", "1"] in lines
@@ -48,7 +52,7 @@ def test_what_is_printed(out: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert ["no_html", "1", "5.0%"] in lines
 
 
-def test_page(out: Path) -> None:
+def test_the_page_shows_pages_beside_their_text(out: Path) -> None:
     page = LexborHTMLParser((out / "report.html").read_text())
     assert [node.text() for node in page.css("h3")] == [
         f"https://www.example.org/pages/{number}.html" for number in range(3)
@@ -69,7 +73,7 @@ def test_page(out: Path) -> None:
     assert ["no_text", "2", "10.0%"] in tables
 
 
-def test_parts_of_a_text() -> None:
+def test_a_text_is_split_into_its_marked_parts() -> None:
     row: dict[str, Any] = {
         "text": "A set has no order.",
         "metadata_html": [

@@ -41,7 +41,7 @@ def write_warc(path: Path, *responses: object, compressed: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
-def test_json_lines(suffix: str, tmp_path: Path) -> None:
+def test_json_lines_are_read_whatever_their_compression(suffix: str, tmp_path: Path) -> None:
     lines = [
         {"url": "https://a.org/1", "timestamp": "2019-04-05", "html": "<p>1"},
         {"url": "https://a.org/2", "html": "<p>2", "crawl": {"id": 7}},
@@ -97,7 +97,7 @@ def test_empty_lines_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_warc(compressed: bool, tmp_path: Path) -> None:
+def test_responses_of_a_warc_file_are_read(compressed: bool, tmp_path: Path) -> None:
     path = tmp_path / ("a.warc.gz" if compressed else "a.warc")
     write_warc(
         path,
@@ -190,14 +190,14 @@ def test_a_long_http_header_loses_no_other_page(
     assert len(records(path, skip=2)) == 1
 
 
-def test_a_long_header_of_a_warc_record(tmp_path: Path) -> None:
+def test_a_long_header_of_a_warc_record_loses_no_other_page(tmp_path: Path) -> None:
     record = warc_record("https://a.org/1", HTML)
     record.headers["WARC-Concurrent-To"] = "a" * 40_000
     path = write_warc(tmp_path / "a.warc.gz", record, warc_record("https://a.org/2", HTML))
     assert [one.problem for one in records(path)] == ["", ""]
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_rows_of_parquet_are_read(tmp_path: Path) -> None:
     rows = [{"url": f"https://a.org/{n}", "html": f"<p>{n}", "quality": n / 2} for n in range(150)]
     path = tmp_path / "pages.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=40)

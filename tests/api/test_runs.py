@@ -28,7 +28,7 @@ def test_the_names_are_those_that_are_documented() -> None:
         bsmeta.laod  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_finished_run(demo_run: Path) -> None:
+def test_a_finished_run_has_its_events_and_model(demo_run: Path) -> None:
     opened = bsmeta.open_run(demo_run)
     assert isinstance(opened.config, CausalLMConfig)
     assert (opened.task, opened.config.max_train_steps) == ("causal_lm", 4)
@@ -44,7 +44,7 @@ def test_a_finished_run(demo_run: Path) -> None:
         opened.evaluation("evaluation-other")
 
 
-def test_a_run_in_progress(tmp_path: Path) -> None:
+def test_a_run_in_progress_has_its_complete_events(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("task: causal_lm\n")
     opened = bsmeta.open_run(tmp_path)
     assert Path(opened) == tmp_path
@@ -55,7 +55,7 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
         opened.status()
 
 
-def test_what_is_no_run_is_refused_with_what_it_is(demo_run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused(demo_run: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "config.yaml").touch()
     for folder, message in (

@@ -21,7 +21,7 @@ from bsmeta.data.stream.columns import missing_types, type_problems
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checks import file_problems, notes
-from bsmeta.tasks.causal_lm.results import PairedMetrics
+from bsmeta.tasks.causal_lm.evaluation.results import PairedMetrics
 from tests.config.test_refusals import named, start
 
 METADATA = "data_config.metadata_config"

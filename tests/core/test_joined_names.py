@@ -204,14 +204,16 @@ JOINS = {
 """Module -> the names that are joined there without `path_inside`, each with its reason."""
 
 GATED = {
-    "annotate/shard.py": "tests/annotate/test_hostile_names.py",
+    "annotate/shard.py": "tests/annotate/test_shard.py",
     "core/model_files.py": "tests/core/test_model_files.py",
     "data/io/archives.py": "tests/faults/test_archives.py",
     "data/io/file_sets.py": "tests/data/test_hostile_names.py",
     "data/stage.py": "tests/data/test_hostile_names.py",
     "data/table/store.py": "tests/data/table/test_store.py",
     "models/manifest.py": "tests/models/test_hostile_names.py",
-    "tasks/causal_lm/attribute_mode.py": "tests/tasks/causal_lm/generation/test_attribution.py",
+    "tasks/causal_lm/generation/attribute_mode.py": (
+        "tests/tasks/causal_lm/generation/test_attribute_mode.py"
+    ),
     "tasks/disambiguation/array_folder.py": "tests/tasks/disambiguation/test_array_folder.py",
 }
 """Module that calls `path_inside` -> the test that feeds it `HOSTILE_NAMES`."""

@@ -36,7 +36,8 @@ from bsmeta.data.table.csv_file import find_format, read_rows
 from bsmeta.data.table.text_file import find_encoding
 from bsmeta.models import layers
 from bsmeta.models.manifest import describe_file
-from bsmeta.tasks.causal_lm import scoring
+from bsmeta.tasks.causal_lm.evaluation.scorer import open_scorer
+from bsmeta.tasks.causal_lm.evaluation.windows import Window
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.evaluate import baselines
 from bsmeta.tasks.spelling.samples import samples_of
@@ -90,8 +91,8 @@ def spelling_samples(folder: Path) -> None:
 def scored_batches() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     places = np.arange(4, dtype=np.int32)
-    window = scoring.Window(places, places, places + 1, places > 0, 0)
-    with scoring.open_scorer(model, CPU) as scorer:
+    window = Window(places, places, places + 1, places > 0, 0)
+    with open_scorer(model, CPU) as scorer:
         scorer.score([[window]] * 6)
 
 

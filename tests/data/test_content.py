@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import pages, run, same, small_config, write_shard
 
 

@@ -28,7 +28,7 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import survey
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import Run, page, run, same, small_config
 from tests.data.hub_server import TOKEN, Hub, shards_in
 

@@ -21,7 +21,7 @@ from bsmeta.data.io.lines import LineReader, build_index
 from bsmeta.data.io.remote_file import BadCopyError, Blocks
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.io.stores import store_of_file
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
 from tests.data.hub_server import Answer, Fault, Hub, is_content
 

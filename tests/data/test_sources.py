@@ -15,7 +15,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.hub import commit_of
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard, write_shards
 from tests.data.hub_server import COMMIT, Hub, shards_in
 

@@ -17,18 +17,9 @@ from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyCo
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import results_of
 from bsmeta.studies.runs import measurement_path, settings_of
-from bsmeta.tasks.causal_lm import report as evaluation
-from bsmeta.tasks.causal_lm.arms import configured_comparisons
-from bsmeta.tasks.causal_lm.documents import slices_of
-from bsmeta.tasks.causal_lm.results import (
-    ComparisonSums,
-    ModelReport,
-    Report,
-    compute_paired_metrics,
-    make_rows,
-    make_slice_rows,
-)
-from bsmeta.tasks.causal_lm.scoring import (
+from bsmeta.tasks.causal_lm.evaluation import report as evaluation
+from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.readings import (
     BYTES,
     COLUMNS,
     NATS_WITH,
@@ -36,6 +27,15 @@ from bsmeta.tasks.causal_lm.scoring import (
     TOKENS,
     TOKENS_WITH,
 )
+from bsmeta.tasks.causal_lm.evaluation.results import (
+    ComparisonSums,
+    ModelReport,
+    Report,
+    compute_paired_metrics,
+    make_rows,
+    make_slice_rows,
+)
+from bsmeta.tasks.causal_lm.evaluation.slices import slices_of
 from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.results import Results, TestSet, compare
@@ -46,7 +46,7 @@ from bsmeta.training.processes import ALONE
 from bsmeta.training.run_folder import Log
 from tests.annotate.helpers import RAWPAGES, WORDS, annotate, write_pages
 from tests.studies.simulated import measurement
-from tests.tasks.disambiguation.test_results import scored
+from tests.tasks.disambiguation.test_report import scored
 
 TYPES = ("title", "url", "datasource", "website_description", "timestamp", "html", "entity")
 ARMS = {

@@ -1,11 +1,7 @@
-"""Figures: every name is text, whatever it contains, and a figure that fails costs only itself."""
+"""Figures: every name is text, whatever it contains; colors, looks and numbers."""
 
 from __future__ import annotations
 
-import ast
-import json
-import logging
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +9,8 @@ import pytest
 from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.report import figures
-from bsmeta.report.drawing import draw_figures
-from bsmeta.report.page import Page, Section, write_report
-from tests.conftest import REPOSITORY
 from tests.report.conftest import cases
+from tests.report.contrast import LOWEST_CONTRAST, contrast
 from tests.report.made import KINDS
 from tests.terminal import ACTING
 
@@ -44,7 +38,7 @@ def test_names_are_drawn_as_they_are(
     assert "<script>alert" not in source
 
 
-def test_dollars_are_dollars(tmp_path: Path) -> None:
+def test_dollars_are_drawn_as_dollars(tmp_path: Path) -> None:
     page = KINDS["classification"](tmp_path / "page", ("$10 to $20", '#0072b2 id="b"'))
     texts = texts_of(page)
     assert "left$10 to $20" in texts
@@ -79,72 +73,29 @@ def test_a_name_has_few_lines() -> None:
     assert figures.name_lines("\n" * 500).count("\n") == 4
 
 
-@figures.styled
-def broken() -> object:
-    figure, (axes,) = figures.canvas(2.0)
-    axes.set_title("$\\frac{$", parse_math=True)
-    return figure
+def test_colors_of_text_stand_out_in_both_schemes() -> None:
+    for colors, page in ((figures.LIGHT, "#ffffff"), (figures.DARK, "#15191e")):
+        for name in ("ink", "muted"):
+            assert contrast(colors[name], page) >= LOWEST_CONTRAST
+        for name, color in colors.items():
+            if name.startswith("series"):
+                assert contrast(color, page) >= 3, name  # of graphics
 
 
-@figures.styled
-def whole() -> object:
-    figure, (axes,) = figures.canvas(2.0)
-    axes.plot([0, 1], [0, 1])
-    axes.set_title("\U00012345\U00012346 🚀")
-    return figure
+def test_names_of_lines_are_moved_apart() -> None:
+    assert figures.spread([1, 5, 9], 1, 0, 10) == [1, 5, 9]
+    assert figures.spread([5, 5, 5], 1, 0, 10) == [4, 5, 6]
+    assert figures.spread([9.8, 9.9], 1, 0, 10) == [9, 10]
+    assert figures.spread([0, 0.5, 0.6, 4], 1, 0, 10) == [0, 1, 2, 4]
 
 
-def impossible() -> object:
-    raise RuntimeError("`no` **way** <b>\nat all")
-
-
-def written(folder: Path) -> list[Path]:
-    plots = {"broken": broken, "whole": whole, "impossible": impossible}
-    page = Page("Title", ["Answer."], {"fact": "1"}, [Section(plots=plots)])
-    return write_report(page, {"numbers": [1, float("nan")]}, folder)
-
-
-def test_a_figure_that_fails_is_named_and_all_else_is_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "broken.png").write_bytes(b"of an earlier report")
-    assert [file.name for file in written(tmp_path)] == [
-        "evaluation.json", "evaluation.md", "report.html", "whole.png"
+def test_amounts_on_axes_are_short() -> None:
+    amounts = (999_999.7, 12_500, 480, 3.2e15, 2_000_000_000)
+    assert [figures.short_number(amount) for amount in amounts] == [
+        "1M", "12.5k", "480", "3.2e15", "2B"
     ]  # fmt: skip
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "evaluation.json", "evaluation.md", "report.html", "whole.png"
-    ]  # fmt: skip
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == {"numbers": [1, None]}
-    page, source = ((tmp_path / name).read_text() for name in ("evaluation.md", "report.html"))
-    reason = "RuntimeError: \\`no\\` \\*\\*way\\*\\* &lt;b&gt;↵at all"
-    assert f"The figure `impossible` could not be drawn: {reason}\n" in page
-    assert "The figure `broken` could not be drawn: ValueError: " in page
-    assert "![whole](whole.png)" in page
-    assert "broken.png" not in page
-    assert "The figure <code>broken</code> could not be drawn: ValueError: " in source
-    assert "&lt;b&gt;" in source
-    assert source.count("<figure") == 1
-    assert "the figure broken could not be drawn: ValueError" in caplog.text
 
 
-def test_characters_without_a_font_are_one_line_of_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        draw_figures({"whole": whole}, tmp_path, ["png", "pdf"])
-    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert record.message.startswith("3 characters of names are in no installed font")
-
-
-def test_all_figures_are_drawn_in_one_place() -> None:
-    for path in [
-        *(REPOSITORY / "bsmeta").rglob("*.py"),
-        *(REPOSITORY / "experiments").glob("*/*.py"),
-    ]:
-        tree = ast.parse(path.read_text())
-        called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        saves = {name for name in called if name.endswith(".savefig")}
-        assert not saves or path.name == "figures.py", path
-        draws = called & {"figures.svg", "figures.save"}
-        assert not draws or path.name == "drawing.py", path
+def test_looks_of_series_differ_without_color() -> None:
+    looks = [figures.look(number) for number in range(10)]
+    assert len({(look.marker, str(look.line)) for look in looks}) == 10

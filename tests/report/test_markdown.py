@@ -157,7 +157,9 @@ def check_document(source: str, plain: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "marks"), cases(MARKDOWN_KINDS, *ALL_MARKS))
-def test_reports(kind: str, marks: str, report_page: Callable[[str, str], Path]) -> None:
+def test_names_are_text_in_reports(
+    kind: str, marks: str, report_page: Callable[[str, str], Path]
+) -> None:
     name = DOCUMENTS.get(kind, "evaluation.md")
     source, plain = (
         report_page(kind, own).with_name(name).read_text(encoding="utf-8")
@@ -167,7 +169,9 @@ def test_reports(kind: str, marks: str, report_page: Callable[[str, str], Path])
 
 
 @pytest.mark.parametrize(("kind", "marks"), cases(KINDS, *ALL_MARKS))
-def test_pages(kind: str, marks: str, report_page: Callable[[str, str], Path]) -> None:
+def test_names_are_text_in_pages(
+    kind: str, marks: str, report_page: Callable[[str, str], Path]
+) -> None:
     """The HTML beside them has no element of a name, either."""
     trees = [
         LexborHTMLParser(report_page(kind, own).read_text(encoding="utf-8"))
@@ -220,7 +224,7 @@ def test_a_model_card_needs_names_in_utf_8(mark: str) -> None:
 
 
 @pytest.mark.parametrize("mark", CARDS_IN_UTF_8)
-def test_model_cards(mark: str) -> None:
+def test_names_are_text_in_model_cards(mark: str) -> None:
     source, plain = card(mark), card("")
     front, other = (FRONT.match(text) for text in (source, plain))
     assert front is not None
@@ -235,7 +239,9 @@ def test_model_cards(mark: str) -> None:
 
 
 @pytest.mark.parametrize("mark", MARKUP)
-def test_reports_of_sweeps(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_text_in_reports_of_sweeps(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "experiments" / "hpsearch"))
     from results import write_report
 

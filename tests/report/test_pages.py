@@ -14,15 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.report import figures
 from tests.report import browser
 from tests.report.browser import Browser
+from tests.report.contrast import LOWEST_CONTRAST, contrast, luminance
 from tests.report.made import KINDS
 
 WIDTHS = (400, 1000, 1600)
 SMALLEST_PX = 11.99
-LOWEST_CONTRAST = 4.5
-"""Of text and its background (WCAG 2.1, level AA)."""
 
 MEASURE = """
 const found = {page: document.documentElement.scrollWidth, cells: [], texts: [], outside: []};
@@ -63,21 +61,6 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     made = Browser(tmp_path_factory.mktemp("profile"))
     yield made
     made.close()
-
-
-def luminance(color: str) -> float:
-    """Relative luminance of a CSS color `rgb(r, g, b)` or `#rrggbb`."""
-    numbers = [int(part, 16) for part in re.findall("[0-9a-f]{2}", color[1:7])]
-    if not color.startswith("#"):
-        numbers = [int(part) for part in re.findall(r"\d+", color)][:3]
-    linear = [n / 3294.6 if n <= 10 else ((n / 255 + 0.055) / 1.055) ** 2.4 for n in numbers]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(first: str, second: str) -> float:
-    """The contrast of two colors, 1 to 21."""
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def overlaps(first: list[float], second: list[float]) -> bool:
@@ -131,31 +114,3 @@ def test_a_page_can_be_read(
                 if first["svg"] == second["svg"] and overlaps(first["box"], second["box"])
             ]
             assert pairs == [], where
-
-
-def test_colors_of_text_stand_out_in_both_schemes() -> None:
-    for colors, page in ((figures.LIGHT, "#ffffff"), (figures.DARK, "#15191e")):
-        for name in ("ink", "muted"):
-            assert contrast(colors[name], page) >= LOWEST_CONTRAST
-        for name, color in colors.items():
-            if name.startswith("series"):
-                assert contrast(color, page) >= 3, name  # of graphics
-
-
-def test_names_of_lines_are_moved_apart() -> None:
-    assert figures.spread([1, 5, 9], 1, 0, 10) == [1, 5, 9]
-    assert figures.spread([5, 5, 5], 1, 0, 10) == [4, 5, 6]
-    assert figures.spread([9.8, 9.9], 1, 0, 10) == [9, 10]
-    assert figures.spread([0, 0.5, 0.6, 4], 1, 0, 10) == [0, 1, 2, 4]
-
-
-def test_amounts_on_axes_are_short() -> None:
-    amounts = (999_999.7, 12_500, 480, 3.2e15, 2_000_000_000)
-    assert [figures.short_number(amount) for amount in amounts] == [
-        "1M", "12.5k", "480", "3.2e15", "2B"
-    ]  # fmt: skip
-
-
-def test_looks_of_series_differ_without_color() -> None:
-    looks = [figures.look(number) for number in range(10)]
-    assert len({(look.marker, str(look.line)) for look in looks}) == 10

@@ -82,7 +82,7 @@ def test_a_contrast_between_two_pairs_of_arms_is_paired_by_seed() -> None:
     assert (waiting.verdict, waiting.reason) == ("open", "url_long has not been measured")
 
 
-def test_the_verdicts() -> None:
+def test_the_verdict_follows_from_the_interval() -> None:
     declared = study({"a": claim()})
     spread = np.array([-0.01, 0.0, 0.0, 0.01])
     verdicts = {

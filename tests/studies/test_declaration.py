@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,8 @@ from bsmeta.studies.claim_report import sentences
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
 from bsmeta.studies.declaration import as_declared, declaration_file, declare
 from bsmeta.studies.results import results_of
-from bsmeta.studies.runs import measurement_path
+from bsmeta.studies.runs import Launcher, measurement_path, runs_of
+from tests.studies.study_files import CLAIM, SMALL_STUDY, finished, loaded
 
 
 @pytest.fixture
@@ -115,3 +117,88 @@ def test_a_damaged_declaration_is_refused(declared: StudyConfig) -> None:
         file.write_text(content)
         with pytest.raises(DataError, match=r"study\.json: not the declaration of a study"):
             results_of(declared)
+
+
+def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None:
+    declare(loaded(tmp_path))
+    arms = SMALL_STUDY["arms"] | {"title": {"overrides": []}}
+    declare(loaded(tmp_path, seeds=[1, 2, 3], arms=arms))
+    earlier = r"overrides \['max_train_steps=20'\], found \['learning_rate=1'\]"
+    with pytest.raises(ConfigurationError, match=f"holds a study with {earlier}"):
+        declare(loaded(tmp_path, overrides=["learning_rate=1"]))
+    changed = SMALL_STUDY["arms"] | {"url": {"overrides": ["learning_rate=1"]}}
+    with pytest.raises(
+        ConfigurationError, match=r"arms\.url\.overrides .* found \['learning_rate=1'\]"
+    ):
+        declare(loaded(tmp_path, arms=changed))
+
+
+def test_kept_settings_and_commands_hold_no_secrets(tmp_path: Path) -> None:
+    secret = "https://" + "a1" * 12 + "@host.invalid"
+    study = loaded(tmp_path, overrides=["max_train_steps=20", f"run_name={secret}"])
+    declare(study)
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    hidden = "run_name=https://[redacted]@host.invalid"
+    assert kept["overrides"] == ["max_train_steps=20", hidden]
+    declare(study)  # they have not changed
+    line = Launcher(study).line(runs_of(study)[0])
+    assert line is not None
+    assert hidden in line
+    assert secret not in line
+
+
+def test_a_start_replaces_the_kept_settings_in_one_operation(tmp_path: Path) -> None:
+    declare(loaded(tmp_path))
+    with (tmp_path / "study" / "study.json").open() as earlier:  # by another task of an array
+        declare(loaded(tmp_path, seeds=[1, 2, 3]))
+        assert json.load(earlier)["seeds"] == [3, 1]
+    assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [1, 2, 3]
+
+
+def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
+    declare(loaded(tmp_path, claims={"a": CLAIM}))
+    larger = {"a": {**CLAIM, "smallest_difference": 0.02}}
+    declare(loaded(tmp_path, claims=larger))  # nothing has been run
+    finished(tmp_path, "none-seed3", step=20, targets=4000)
+    worded = {"a": {**larger["a"], "label": "it helps", "pilot_deviation": 0.01}}
+    declare(loaded(tmp_path, claims=worded))  # the test is the same
+    changes = {
+        "a changed": {"a": CLAIM},
+        "b added": {**larger, "b": CLAIM},
+        "a removed": {},
+    }
+    for what, claims in changes.items():
+        with pytest.raises(ConfigurationError, match=f"claims: {what[0]} added, removed or chan"):
+            declare(loaded(tmp_path, claims=claims))
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert kept["claims"]["a"]["smallest_difference"] == 0.02
+    declare(loaded(tmp_path, claims=larger, seeds=[3, 1, 7]))
+    assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [3, 1]
+
+
+def test_the_tasks_of_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
+    quiz = {**CLAIM, "task": "quiz", "shots": 5}
+    tasks = {"tasks": ["quiz"], "shots": [5]}
+    more = {**tasks, "shots": [0, 5]}
+    declare(loaded(tmp_path, claims={"a": quiz}, downstream=tasks))
+    declare(loaded(tmp_path, claims={"a": quiz}, downstream=more))  # nothing has been run
+    finished(tmp_path, "none-seed3", step=20, targets=4000)
+    declare(loaded(tmp_path, claims={"a": quiz}, downstream={**more, "arms": ["none", "url"]}))
+    with pytest.raises(ConfigurationError, match=r"downstream.limit=9, expected None: changed sin"):
+        declare(loaded(tmp_path, claims={"a": quiz}, downstream={**more, "limit": 9}))
+    for other in ({**quiz, "shots": 0}, {**quiz, "score": "accuracy"}, CLAIM):
+        with pytest.raises(ConfigurationError, match="claims: a added, removed or changed since"):
+            declare(loaded(tmp_path, claims={"a": other}, downstream=more))
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert kept["claims"]["a"]["task"] == "quiz"
+    assert kept["downstream"] == {
+        "tasks": ["quiz"], "include_path": None, "shots": [0, 5], "prompts": {}, "limit": None
+    }  # fmt: skip
+
+
+def test_without_claims_about_them_tasks_may_change(tmp_path: Path) -> None:
+    declare(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["quiz"]}))
+    finished(tmp_path, "none-seed3", step=20, targets=4000)
+    declare(loaded(tmp_path, claims={"a": CLAIM}, downstream={"tasks": ["riddle"]}))
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert kept["downstream"] is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bsmeta.config.metric_table import MetricDefinition
 
 if TYPE_CHECKING:
-    from bsmeta.tasks.causal_lm.results import PairedMetrics
+    from bsmeta.tasks.causal_lm.evaluation.results import PairedMetrics
 
 BITS = "{:.4f}".format
 SIGNED = "{:+.4f}".format

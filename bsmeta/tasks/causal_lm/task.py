@@ -61,7 +61,7 @@ from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task
 
 if TYPE_CHECKING:
-    from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
+    from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
 
 logger = logging.getLogger(__name__)
 
@@ -514,7 +514,7 @@ class CausalLanguageModel(Task):
 
         if self._subset is None:
             # Imported here because most steps of a run, and many runs, evaluate nothing.
-            from bsmeta.tasks.causal_lm.paired import SubsetEvaluation
+            from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
 
             self._subset = SubsetEvaluation(
                 self._config.data_config,

@@ -20,7 +20,7 @@ from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.stream.survey import survey_data
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import read_records
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.conftest import run_warm
 from tests.data.helpers import batches, pages, small_config, write_shard
 from tests.warm import REPOSITORY

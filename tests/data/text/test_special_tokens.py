@@ -17,7 +17,7 @@ from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.tasks.causal_lm.decoding import Contexts
+from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from tests.data.helpers import small_tokenizer
 
 FORGED = "a <eos> b <HTML><s> c</HTML> <|end|><|meta_0|>"

@@ -158,7 +158,9 @@ def test_layers_that_peft_cannot_adapt_are_refused(name: str, keys: LoraKeys, me
     model(torch.arange(8).unsqueeze(0), use_cache=False)
 
 
-def test_what_is_trained(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_adapters_and_new_embeddings_are_trained(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The adapters, and with new special tokens the embeddings."""
     caplog.set_level(logging.INFO)
     keys = ("lora.rank=4", "lora.targets=[q_proj,v_proj]")

@@ -56,7 +56,9 @@ def config() -> CausalLMConfig:
     return compose(CausalLMConfig, "demo")
 
 
-def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
+def test_the_card_describes_metadata_training_and_results(
+    config: CausalLMConfig, metrics: Path
+) -> None:
     command = ["/x/bsmeta/train.py", "--config-name", "demo", "++data_config.a=1 2", "hydra.x=y"]
     card = model_card(config, metrics, command)
     front = yaml.safe_load(card.split("---\n")[1])

@@ -12,14 +12,28 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.tasks.classification.config import ClassificationDataConfig
+from bsmeta.tasks.classification.evaluate import baselines
+from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.model import Scored
+from bsmeta.tasks.classification.results import Results, TestSet, results_of, scores_of
 from tests.data.helpers import bpe_tokenizer
 
 TEXT = "Beat my Republican opponent! She will remove stop signs from your neighborhood."
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+
+LABELS = ("left", "neutral", "right")
+
+# Three texts, the second folded into two chunks: by the first of them alone it would be "left".
+CHUNKS = [Chunk([], 0, 3, 0, "fair wages"), Chunk([], 2, 7, 0, "lower "),
+          Chunk([], 2, 7, 1, "taxes"), Chunk([], 1, 9, 0, "soap")]  # fmt: skip
+LOGITS = np.log(np.array(
+    [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.5, 0.3, 0.2]]
+))  # fmt: skip
 
 
 def bert_tokenizer() -> PreTrainedTokenizerFast:
@@ -75,3 +89,16 @@ def saved_results(database: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute("SELECT run, results FROM results ORDER BY number").fetchall()
     return [{"run": run, **json.loads(found)} for run, found in rows]
+
+
+def results() -> Results:
+    test = TestSet(
+        "ads.csv, test split", LABELS, CHUNKS, ["a", "a", "b"], "values of page",
+        distribution={"train": {"left": 1, "neutral": 1, "right": 1}},
+        notes=["1 of 4 rows repeats the text of an earlier row"],
+    )  # fmt: skip
+    scored, weights = Scored.of(CHUNKS, LOGITS), [1.0] * 3
+    training = ["wages for all", "cut taxes", "buy soap"]
+    others, notes = baselines(test, training, np.array([0, 2, 1]), weights)
+    assert notes == []
+    return results_of(test, scored, scores_of(scored, weights), others, resamples=100, seed=1)

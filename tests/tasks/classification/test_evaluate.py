@@ -19,10 +19,12 @@ from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
+from bsmeta.tasks.classification import classifier, systems
 from bsmeta.tasks.classification import evaluate as module
 from bsmeta.tasks.classification import model as model_module
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.evaluate import (
+    MAJORITY,
     MODEL,
     PREDICTIONS,
     STATS,
@@ -34,13 +36,18 @@ from bsmeta.tasks.classification.evaluate import (
 )
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scored, build_with_head
-from bsmeta.tasks.classification.report import report, summary
-from bsmeta.tasks.classification.results import Results, TestSet, results_of, scores_of
+from bsmeta.tasks.classification.report import summary
+from bsmeta.tasks.classification.results import Results, TestSet
+from bsmeta.tasks.classification.systems import fit_words
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.processes import FinishContext
 from tests.tasks.classification.helpers import (
+    CHUNKS,
+    LABELS,
+    LOGITS,
     bert_tokenizer,
     data_config,
+    results,
     write_csv,
     write_leanings,
 )
@@ -79,7 +86,9 @@ def test_the_test_split_of_a_checkpoint(run: Path, capsys: pytest.CaptureFixture
     assert "Scores on leanings.csv, test split" in capsys.readouterr().out
 
 
-def test_another_csv_file(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_csv_file_is_evaluated_if_the_model_has_its_labels(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = [("Beat my Republican opponent!", "left"), ("stop signs " * 20, "neutral")]
     other = write_csv(tmp_path / "other.csv", rows, ["text", "label"])
     with caplog.at_level(logging.WARNING):
@@ -136,30 +145,6 @@ def test_texts_of_the_training_split_and_its_absence_are_reported(
         other.rename(table)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"max_length": 65}, "data_config.max_length=65: expected at most 64, the tokens of a row"),
-        ({"fold_by": "words"}, "fold_by=words: chunks may have 512 tokens, but a row of the model"),
-    ],
-)
-def test_chunks_that_the_model_cannot_read_are_refused(
-    encoder: Path, data: dict[str, Any], message: str
-) -> None:
-    data_keys = ClassificationDataConfig(**data)
-    config = ClassificationConfig(data_config=data_keys, model_name=str(encoder))
-    with pytest.raises(ConfigurationError, match=message):
-        build_with_head(config, bert_tokenizer(), LABELS)
-
-
-def test_chunks_of_words_are_limited_by_tokens_alone(encoder: Path) -> None:
-    tokenizer = bert_tokenizer()
-    tokenizer.model_max_length = 64
-    data = ClassificationDataConfig(fold_by="words", max_length=600)
-    config = ClassificationConfig(data_config=data, model_name=str(encoder))
-    assert build_with_head(config, tokenizer, LABELS).config.num_labels == len(LABELS)
-
-
 @pytest.mark.parametrize("keys", [{"windows": "first_piece"}, {"prompt": True}])
 def test_keys_of_the_language_model_are_refused(run: Path, keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(keys))}: no effect"):
@@ -196,28 +181,6 @@ def test_the_model_is_counted_without_its_weights(run: Path) -> None:
     assert (shape.rows, shape.length) == (16, 16)
 
 
-LABELS = ("left", "neutral", "right")
-# Three texts, the second folded into two chunks: by the first of them alone it would be "left".
-CHUNKS = [Chunk([], 0, 3, 0, "fair wages"), Chunk([], 2, 7, 0, "lower "),
-          Chunk([], 2, 7, 1, "taxes"), Chunk([], 1, 9, 0, "soap")]  # fmt: skip
-LOGITS = np.log(np.array(
-    [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.5, 0.3, 0.2]]
-))  # fmt: skip
-
-
-def results() -> Results:
-    test = TestSet(
-        "ads.csv, test split", LABELS, CHUNKS, ["a", "a", "b"], "values of page",
-        distribution={"train": {"left": 1, "neutral": 1, "right": 1}},
-        notes=["1 of 4 rows repeats the text of an earlier row"],
-    )  # fmt: skip
-    scored, weights = Scored.of(CHUNKS, LOGITS), [1.0] * 3
-    training = ["wages for all", "cut taxes", "buy soap"]
-    others, notes = baselines(test, training, np.array([0, 2, 1]), weights)
-    assert notes == []
-    return results_of(test, scored, scores_of(scored, weights), others, resamples=100, seed=1)
-
-
 def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
     write_predictions(tmp_path / "ads_predictions.csv", Scored.of(CHUNKS, LOGITS), LABELS)
     # The second text: softmax of the means of log(.5, .25, .25) and log(.1, .1, .8).
@@ -230,14 +193,7 @@ def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["ads_predictions.csv"]
 
 
-def test_scores_of_texts_and_of_chunks() -> None:
-    found = scores_of(Scored.of(CHUNKS, LOGITS), [1.0, 1.0, 1.0])
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    assert found["chunk_accuracy"] == 2 / 4
-    assert found["loss"] == pytest.approx(-np.log([0.8, 0.25, 0.8, 0.3]).mean())
-
-
-def test_systems_beside_the_model() -> None:
+def test_other_systems_are_compared_with_the_model() -> None:
     found = {system.name: system for system in results().systems}
     matrices = {
         name: system.confusion.matrix([0, 1, 2])[:3, :3].tolist() for name, system in found.items()
@@ -266,28 +222,6 @@ def test_systems_beside_the_model() -> None:
         "right: -33.3 points compared with the model"
     )
     assert sentences[-1] == "1 of 4 rows repeats the text of an earlier row."
-
-
-def test_the_report_has_tables_plots_and_numbers(tmp_path: Path) -> None:
-    epochs = [
-        {"epoch": 1.0, "step": 4, "training_loss": 1.0, "training_accuracy": None,
-         "validation_loss": 0.9, "validation_accuracy": 0.5, "validation_balanced_accuracy": 0.5,
-         "validation_macro_f1": 0.4, "validation_mcc": 0.1},
-    ]  # fmt: skip
-    report(results(), epochs, tmp_path, {})
-    assert {file.name for file in tmp_path.iterdir() if file.stat().st_size} == {
-        "evaluation.json", "evaluation.md", "report.html",
-        "systems.png", "confusion.png", "labels.png", "curves.png",
-    }  # fmt: skip
-    page = (tmp_path / "evaluation.md").read_text()
-    assert "| right | 0 (0%) | 0 (0%) | 1 (100%) |" in page
-    assert "| 1 | 4 | 1.0000 | – | 0.9000 | 0.500 | 0.500 | 0.400 | 0.100 |" in page
-    saved = json.loads((tmp_path / "evaluation.json").read_text())
-    assert saved["systems"]["model"]["confusion"] == [[0, 0, 1], [1, 0, 1], [2, 2, 1]]
-    assert saved["systems"]["TF-IDF + linear SVM"]["accuracy"]["minus_model"] == pytest.approx(
-        1 / 3
-    )
-    assert (saved["texts"], saved["folded_texts"], saved["chunks"]) == (3, 1, 4)
 
 
 def test_what_was_trained_is_kept_if_the_report_fails(
@@ -405,3 +339,29 @@ def test_a_folder_that_cannot_be_written_is_the_user_s_to_fix(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="Set results_dir=FOLDER and resume the run"):
         write_predictions(tmp_path / "file" / "x.csv", Scored.of(CHUNKS, LOGITS), LABELS)
+
+
+def test_baselines_are_scored_on_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = TestSet("a.csv", ("a", "b", "c"), [Chunk([], 0, n, 0, "a") for n in range(3)],
+                   ["1", "2", "3"], "texts", {}, [])  # fmt: skip
+    found, _ = baselines(test, ["a"] * 4, np.array([1, 1, 0, 2]), [1.0] * 3)
+    assert found[MAJORITY].tolist() == [1, 1, 1]
+    texts = ["cut the taxes", "lower taxes now", "raise the wages", "fair wages for all"]
+    labels = np.array([0, 0, 1, 1])
+
+    def guessed(texts: list[str], labels: np.ndarray, others: list[str]) -> list[int]:
+        words, notes = fit_words("ab", [1.0, 1.0], labels, texts)
+        assert words is not None
+        assert notes == []
+        return words.logits(others).argmax(1).tolist()
+
+    others = ["taxes", "wages", "taxes", "wages", "taxes"]
+    assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
+    monkeypatch.setattr(classifier, "DECISIONS_AT_ONCE", 4)  # two texts at a time
+    assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
+    assert guessed(["!", "?"], np.array([1, 1]), ["a"]) == [1]
+    assert guessed(["!", "?"], np.array([0, 1]), ["a"]) == [0]
+    monkeypatch.setattr(systems, "MOST_WEIGHTS", 30)
+    words, (note,) = fit_words("ab", [1.0, 1.0], labels, texts)
+    assert words is None
+    assert note.startswith("TF-IDF + linear SVM left out: with 2 labels")

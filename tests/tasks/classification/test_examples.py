@@ -68,7 +68,7 @@ def test_text_without_tokens_has_no_chunks() -> None:
 
 
 @pytest.mark.parametrize(("tokenizer", "specials"), [(BERT, ([2], [3])), (BYTES, ([], []))])
-def test_special_tokens(
+def test_special_tokens_are_those_before_and_after_a_text(
     tokenizer: PreTrainedTokenizerFast, specials: tuple[list[int], list[int]]
 ) -> None:
     assert special_tokens(tokenizer) == specials

@@ -158,7 +158,7 @@ def refused(path: Path, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_refused(name: str, tmp_path: Path) -> None:
+def test_a_malformed_table_is_refused_with_its_row(name: str, tmp_path: Path) -> None:
     content, settings, reason = MALFORMED[name]
     path = tmp_path / "table.csv"
     path.write_bytes(content)
@@ -166,22 +166,22 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert re.search(reason, message, re.DOTALL), message
 
 
-def test_a_workbook(tmp_path: Path) -> None:
+def test_a_workbook_is_refused(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_bytes(workbook(tmp_path))
     assert "a ZIP archive or an Excel workbook" in refused(tmp_path / "table.csv")
 
 
-def test_a_folder(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "table.csv").mkdir()
     assert refused(tmp_path / "table.csv").endswith("table.csv is a folder; expected a CSV file")
 
 
-def test_a_pipe(tmp_path: Path) -> None:
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "table.csv")
     assert "is a pipe or a device, and is read more than once" in refused(tmp_path / "table.csv")
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_with_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "tables.csv").write_bytes(TABLE)
     message = refused(tmp_path / "table.csv")
     assert (
@@ -189,7 +189,7 @@ def test_no_file(tmp_path: Path) -> None:
     )
 
 
-def test_no_table_named() -> None:
+def test_a_configuration_without_a_table_is_refused() -> None:
     with pytest.raises(UserError, match="data_config.csv is not set"):
         open_examples(ClassificationDataConfig(), TOKENIZER)
 

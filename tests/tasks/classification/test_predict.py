@@ -136,7 +136,7 @@ def test_an_interrupted_call_is_continued(
         (None, {}, "new.csv cannot be read: No such file or directory"),
     ],
 )
-def test_refused(
+def test_input_that_cannot_be_predicted_is_refused(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -14,35 +14,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AlbertConfig, AlbertModel, AutoModel, BertConfig, BertModel
+from transformers import AutoModel
 
 import bsmeta
-from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.classification.classifier import (
-    CONFIG,
-    NGRAMS,
-    WEIGHTS,
-    Classifier,
-    depth_of,
-    freeze_below,
-    pool,
-)
-from bsmeta.tasks.classification.config import (
-    ClassificationConfig,
-    ClassificationDataConfig,
-    value_problems,
-)
-from bsmeta.tasks.classification.model import labels_of, load_model, untouched_encoder
+from bsmeta.core.errors import DataError
+from bsmeta.tasks.classification.classifier import CONFIG, NGRAMS, WEIGHTS, Classifier
+from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.model import labels_of, load_model
 from bsmeta.tasks.classification.systems import Standard, best_scale, choose
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from tests.conftest import REPOSITORY
-from tests.tasks.classification.helpers import (
-    bert_tokenizer,
-    data_config,
-    write_csv,
-    write_leanings,
-)
+from tests.tasks.classification.helpers import data_config, write_csv, write_leanings
 from tests.tasks.training import TRAIN, events, train_killed_and_resumed
 
 Launch = Callable[..., CompletedProcess[str]]
@@ -204,69 +187,6 @@ def test_systems_are_fitted_once(
     assert (tmp_path / "run/systems/systems.json").stat().st_mtime_ns > max(files.values())
 
 
-def test_random_weights_are_those_that_the_run_begins_with(tmp_path: Path) -> None:
-    shape = tmp_path / "shape.json"
-    shape.write_text((REPOSITORY / "examples/leanings/config.json").read_text())
-    config = ClassificationConfig(model_config_file=str(shape), seed=5)
-    tokenizer = bert_tokenizer()
-    state = torch.random.get_rng_state()
-    one = untouched_encoder(config, tokenizer, "ab").state_dict()
-    assert torch.equal(state, torch.random.get_rng_state())
-    two = untouched_encoder(config, tokenizer, "ab").state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_pooling() -> None:
-    hidden = torch.tensor(
-        [[[1.0, 8.0], [3.0, 2.0], [9.0, 9.0]], [[9.0, 9.0], [5.0, 1.0], [7.0, 0.0]]]
-    )
-    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])  # padded on the right, and on the left
-    expected = {
-        "mean": [[2.0, 5.0], [6.0, 0.5]],
-        "max": [[3.0, 8.0], [7.0, 1.0]],
-        "cls": [[1.0, 8.0], [5.0, 1.0]],
-        "last": [[3.0, 2.0], [7.0, 0.0]],
-    }
-    for pooling, vectors in expected.items():
-        assert pool(hidden, mask, pooling).tolist() == vectors
-
-
-@pytest.fixture(scope="module")
-def deep() -> BertModel:
-    shape = BertConfig(
-        vocab_size=8, hidden_size=4, num_hidden_layers=3, num_attention_heads=1,
-        intermediate_size=4, max_position_embeddings=8,
-    )  # fmt: skip
-    return BertModel(shape, add_pooling_layer=False)
-
-
-@pytest.mark.parametrize(
-    ("train_layers", "trained"), [(None, {0, 1, 2, 3}), (0, set()), (2, {0, 1}), (3, {0, 1, 2})]
-)
-def test_layers_that_are_trained(
-    deep: BertModel, train_layers: int | None, trained: set[int]
-) -> None:
-    deep.requires_grad_(True)
-    freeze_below(deep, train_layers)
-    depths = depth_of(deep)
-    assert depths["embeddings.word_embeddings.weight"] == 3
-    assert depths["encoder.layer.0.output.dense.weight"] == 2
-    assert depths["encoder.layer.2.output.dense.weight"] == 0
-    found = {depths[name] for name, value in deep.named_parameters() if value.requires_grad}
-    assert found == trained
-
-
-def test_more_layers_than_the_encoder_has_are_refused(deep: BertModel) -> None:
-    with pytest.raises(ConfigurationError, match="train_layers=4: expected at most 3, the layers"):
-        freeze_below(deep, 4)
-    shape = AlbertConfig(
-        vocab_size=8, embedding_size=4, hidden_size=4, num_hidden_layers=3, num_attention_heads=1,
-        intermediate_size=4, max_position_embeddings=8,
-    )  # fmt: skip
-    with pytest.raises(ConfigurationError, match="expected at most 0, the layers of the encoder"):
-        freeze_below(AlbertModel(shape), 1)  # its layers share their weights
-
-
 def test_each_layer_has_its_learning_rate(tmp_path: Path, encoder: Path) -> None:
     task = make_task(
         tmp_path, encoder, method="fine_tune", head_start="random", layer_decay=0.5,
@@ -306,25 +226,6 @@ def test_a_small_lead_on_the_validation_split_is_no_reason_for_the_larger_system
     assert [system.name for system in compared] == ["fine_tune", "linear", "frozen"]
     guesses["fine_tune"] = truth
     assert choose(truth, guesses, np.arange(100), 2, **settings)[0] == "fine_tune"
-
-
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("pooling", {"pooling": "head"}),
-        ("method", {"split_fractions": [0.8, 0.0, 0.2]}),
-        ("method", {"split_fractions": [0.8, 0.0, 0.2], "method": "fine_tune"}),
-        ("train_layers", {"train_layers": 1, "method": "linear"}),
-        ("layer_decay", {"layer_decay": 0.9, "method": "fine_tune", "pooling": "head"}),
-        ("estimate", {"estimate": True, "method": "combined"}),
-    ],
-)
-def test_keys_that_do_not_go_with_the_method(key: str, values: dict[str, Any]) -> None:
-    data = ClassificationDataConfig(csv=__file__)
-    data.split_fractions = values.pop("split_fractions", data.split_fractions)
-    config = ClassificationConfig(data_config=data, **values)
-    (problem,) = value_problems(config)
-    assert problem.key == key
 
 
 def test_a_value_that_is_not_known_is_refused_with_its_key(

@@ -8,14 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.profiles import build_entities
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ("bank", "bass", "crane", "seal", "spring", "match")
 CONTEXTS = {"river": ("water", "fish", "boat"), "money": ("coin", "loan", "price")}
 FILLERS = ("the", "a", "near", "with", "old", "new", "saw", "by")
+
+LINCOLN = {
+    "entity_id": "Q91",
+    "mentions": [["lincoln", 8.0], ["abraham lincoln", 5]],
+    "title": "Abraham Lincoln",
+    "description": "16th president",
+    "types": {"wiki": ["human", "politician"], "coarse": ["person"]},
+    "relations": [{"relation": "spouse", "object": "Q94"}],
+}
+TODD = {"entity_id": "Q94", "mentions": [["mary lincoln", 2], ["lincoln", 1]], "title": "Mary Todd"}
+CITY = {
+    "entity_id": "Q28260",
+    "mentions": [["lincoln", 9.5]],
+    "title": "Lincoln (Nebraska)",
+    "types": {"wiki": ["city"]},
+}
 
 
 def write_encoder(folder: Path, dropout: float = 0.1, layers: int = 1) -> Path:
@@ -105,3 +125,20 @@ def write_world(folder: Path, train: int = 60, dev: int = 24) -> list[str]:
         f"data_config.train_file={folder}/train.jsonl", f"data_config.dev_file={folder}/dev.jsonl",
         f"data_config.entity_table={folder}/entities",
     ]  # fmt: skip
+
+
+def write(path: Path, profiles: list[Any]) -> Path:
+    lines = (line if isinstance(line, str) else json.dumps(line) for line in profiles)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def build(folder: Path, profiles: list[Any], **options: int) -> EntityTable:
+    folder.mkdir(exist_ok=True)
+    return build_entities(write(folder / "profiles.jsonl", profiles), folder / "table", **options)
+
+
+def candidates_of(table: EntityTable, alias: str) -> list[tuple[str, float]]:
+    entities, scores = table.candidates(table.aliases.find(alias))
+    assert (entities.dtype, scores.dtype) == (np.int32, np.float32)
+    return [*zip([table.ids[one] for one in entities], scores.tolist(), strict=True)]

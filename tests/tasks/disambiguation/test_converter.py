@@ -71,7 +71,7 @@ def body(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_the_first_generation() -> None:
+def test_a_configuration_of_the_first_generation_is_converted() -> None:
     assert body(FIRST_CONFIG) == {
         "eval_slices": ["not_most_popular_toes", "not_most_popular_tail"],
         "eval_steps": 20000,
@@ -100,7 +100,7 @@ def test_the_first_generation() -> None:
     assert notes["model_config.base_model"].startswith("the model is the bi-encoder")
 
 
-def test_the_second_generation() -> None:
+def test_a_configuration_of_the_second_generation_is_converted() -> None:
     assert body(SECOND_CONFIG) == {
         "embedding_size": 200,
         "encoder_layers": 12,
@@ -146,7 +146,9 @@ def test_the_second_generation() -> None:
         ({"lr_scheduler": "cosine_annealing"}, {"lr_scheduler_type": "cosine"}),
     ],
 )  # fmt: skip
-def test_emmental(changed: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_settings_of_emmental_become_keys_of_training(
+    changed: dict[str, Any], expected: dict[str, Any]
+) -> None:
     emmental = SECOND_CONFIG["emmental"] | changed
     if "n_steps" in changed:
         del emmental["n_epochs"]

@@ -18,7 +18,7 @@ from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.predict import Detector, find_word_edges, open_detector
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
-from tests.tasks.disambiguation.test_entities import write
+from tests.tasks.disambiguation.helpers import write
 
 
 def table_of(folder: Path, *aliases: str) -> EntityTable:

@@ -12,7 +12,7 @@ from bsmeta.config.saved_runs import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.entities import main
 from bsmeta.tasks.classification.config import ClassificationConfig
-from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
+from tests.tasks.disambiguation.helpers import CITY, LINCOLN, TODD, write
 
 
 def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

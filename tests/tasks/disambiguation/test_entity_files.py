@@ -11,7 +11,7 @@ import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
-from tests.tasks.disambiguation.test_entities import candidates_of
+from tests.tasks.disambiguation.helpers import candidates_of
 
 FILES: dict[str, Any] = {
     "entity_db/entity_mappings/qid2eid.json": {"Q28260": 3, "Q91": 1, "Q94": 2},
@@ -55,7 +55,7 @@ def test_a_table_has_what_the_files_say(tmp_path: Path) -> None:
     assert table.relations(3) == [("connected to", 1)]
 
 
-def test_what_is_missing(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     table = build(tmp_path, {"emb_dir": None}, config=None, qid2eid=None)
     assert (table.types(1), table.relations(1), table.max_candidates) == ([], [], 30)
     assert [table.ids[index] for index in (1, 2, 3)] == ["Q91", "Q94", "Q28260"]  # of titles

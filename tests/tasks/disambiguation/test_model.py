@@ -125,7 +125,9 @@ def test_what_was_computed_before_is_not_computed_again(encoder: Path) -> None:
         ),
     ],
 )
-def test_what_is_trained(encoder: Path, more: dict[str, Any], trained: set[str]) -> None:
+def test_only_trained_parts_have_gradients(
+    encoder: Path, more: dict[str, Any], trained: set[str]
+) -> None:
     model = built(encoder, **more).train()
     found = model(**inputs()).scores
     found[found.isfinite()].sum().backward()

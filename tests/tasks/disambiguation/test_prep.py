@@ -33,7 +33,7 @@ from bsmeta.tasks.disambiguation.texts import (
 )
 from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation import helpers
-from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
+from tests.tasks.disambiguation.helpers import CITY, LINCOLN, TODD, write
 from tests.tasks.training import TRAIN
 from tests.waiting import STUCK_S, wait_until
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
+from bsmeta.tasks.disambiguation.texts import Row
 from tests.tasks.disambiguation.helpers import lines, write_lines
 
 Start = Callable[..., int]
+
+Make = Callable[..., EntityDisambiguator]
 
 
 @pytest.fixture
@@ -84,3 +89,128 @@ def test_the_metric_of_the_best_checkpoint(
 def test_the_model_that_is_compared(start: Start, tmp_path: Path, encoder: Path) -> None:
     with pytest.raises(ConfigurationError, match="compare_with=.*no config.yaml beside the model"):
         start(compare_with=str(encoder))
+
+
+@pytest.fixture
+def make(world: Path, encoder: Path, tmp_path: Path) -> Make:
+    def task(**more: Any) -> EntityDisambiguator:
+        config = DisambiguationConfig(model_name=str(encoder), log_prior="scores")
+        data = config.data_config
+        data.train_file, data.entity_table = f"{world}/train.jsonl", f"{world}/entities"
+        data.dev_file, data.prep_dir = f"{world}/dev.jsonl", f"{tmp_path}/prep"
+        data.max_entity_length, data.window_length = 48, 16
+        data.mask_rarest = data.mask_most_frequent = 0.0
+        for name, value in more.items():
+            setattr(data if hasattr(data, name) else config, name, value)
+        return EntityDisambiguator(config)
+
+    return task
+
+
+def rows_of(task: EntityDisambiguator, count: int = 4) -> list[Row]:
+    return task.data.train.read(range(count))
+
+
+def test_an_entity_is_encoded_once_however_many_mentions_it_is_a_candidate_of(make: Make) -> None:
+    task = make()
+    batch = task._batches.build_micro_batch(rows_of(task, 30), 0)
+    assert len(batch.tensors["targets"]) == 60 == batch.weight == batch.counts["mentions"]
+    assert len(batch.tensors["entity_ids"]) == batch.counts["entities"] == 13  # all there are
+    assert batch.counts["weak_labels"] == 12
+    assert batch.tensors["allowed"].all()
+    assert len({*batch.documents}) == 60
+    assert batch.documents[:4] == ["100:0", "101:0", "101:1", "102:0"]
+
+
+def test_a_mention_is_compared_with_its_own_candidates(make: Make) -> None:
+    task = make(negatives="own")
+    tensors = task._batches.build_micro_batch(rows_of(task, 30), 0).tensors
+    counts = {2, 3}  # `bank` has three candidates
+    assert {*tensors["allowed"].sum(1).tolist()} == counts
+    assert tensors["targets"].sum(1).tolist() == [1] * 60
+    assert (tensors["allowed"] | ~tensors["targets"]).all()
+
+
+def test_a_mention_without_its_entity_among_the_candidates(make: Make) -> None:
+    def target(train_in_candidates: bool) -> tuple[list[bool], float]:
+        task = make(train_in_candidates=train_in_candidates, negatives="own")
+        row = rows_of(task, 1)[0]
+        wrong = {"bank": "seal-river"}.get(task.data.table.aliases[row.aliases[0]], "bank-river")
+        row = replace(row, entities=np.array([[task.data.table.ids.find(wrong)]]))
+        batch = task._batches.build_micro_batch([row], 0)
+        return batch.tensors["targets"][0].tolist(), batch.weight
+
+    alone, weight = target(train_in_candidates=True)
+    assert (sum(alone), weight) == (0, 0.0)
+    with_nil = [True, *alone]  # the column of NIL
+    assert target(train_in_candidates=False) == (with_nil, 1.0)
+
+
+def test_a_mention_may_have_several_entities(make: Make) -> None:
+    task = make(negatives="batch", hard_negatives=2, mask_rarest=0.0, mask_most_frequent=0.0)
+    data, row = task.data, rows_of(task, 1)[0]
+    word = data.table.aliases[row.aliases[0]]
+    both = np.array([[data.table.ids.find(f"{word}-river"), data.table.ids.find(f"{word}-money")]])
+    row = replace(row, entities=both)
+    batch = task._batches.build_micro_batch([row], 0).tensors
+    assert batch["targets"].sum().item() == 2
+    assert (batch["allowed"] | ~batch["targets"]).all()
+
+    # The loss is minus the logarithm of the sum of both probabilities.
+    model = task.build_model().eval()
+    loss = task.loss(model, batch)
+    inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
+    shares = model(**inputs).scores[0].softmax(0)[batch["targets"][0]]
+    assert loss.sum.item() == pytest.approx(-shares.sum().log().item(), abs=1e-5)
+    right, count = loss.parts["accuracy"]
+    assert (count.item(), right.item()) == (1.0, float(shares.max() >= 1 - shares.sum()))
+
+
+def test_masks_follow_from_seed_epoch_and_row_only(make: Make) -> None:
+    task = make(mask_rarest=0.5, mask_most_frequent=0.9, negatives="own")
+    batches, rows = task._batches, rows_of(task, 6)
+    mask = task.data.tokenizer.mask_token_id
+
+    def masked(chosen: list[Row], epoch: int) -> list[list[int]]:
+        tensors = batches.build_micro_batch(chosen, epoch).tensors
+        places = tensors["mention_tokens"][:, 0]
+        return (tensors["input_ids"].flatten()[places] == mask).tolist()
+
+    together = masked(rows, 0)
+    apart = [one for row in rows for one in masked([row], 0)]
+    assert together == apart
+    assert {*together} == {True, False}
+    assert masked(rows, 1) != together
+    assert masked(rows, 0) == together
+
+
+def test_a_masked_title_is_another_text_of_the_same_entity(make: Make) -> None:
+    task = make(mask_rarest=0.5, mask_most_frequent=0.5)
+    batch = task._batches.build_micro_batch(rows_of(task, 60), 0).tensors
+    assert len(batch["entity_ids"]) == 26  # each entity with and without its title
+    assert batch["allowed"].sum(1).tolist() == [25] * 120  # not the other text of its own entity
+    assert (batch["allowed"] | ~batch["targets"]).all()
+
+
+def test_popular_entities_are_masked_more_often(make: Make) -> None:
+    task = make(mask_rarest=0.5, mask_most_frequent=0.9)
+    probability = task._batches._mask_probability
+    counts = task.data.counts
+    assert probability[counts == 0] == pytest.approx(0.5)
+    assert probability[counts == counts.max()] == pytest.approx(0.9)
+    order = np.argsort(counts, kind="stable")
+    assert (np.diff(probability[order]) >= 0).all()
+
+
+def test_sentences_and_windows_point_at_the_mention(make: Make) -> None:
+    for encoding, texts in (("sentence", 3), ("window", 6)):
+        task = make(mention_encoding=encoding, pooling="first")
+        tensors = task._batches.build_micro_batch(rows_of(task, 3), 0).tensors
+        assert len(tensors["input_ids"]) == texts
+        first = tensors["input_ids"].flatten()[tensors["mention_tokens"][:, 0]]
+        words = task.data.tokenizer.convert_ids_to_tokens(first.tolist())
+        if encoding == "window":
+            assert words == ["[CLS]"] * 6
+        else:
+            table, rows = task.data.table, rows_of(task, 3)
+            assert words == [table.aliases[alias] for row in rows for alias in row.aliases]

@@ -89,7 +89,9 @@ def test_a_json_file_is_read(tmp_path: Path) -> None:
         ("cat", "cat", []),
     ],
 )
-def test_alignment(word: str, misspelling: str, edits: list[Edit]) -> None:
+def test_a_misspelling_is_aligned_with_its_word(
+    word: str, misspelling: str, edits: list[Edit]
+) -> None:
     assert align(word, misspelling) == edits
 
 

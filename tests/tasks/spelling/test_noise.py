@@ -177,6 +177,6 @@ def test_misspellings_of_several_words_are_for_corrections_only() -> None:
     assert many.corrupt("Alot, really", seed=0, epoch=0, sample=0).startswith("A lot, ")
 
 
-def test_case() -> None:
+def test_a_misspelling_gets_the_case_of_its_word() -> None:
     cases = [("their", "thier"), ("Their", "Thier"), ("THEIR", "THIER"), ("A", "An")]
     assert [with_case_of(word, wrong.lower()) for word, wrong in cases] == [w for _, w in cases]

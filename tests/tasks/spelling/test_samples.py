@@ -189,7 +189,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     ("split", "count", "held_out"),
     [(None, 50, 0), (0, 50, 0), (0.05, 50, 3), (0.5, 3, 2), (1, 50, 1), (20, 50, 20), (80, 50, 50)],
 )
-def test_validation_sizes(split: float | None, count: int, held_out: int) -> None:
+def test_a_split_is_a_share_or_a_number_of_samples(
+    split: float | None, count: int, held_out: int
+) -> None:
     assert held_out_samples(split, count) == held_out
 
 

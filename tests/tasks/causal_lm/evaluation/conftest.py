@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.saved_runs import to_yaml
+from bsmeta.evaluate import main
 
 TOKENIZER = Path(__file__).resolve().parents[4] / "examples" / "tokenizer"
 MAX_SEQ_LEN = 64
@@ -87,3 +93,32 @@ def data_config(tmp_path: Path) -> DataConfig:
             metadata_list=["html", "title", "url"], max_seq_len=MAX_SEQ_LEN
         ),
     )
+
+
+@pytest.fixture
+def run_folder(
+    tmp_path: Path,
+    model: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data_config: DataConfig,
+) -> Path:
+    """A finished run: model/, config.yaml and metrics.jsonl."""
+    folder = tmp_path / "run"
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    train = CausalLMConfig(data_config=data_config, model_config_file="tiny.json")
+    (folder / "config.yaml").write_text(to_yaml(train))
+    lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
+    lines.append(
+        {"event": "eval", "step": 8, "bits_per_byte_without": 2.0, "bits_per_byte_with": 1.9}
+    )
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"event": "st')
+    return folder
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        run_entry_point(main, EvaluateConfig, "evaluate")
+    return int(exit_.value.code or 0)

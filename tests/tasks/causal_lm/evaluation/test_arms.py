@@ -11,7 +11,7 @@ from bsmeta.data.text.encoding import WORDS
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Donors, Renderer
-from bsmeta.tasks.causal_lm.arms import (
+from bsmeta.tasks.causal_lm.evaluation.arms import (
     Arm,
     StyledRenderer,
     apply_control,

@@ -1,37 +1,13 @@
-"""Planning: every document and window once, whatever the number of processes."""
+"""Batches: every window once, whatever the number of processes, within the limit of tokens."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.tasks.causal_lm.paired import plan_blocks, take_blocks
-from bsmeta.tasks.causal_lm.scoring import plan_batches
-
-
-@given(st.lists(st.integers(1, 5000), max_size=300))
-def test_blocks_hold_every_document_once(costs: list[int]) -> None:
-    blocks = plan_blocks(costs)
-    assert sorted(index for block in blocks for index in block) == list(range(len(costs)))
-    assert all(blocks)
-
-
-def test_a_small_set_is_cut_finely_enough_for_several_ranks() -> None:
-    assert plan_blocks([10] * 4) == [[0], [1], [2], [3]]
-    assert len(plan_blocks([10] * 64)) == 16
-
-
-def test_no_document_gives_no_block() -> None:
-    assert plan_blocks([]) == []
-
-
-@given(st.integers(0, 40), st.integers(1, 9))
-def test_ranks_share_the_blocks_in_equally_many_rounds(count: int, world_size: int) -> None:
-    blocks = [[index] for index in range(count)]
-    shares = [take_blocks(blocks, rank, world_size) for rank in range(world_size)]
-    assert len({len(share) for share in shares}) == 1
-    together = sorted(index for share in shares for block in share for index in block)
-    assert together == list(range(count))
+from bsmeta.tasks.causal_lm.evaluation import batches as batches_module
+from bsmeta.tasks.causal_lm.evaluation.batches import limit_batch_tokens, plan_batches, round_up
 
 
 @given(st.lists(st.integers(1, 64), max_size=80), st.integers(64, 512))
@@ -49,3 +25,23 @@ def test_a_window_beyond_the_limit_is_a_batch_of_its_own() -> None:
 def test_padding_is_avoided_only_where_it_costs_more_than_a_call() -> None:
     assert plan_batches([10, 12, 11], 4096) == [[1, 2, 0]]
     assert plan_batches([1000, 10, 10], 8192) == [[0], [2, 1]]
+
+
+def test_sizes_have_three_binary_digits() -> None:
+    assert [round_up(n, 3) for n in (1, 7, 8, 9, 10, 11, 57, 64, 65, 1000, 1024)] == [
+        1, 7, 8, 10, 10, 12, 64, 64, 80, 1024, 1024,
+    ]  # fmt: skip
+    assert [round_up(n, 64) for n in (0, 1, 9, 1000)] == [0, 1, 9, 1000]
+
+
+@given(st.integers(1, 10**6))
+def test_a_padded_size_is_at_most_a_quarter_larger(size: int) -> None:
+    padded = round_up(size, 3)
+    assert size <= padded <= 1.25 * size
+    assert round_up(padded, 3) == padded
+
+
+def test_logits_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limit_batch_tokens(61, 8, 64) == 512
+    monkeypatch.setattr(batches_module, "LOGITS_PER_BATCH", 61 * 128)
+    assert limit_batch_tokens(61, 8, 64) == 128

@@ -1,4 +1,4 @@
-"""Which held-out documents count, and slices of them by site, length and time."""
+"""Which held-out documents count."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import SliceConfig
-from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments, make_slices
-from tests.tasks.causal_lm.evaluation.conftest import write_shard
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from tests.data.hub_fixtures import hub
+from tests.data.hub_server import COMMIT, TOKEN, Hub, failing
+
+__all__ = ["hub"]
 
 
 def shard(path: Path, *lines: str) -> DataConfig:
@@ -95,78 +96,18 @@ def test_a_file_without_a_usable_document_is_refused(tmp_path: Path) -> None:
         read(shard(tmp_path / "a.jsonl.gz", text("")))
 
 
-METADATA = MetadataConfig(metadata_list=["title"])
-
-
-@pytest.fixture
-def documents(tmp_path: Path) -> HeldOutDocuments:
-    def time(value: str) -> list[dict[str, str]]:
-        return [{"key": "timestamp", "type": "global", "value": value}]
-
-    lines = [
-        {
-            "text": "a" * 10,
-            "url": "https://docs.python.org/3/x",
-            "metadata_timestamp": time("2015"),
-        },
-        {
-            "text": "é" * 10,
-            "url": "https://docs.python.org/2/",
-            "metadata_timestamp": time("2018-5"),
-        },
-        {"text": "c" * 30, "url": "https://wiki.python.org", "metadata_timestamp": time("soon")},
-        {
-            "text": "d" * 40,
-            "url": "http://boost.org:80/d",
-            "metadata_timestamp": time("2022-01-01"),
-        },
-        {"text": "e" * 50},
-    ]
-    path = write_shard(tmp_path / "held-out.jsonl.gz", lines)
-    config = DataConfig(validation_file=str(path), metadata_config=METADATA)
-    return HeldOutDocuments(config, max_documents=None, deduplicate=True)
-
-
-def made(documents: HeldOutDocuments, *configs: SliceConfig) -> dict[str, list[int]]:
-    slices = make_slices(configs, documents, METADATA)
-    return {f"{one.by}: {one.name}": one.members.nonzero()[0].tolist() for one in slices}
-
-
-def test_the_most_frequent_sites(documents: HeldOutDocuments) -> None:
-    assert made(documents, SliceConfig(by="site", top=2)) == {
-        "site: docs.python.org": [0, 1],
-        "site: wiki.python.org": [2],
-    }
-
-
-def test_named_sites_may_be_patterns(documents: HeldOutDocuments) -> None:
-    config = SliceConfig(by="site", sites=["*.python.org", "boost.org", "none.org"])
-    assert made(documents, config) == {"site: *.python.org": [0, 1, 2], "site: boost.org": [3]}
-
-
-def test_bands_of_bytes_and_years(documents: HeldOutDocuments) -> None:
-    configs = [SliceConfig(by="length", edges=[20, 40]), SliceConfig(by="time", edges=[2016, 2020])]
-    assert made(documents, *configs) == {
-        "length: below 20 bytes": [0],
-        "length: 20 to 39 bytes": [1, 2],
-        "length: 40 bytes and more": [3, 4],
-        "time: below 2016": [0],
-        "time: 2016 to 2019": [1],
-        "time: 2020 and more": [3],
-    }
-
-
-def test_declarations_that_cannot_be_meant(documents: HeldOutDocuments) -> None:
-    configs = [
-        SliceConfig(by="length"),
-        SliceConfig(by="time", edges=[3, 1]),
-        SliceConfig(edges=[1000]),
-        SliceConfig(by="length", edges=[1000], sites=["boost.org"]),
-    ]
-    with pytest.raises(ConfigurationError) as caught:
-        make_slices(configs, documents, METADATA)
-    message = str(caught.value)
-    assert "slices: by=length: edges=[]" in message
-    assert "slices: by=time: edges=[3, 1]" in message
-    assert "slices: by=site: edges=[1000]: expected by=length or by=time" in message
-    assert "slices: by=length: sites=['boost.org']: expected by=site" in message
+def test_documents_of_a_file_on_the_hub_are_read_and_named_like_local_ones(
+    hub: Hub, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": f"text {number}"}) for number in range(300)]
+    hub.files = hub.listed = {"test.jsonl": "\n".join(lines).encode()}
+    hub.token = TOKEN
+    hub.faults = [failing(500, 2)]
+    config = DataConfig(
+        dataset_name="owner/name", validation_file="test.jsonl", cache_dir=str(tmp_path)
+    )
+    documents = HeldOutDocuments(config, max_documents=None, deduplicate=False)
+    assert str(documents.path) == f"hf://datasets/owner/name@{COMMIT}/test.jsonl"
+    assert len(documents) == 300
+    assert documents[299].text == "text 299"
+    assert documents.name(299) == "test.jsonl:299"

@@ -5,56 +5,31 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+from scipy.stats import t
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import to_yaml
-from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
-from bsmeta.evaluate import main
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import write_model_manifest
+from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models, evaluate, has_other_data
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport
+from bsmeta.tasks.checkpoints import Location
+from bsmeta.training.processes import ALONE
 from tests.data.s3_server import S3Server
-from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
+from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
+from tests.tasks.causal_lm.evaluation.helpers import LN2, sums_of
+from tests.tasks.run_folders import write_held_out, write_run_folder
 from tests.training.hub_server import HubServer
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture
-def run_folder(
-    tmp_path: Path,
-    model: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    data_config: DataConfig,
-) -> Path:
-    """A finished run: model/, config.yaml and metrics.jsonl."""
-    folder = tmp_path / "run"
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    train = CausalLMConfig(data_config=data_config, model_config_file="tiny.json")
-    (folder / "config.yaml").write_text(to_yaml(train))
-    lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
-    lines.append(
-        {"event": "eval", "step": 8, "bits_per_byte_without": 2.0, "bits_per_byte_with": 1.9}
-    )
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text + '{"event": "st')
-    return folder
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        run_entry_point(main, EvaluateConfig, "evaluate")
-    return int(exit_.value.code or 0)
 
 
 def report_in(folder: Path) -> dict[str, Any]:
@@ -109,7 +84,7 @@ def test_a_run_folder_is_evaluated_and_reported(
     assert f"{both['difference']:+.4f}" in printed
 
 
-def test_intervals_over_hosts(
+def test_intervals_over_hosts_are_reported(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = (f"checkpoint={run_folder}", "comparisons=[all]", "controls=[]")
@@ -336,53 +311,6 @@ def test_the_configuration_of_the_run_may_be_in_the_home_folder(
 
 
 @pytest.mark.parametrize(
-    "listed", ["in a checkpoint", "by the configuration", "under another name"]
-)
-def test_a_training_shard_of_the_run_is_not_held_out(
-    listed: str,
-    run_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
-    size, name = shard.stat().st_size, shard
-    if listed == "in a checkpoint":
-        (run_folder / "checkpoint-8step").mkdir()
-        listed_shards = shards_fingerprint(
-            with_samples([Shard("train-000.jsonl.gz", str(shard), size)])
-        )
-        state = {"fingerprint": {"shards": listed_shards}, "streams": {}}
-        (run_folder / "checkpoint-8step" / "data_state.json").write_text(json.dumps(state))
-    else:
-        config = (run_folder / "config.yaml").read_text()
-        config = config.replace("train_file: null", f"train_file: {shard}")
-        (run_folder / "config.yaml").write_text(config)
-    if listed == "under another name":
-        name = tmp_path / "other.jsonl.gz"
-        shutil.copy(shard, name)
-    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={name}") == 2
-    message = capsys.readouterr().err
-    assert (
-        f"validation_file={name}: the run of checkpoint={run_folder} was trained on it" in message
-    )
-    assert "expected a file that it was not trained on, such as validation_file=" in message
-
-
-def test_a_run_without_a_held_out_file_is_no_example_of_one(
-    run_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
-    data = DataConfig(train_file=str(shard))
-    (run_folder / "config.yaml").write_text(to_yaml(CausalLMConfig(data_config=data)))
-    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={shard}") == 2
-    assert "expected a file that it was not trained on\n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["checkpoint=nowhere"], "checkpoint=nowhere: there is no such folder"),
@@ -406,7 +334,7 @@ def test_a_run_without_a_held_out_file_is_no_example_of_one(
         ),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(
+def test_wrong_requests_are_refused(
     arguments: list[str],
     message: str,
     run_folder: Path,
@@ -420,7 +348,7 @@ def test_what_is_missing_or_wrong_is_named(
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_figures_of_one(
+def test_two_processes_give_the_metrics_of_one(
     run_folder: Path, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
     reports = []
@@ -433,7 +361,7 @@ def test_two_processes_give_the_figures_of_one(
 
 
 @pytest.mark.slow
-def test_a_model_spread_over_processes_gives_the_figures_of_the_whole(
+def test_a_sharded_model_gives_the_metrics_of_the_whole(
     data_config: DataConfig, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
     script = Path(__file__).with_name("sharded.py")
@@ -486,3 +414,106 @@ def test_a_secret_in_someone_elses_configuration_is_not_asked_for(
     message = capsys.readouterr().err
     assert f"data_config.validation_file in {config}: found" in message
     assert secret not in message
+
+
+def model_over_hosts(name: str, bits: np.ndarray, hosts: list[str]) -> ModelReport:
+    sums = sums_of(bits - 2)
+    sums[:, 2] = sums[:, 3]
+    return ModelReport(name, name, {}, [], [], list(range(len(bits))), {"text": sums}, hosts=hosts)
+
+
+def test_two_models_are_compared_over_hosts() -> None:
+    hosts = [name for name in "abcd" for _ in range(5)]
+    of_hosts = np.array([-0.3, -0.1, -0.2, -0.4])
+    first = model_over_hosts("a", np.full(20, 2.0), hosts)
+    second = model_over_hosts("b", 2 + np.repeat(of_hosts, 5), hosts)
+    (row,) = compare_models([first, second], resamples=10, seed=0, by_host=True)
+    half = t.ppf(0.975, 3) * of_hosts.std(ddof=1) / 2
+    assert row.difference == pytest.approx(-0.25)
+    assert row.difference_low == pytest.approx(-0.25 - half)
+    assert row.difference_high == pytest.approx(-0.25 + half)
+    assert row.sign_test_p == pytest.approx(2 / 2**4)
+    assert (row.documents_better, row.documents_worse) == (20, 0)
+
+
+def model_of(name: str, bits: list[float], digests: list[int]) -> ModelReport:
+    """A model that needs so many bits a byte for documents of ten bytes (0: not scored)."""
+    sums = [[10.0 * (b > 0), 5.0, 10 * b * LN2, 10 * b * LN2, 5.0] for b in bits]
+    names = [str(digest) for digest in digests]
+    return ModelReport(name, name, {}, [], names, digests, {"text": np.array(sums)})
+
+
+def test_models_are_paired_by_the_texts_that_both_scored() -> None:
+    first = model_of("a", [2.0, 3.0, 4.0, 9.0], [11, 22, 33, 44])
+    second = model_of("b", [4.0, 2.5, 0.0, 1.0], [33, 22, 44, 55])  # another order, other documents
+    (row,) = compare_models([first, second], resamples=500, seed=0)
+    assert (row.first, row.second, row.shown, row.documents) == ("a", "b", "text alone", 2)
+    assert row.bits_per_byte_first == pytest.approx(3.5)
+    assert row.bits_per_byte_second == pytest.approx(3.25)
+    assert row.difference == pytest.approx(-0.25)
+    assert row.difference_low == pytest.approx(-0.5)
+    assert row.difference_high == pytest.approx(0.0)
+    assert (row.documents_better, row.documents_worse) == (1, 0)
+    assert row.sign_test_p_holm == 1.0
+
+
+def test_variation_that_both_models_share_widens_no_interval() -> None:
+    generator = np.random.default_rng(0)
+    easy_or_hard = generator.uniform(1, 5, size=100)
+    bits = [easy_or_hard, easy_or_hard - 0.01, easy_or_hard + 0.02]
+    models = [model_of(str(n), one.tolist(), list(range(100))) for n, one in enumerate(bits)]
+    rows = compare_models(models, resamples=500, seed=0)
+    assert [(row.first, row.second) for row in rows] == [("0", "1"), ("0", "2"), ("1", "2")]
+    assert [row.difference for row in rows] == pytest.approx([-0.01, 0.02, 0.03])
+    assert rows[0].difference_low == pytest.approx(-0.01)
+    assert rows[0].difference_high == pytest.approx(-0.01)
+    assert (rows[0].documents_better, rows[1].documents_worse) == (100, 100)
+    assert rows[0].sign_test_p_holm == pytest.approx(3 * 2 / 2**100)
+
+
+def test_models_without_a_common_document_or_with_one() -> None:
+    first = model_of("a", [2.0], [1])
+    assert compare_models([first, model_of("b", [2.0], [2])], resamples=10, seed=0) == []
+    (row,) = compare_models([first, model_of("b", [1.0], [1])], resamples=10, seed=0)
+    assert (row.difference, row.difference_low) == (-1.0, None)
+
+
+@pytest.mark.parametrize("edges", [[10], [0, 5, 5], []])
+def test_position_edges_must_rise_from_0(edges: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="expected rising bytes that begin with 0"):
+        evaluate(EvaluateConfig(position_edges=edges), [], ALONE)
+
+
+def test_the_report_of_the_run_is_only_replaced_by_that_on_its_own_data(tmp_path: Path) -> None:
+    own = write_held_out(tmp_path / "x/dev.jsonl")
+    location = write_run_folder(tmp_path / "run", str(own))
+
+    def is_other(file: Path | None) -> bool:
+        name = None if file is None else str(file)
+        return has_other_data(EvaluateConfig(validation_file=name), location)
+
+    assert not is_other(None)
+    assert not is_other(own)
+    assert is_other(write_held_out(tmp_path / "y/dev.jsonl"))
+    assert is_other(write_held_out(tmp_path / "x/test.jsonl"))
+    own.rename(tmp_path / "dev.jsonl")
+    assert not is_other(tmp_path / "dev.jsonl")
+
+
+def test_the_held_out_file_of_a_run_is_that_of_its_data_set(tmp_path: Path) -> None:
+    own, other = (
+        write_held_out(tmp_path / "data/dev.jsonl"),
+        write_held_out(tmp_path / "other/dev.jsonl"),
+    )
+    local = write_run_folder(tmp_path / "local", "dev.jsonl", str(tmp_path / "data"))
+    hub = write_run_folder(tmp_path / "hub", "dev.jsonl", "owner/pages")
+
+    def is_other(file: object, location: Location) -> bool:
+        return has_other_data(EvaluateConfig(validation_file=str(file)), location)
+
+    assert not is_other(own, local)
+    assert not is_other("dev.jsonl", local)
+    assert is_other(other, local)
+    assert not is_other("hf://datasets/owner/pages/dev.jsonl", hub)
+    assert is_other("hf://datasets/owner/more/dev.jsonl", hub)
+    assert is_other(other, hub)

@@ -26,10 +26,10 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.tasks.causal_lm.arms import configured_comparisons
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.results import Row, compute_paired_metrics, make_rows
+from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.results import Row, compute_paired_metrics, make_rows
 from tests.tasks.causal_lm.evaluation.conftest import write_shard
 
 LETTERS = "abcdefghijklmnop"  # sixteen: four bits a letter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import json
 import math
@@ -10,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
@@ -20,20 +18,14 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.metadata.records import Record
-from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, plan_comparisons
-from bsmeta.tasks.causal_lm.attribute_mode import Likelihoods
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
-from bsmeta.tasks.causal_lm.results import ComparisonSums, refuse_nothing_scored
-from bsmeta.tasks.causal_lm.scoring import (
-    BYTES,
-    NATS_WITHOUT,
-    TOKENS,
-    WINDOWS,
-    Reading,
-    count_lost_bytes,
-    sum_paired,
-)
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITHOUT, TOKENS
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_nothing_scored
+from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS
+from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
 from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.data.lossy_tokenizers import byte_level, word_piece
@@ -109,24 +101,6 @@ def test_only_tokens_whose_text_comes_back_are_summed(
     assert everything.lost_bytes.tolist() == text.lost_bytes.tolist()
 
 
-def test_bytes_that_either_reading_loses_are_left_out_of_both() -> None:
-    text = "one two three"
-    starts, ends = np.array([0, 3, 7]), np.array([3, 7, 13])
-    nats, shown_from = np.array([1.0, 2.0, 4.0]), np.zeros(3, int)
-    lost_in_first, lost_in_second = np.zeros((2, len(text)), bool)
-    lost_in_first[0] = True
-    lost_in_second[4:6] = True
-    whole = Reading(starts, ends, nats, shown_from)
-    first = Reading(starts, ends, nats, shown_from, lost_in_first)
-    second = Reading(starts, ends, nats, shown_from, lost_in_second)
-    edges = np.array([0])
-    assert sum_paired(whole, whole, text, edges)[0, 0].tolist() == [13, 3, 7, 7, 3]
-    assert sum_paired(first, second, text, edges)[0, 0].tolist() == [6, 1, 4, 4, 1]
-    assert sum_paired(whole, second, text, edges)[0, 0].tolist() == [9, 2, 5, 5, 2]
-    assert count_lost_bytes(whole, whole, text) == 0
-    assert count_lost_bytes(first, second, text) == 7  # "one" and " two"
-
-
 def test_with_nothing_left_to_score_there_are_no_bits_per_byte(
     tokenizer: PreTrainedTokenizerBase,
     model: GPT2LMHeadModel,
@@ -172,46 +146,6 @@ def test_attribution_compares_candidates_over_text_that_comes_back(
     assert likelihoods.describe_lost_text().startswith(
         "15 of 34 bytes (44.12%), which the tokenizer loses"
     )
-
-
-def calls_in(path: Path, name: str) -> list[ast.FunctionDef]:
-    """The functions of a module that call a function or class of this name."""
-    functions = [
-        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
-    ]
-    return [
-        function
-        for function in functions
-        if any(
-            isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
-            for node in ast.walk(function)
-        )
-    ]
-
-
-def test_every_window_and_every_sum_passes_the_gate() -> None:
-    """What a model scores are windows, which are made in one module, without lost tokens."""
-    module = "tasks/causal_lm/scoring.py"
-    modules = [
-        path
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if "causal_lm.scoring import" in path.read_text() or path == PACKAGE / module
-    ]
-    makers = {
-        (path.relative_to(PACKAGE).as_posix(), function.name): function
-        for path in modules
-        for function in calls_in(path, "Window")
-    }
-    assert {*makers} == {
-        (module, "cut_all_pieces"), (module, "cut_sliding"), (module, "cut_continuations")
-    }  # fmt: skip
-    assert all("gives_back(" in ast.unparse(function) for function in makers.values())
-    callers = {
-        (path.relative_to(PACKAGE).as_posix(), function.name)
-        for path in modules
-        for function in calls_in(path, "sum_paired")
-    }
-    assert callers == {("tasks/causal_lm/paired.py", "_sum_block")}
 
 
 def write_run(folder: Path) -> list[str]:

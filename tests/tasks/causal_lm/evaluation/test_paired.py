@@ -19,13 +19,16 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.rendering import Renderer
-from bsmeta.tasks.causal_lm.arms import TEXT_ALONE, configured_comparisons, plan_comparisons
-from bsmeta.tasks.causal_lm.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.paired import PairedEvaluation, SubsetEvaluation
-from bsmeta.tasks.causal_lm.results import ComparisonSums, compute_paired_metrics
-from bsmeta.tasks.causal_lm.scoring import BYTES, NATS_WITH, NATS_WITHOUT, cut_sliding
+from bsmeta.tasks.causal_lm.evaluation.arms import (
+    TEXT_ALONE,
+    configured_comparisons,
+    plan_comparisons,
+)
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, compute_paired_metrics
+from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
 from bsmeta.training.processes import ALONE, Processes
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S
@@ -161,40 +164,6 @@ def test_any_number_of_ranks_gives_the_same_sums_in_step(
             np.testing.assert_array_equal(result[name].values, sums.values)
 
 
-def test_the_subset_is_prepared_once_and_scored_again(
-    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
-) -> None:
-    subset = SubsetEvaluation(data_config, tokenizer, max_documents=4, seed=1, ranks=ALONE)
-    model.train()
-    figures = subset.run(model, CPU)
-    assert model.training
-    model.eval()
-    assert figures == subset.run(model, CPU)
-    assert figures["documents"] == 3  # the fourth has no metadata
-    assert list(figures)[:4] == [
-        "bits_per_byte_without",
-        "bits_per_byte_with",
-        "difference",
-        "text_bits_per_byte",
-    ]
-    low, high = figures["difference_low"], figures["difference_high"]
-    assert low <= figures["difference"] <= high
-    difference = figures["bits_per_byte_with"] - figures["bits_per_byte_without"]
-    assert figures["difference"] == pytest.approx(difference)
-
-
-def test_a_subset_without_metadata_still_gives_the_text(
-    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
-) -> None:
-    nothing = replace(data_config.metadata_config, metadata_list=[])
-    config = replace(data_config, metadata_config=nothing)
-    figures = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=ALONE).run(
-        model, CPU
-    )
-    assert sorted(figures) == ["bytes", "documents", "text_bits_per_byte"]
-    assert figures["documents"] == 4
-
-
 def changed(config: DataConfig, **values: Any) -> DataConfig:
     return replace(config, metadata_config=replace(config.metadata_config, **values))
 
@@ -242,25 +211,6 @@ def test_identical_tokens_are_a_tie_whatever_they_are_batched_with(
         (metrics,) = compute_paired_metrics(same.totals[None], resamples=10, seed=0)
         assert metrics is not None
         assert (metrics.documents_better, metrics.documents_worse) == (0, 0)
-
-
-def test_sliding_windows_carry_the_prefix_where_training_does(
-    tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
-) -> None:
-    document = held_out(data_config)[9]  # several sequences long
-    for prefix_on in ("every_piece", "first_piece"):
-        config = changed(data_config, prefix_on=prefix_on)
-        rendered = Renderer(config.metadata_config).render(document, ("title",))
-        (encoded,) = DocumentEncoder(tokenizer, config).encode([rendered])
-        prefix, windows = encoded.prefix_ids.tolist(), cut_sliding(encoded, config)
-        carries = [window.ids[: len(prefix)].tolist() == prefix for window in windows]
-        assert carries == [True] + [prefix_on == "every_piece"] * (len(windows) - 1)
-        assert all(len(window.ids) <= 64 for window in windows)
-        own = np.concatenate([window.ids[window.first_new :] for window in windows])
-        assert own.tolist() == encoded.ids.tolist()
-        for window in windows[1:]:  # half of the room is context
-            shown = len(prefix) if prefix_on == "every_piece" else 0
-            assert window.first_new - shown == (64 - shown) // 2
 
 
 def test_appended_metadata_is_not_compared(

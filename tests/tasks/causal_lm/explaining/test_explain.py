@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.explain import main
 from tests.conftest import run_warm
@@ -32,12 +35,12 @@ def test_json_alone_is_on_standard_output_beside_a_page(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
-def test_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_is_printed_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     main(demo(f"document={SHARD.format(1)}:1", "types=[entity]"))
     assert "regex_actions.hpp [[Reference]]>" in capsys.readouterr().out
 
 
-def test_what_cannot_be_done_is_the_user_s_to_mend(tmp_path: Path) -> None:
+def test_a_request_that_cannot_be_met_is_a_configuration_error(tmp_path: Path) -> None:
     wrong = start(tmp_path, f"document={SHARD.format(1)}:160", "json=true")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.splitlines()[-1] == (
@@ -52,7 +55,7 @@ def test_what_cannot_be_done_is_the_user_s_to_mend(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_stops_early(tmp_path: Path) -> None:
+def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} {EXPLAIN} --config-name demo limit=150 json=true | head -c 20"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -70,3 +73,10 @@ def test_help_has_the_keys_of_training_and_its_own(tmp_path: Path) -> None:
     text = start(tmp_path, "--help").stdout
     assert "learning_rate: float = 5e-05" in text
     assert "types: list[str] | None = null" in text
+
+
+def test_the_files_of_training_fit_with_and_without_the_further_keys() -> None:
+    assert compose(ExplainConfig, "demo", ["limit=2", "seed=7"]).limit == 2
+    assert type(compose(CausalLMConfig, "demo", ["seed=7"])) is CausalLMConfig
+    with pytest.raises(ConfigurationError, match="limit"):
+        compose(CausalLMConfig, "demo", ["limit=2"])

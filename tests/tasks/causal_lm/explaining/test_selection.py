@@ -16,7 +16,8 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.plan import deal
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.tasks.causal_lm.explaining import ExplainedWindow
+from bsmeta.tasks.causal_lm.explaining.selection import Selection
+from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, taken, write_shard, write_shards
 from tests.tasks.causal_lm.explaining.helpers import (
     METADATA_LIST,
@@ -33,7 +34,7 @@ ONE_SHARD = "data_config.train_file=${repo:examples/webdocs}/" + SHARD.format(6)
 ONE_STREAM = ["data_config.num_streams=1", "data_config.per_device_train_batch_size=1"]
 
 
-def test_the_first_documents_of_the_demo() -> None:
+def test_the_first_documents_of_the_demo_are_selected() -> None:
     one, two = demo_documents("limit=2")
     assert one.name == SHARD.format(1) + ":0"
     assert one.rendered.prefix == (
@@ -168,7 +169,7 @@ def test_a_bad_document_stops_or_is_passed_over(tmp_path: Path) -> None:
         own_windows(config)
 
 
-def test_a_number_beyond_the_shard(tmp_path: Path) -> None:
+def test_a_number_beyond_the_shard_is_refused(tmp_path: Path) -> None:
     for number in (20, 1000):  # just behind the last one, and windows away
         config = own_config(tmp_path, pages(20), document=f"a.jsonl.gz:{number}")
         with pytest.raises(
@@ -237,3 +238,32 @@ def test_a_document_of_a_mixture(tmp_path: Path) -> None:
     config = ExplainConfig(data_config=data, document="part.jsonl.gz:3")
     with pytest.raises(ConfigurationError, match=r"web \(0.5\): .*; books \(0.5\): "):
         own_windows(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("document=7", f"document=7: expected <shard>:<number>, such as {SHARD.format(1)}:0"),
+        (f"document={SHARD.format(1)}:-1", "expected <shard>:<number>"),
+        (
+            f"document={SHARD.format(7)}:0",
+            f"training reads no shard of the name {SHARD.format(7)}; expected ",
+        ),
+        (
+            f"document={SHARD.format(0)}:0",
+            "it is the held-out file; data_config.validation_file=null would not leave it out",
+        ),
+        (
+            "types=[url,author]",
+            "types=['url', 'author']: author not in data_config.metadata_config.metadata_list; "
+            "expected some of title, url, datasource, website_description, timestamp, entity, or "
+            "add to that list",
+        ),
+        ("types=[website_desc]", "(website_desc is the column of website_description)"),
+        ("data_config.packing=tight", 'found "tight", expected one of best_fit, pad'),
+    ],
+)
+def test_a_document_or_type_that_training_lacks_is_refused(override: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Selection(demo(override), demo_tokenizer())
+    assert told in str(error.value)

@@ -17,7 +17,7 @@ from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.generate import main
-from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
+from tests.tasks.causal_lm.evaluation.conftest import document, documents, write_shard
 
 TOKENIZER = Path(__file__).resolve().parents[4] / "examples" / "tokenizer"
 MAX_SEQ_LEN = 64
@@ -82,3 +82,18 @@ def generate(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return int(exit_.value.code or 0)
 
     return call
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> DataConfig:
+    """Twelve pages: six of one.org, four of two.org, two of three.org; each repeats its host."""
+    hosts = ["one.org"] * 6 + ["two.org"] * 4 + ["three.org"] * 2
+    lines = []
+    for number, host in enumerate(hosts):
+        line = document(number, 1, url=f"https://{host}/{number}")
+        lines.append({**line, "text": f"{number} {host} {host} {host}"})
+    lines.append({"text": "no metadata at all"})
+    return DataConfig(
+        validation_file=str(write_shard(tmp_path / "sites.jsonl.gz", lines)),
+        metadata_config=MetadataConfig(metadata_list=["url"], max_seq_len=64),
+    )

@@ -15,7 +15,7 @@ from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.tasks.causal_lm.decoding import Context, Contexts
+from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts
 
 URL = "https://docs.python.org/3/library/a%20b.html"
 
@@ -113,7 +113,7 @@ def test_a_separator_with_tokens_of_its_own_is_given_as_in_training(
     assert contexts.make({}, "") == Context(prefix="", ids=[0], joint="")
 
 
-def test_with_nothing_at_all_the_model_starts_behind_the_end_of_a_text(
+def test_without_metadata_and_prompt_the_context_is_the_end_of_text_token(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     assert made(tokenizer, {}, "") == Context(prefix="", ids=[0], joint="")
@@ -145,7 +145,7 @@ def test_with_nothing_at_all_the_model_starts_behind_the_end_of_a_text(
         ({"url": "x"}, {"url_granularity": "suffix"}, "nothing of it can be rendered"),
     ],
 )
-def test_what_cannot_be_given_is_said(
+def test_metadata_that_the_model_cannot_read_is_refused(
     metadata: dict[str, Any],
     settings: dict[str, Any],
     message: str,

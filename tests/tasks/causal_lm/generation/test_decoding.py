@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from bsmeta.tasks.causal_lm.decoding import Decoder, Draw, draw_tokens
+from bsmeta.tasks.causal_lm.generation.decoding import Decoder, Draw, draw_tokens
 from tests.tasks.causal_lm.generation.conftest import MAX_SEQ_LEN
 from tests.tasks.causal_lm.generation.plain import guided_greedy, next_scores
 
@@ -41,7 +41,7 @@ def draw(**values: object) -> Draw:
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def test_guidance_1_is_plain_sampling_behind_the_context(decoder: Decoder) -> None:
+def test_guidance_1_samples_after_the_context(decoder: Decoder) -> None:
     guided, plain, other = decoder.run(
         [draw(guidance=1.0), draw(null_context=[]), draw(guidance=1.5)]
     )
@@ -50,14 +50,14 @@ def test_guidance_1_is_plain_sampling_behind_the_context(decoder: Decoder) -> No
     assert decoder.run([almost])[0].ids == plain.ids
 
 
-def test_guidance_0_is_plain_sampling_behind_the_null_context(decoder: Decoder) -> None:
+def test_guidance_0_samples_after_the_null_context(decoder: Decoder) -> None:
     guided, plain, other = decoder.run([draw(guidance=0.0), draw(context=NULL), draw()])
     assert guided.ids == plain.ids != other.ids
     assert decoder.run([draw(guidance=1e-12)])[0].ids == plain.ids
 
 
 @pytest.mark.parametrize("guidance", [0.5, 2.0, -1.0])
-def test_greedy_guidance_is_that_of_the_plain_way(
+def test_greedy_guidance_equals_the_plain_computation(
     decoder: Decoder, model: LlamaForCausalLM, guidance: float
 ) -> None:
     expected = guided_greedy(
@@ -100,7 +100,7 @@ def test_a_text_ends_with_the_end_of_text_token(model: LlamaForCausalLM) -> None
     assert (written.ids, written.finished) == ([], "eos")
 
 
-def test_seeds_decide(decoder: Decoder) -> None:
+def test_the_seed_determines_the_text(decoder: Decoder) -> None:
     same, again, other = decoder.run([draw(), draw(), draw(seed=4)])
     assert same.ids == again.ids != other.ids
 
@@ -123,7 +123,9 @@ SCORES = torch.log(torch.tensor([[0.1, 0.5, 0.15, 0.25]], dtype=torch.float64))
         (0.5, 1.0, 0.73, 3),
     ],
 )
-def test_what_is_picked(temperature: float, top_p: float, drawn: float, token: int) -> None:
+def test_tokens_are_drawn_by_temperature_and_top_p(
+    temperature: float, top_p: float, drawn: float, token: int
+) -> None:
     values = [torch.tensor([[value]], dtype=torch.float64) for value in (temperature, top_p, drawn)]
     assert draw_tokens(SCORES, *values).tolist() == [token]
 

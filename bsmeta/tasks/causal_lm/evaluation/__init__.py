@@ -1,0 +1,1 @@
+"""Evaluates language models by bits per byte, with and without metadata."""

@@ -1,0 +1,42 @@
+"""Groups documents into blocks that are scored one at a time, and deals them to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FEWEST_BLOCKS = 16
+"""Minimum number of blocks, so that several ranks can share a small set."""
+
+DOCUMENTS_PER_BLOCK = 64
+"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
+
+
+def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
+    """Groups documents into blocks of similar document lengths and about equal total cost.
+
+    Args:
+        costs: The cost of each document (for example its characters).
+
+    Returns:
+        Blocks of document indices, the longest documents first.
+    """
+    count = len(costs)
+    block_count = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK), 1)
+    share = sum(costs) / block_count
+
+    blocks: list[list[int]] = []
+    block_cost = 0.0
+    for index in sorted(range(count), key=lambda i: (-costs[i], i)):
+        if not blocks or block_cost + costs[index] / 2 > share:
+            blocks.append([])
+            block_cost = 0.0
+        blocks[-1].append(index)
+        block_cost += costs[index]
+    return blocks
+
+
+def take_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
+    """Returns the blocks that a rank scores: the same number for every rank, some perhaps empty."""
+    rank_blocks = [*blocks[rank::world_size]]
+    rounds = -(-len(blocks) // world_size)
+    return rank_blocks + [[] for _ in range(rounds - len(rank_blocks))]

@@ -1,0 +1,241 @@
+"""The held-out shard: the documents to score, each decoded on access.
+
+One pass over the file selects documents (it drops bad lines, empty texts and duplicates, and stops
+at the maximum) and keeps a few numbers per document. The lines are kept in a temporary file, so
+memory grows only by these numbers. Each document is rendered once before it is selected, so all
+ranks agree on the documents and none fails later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import xxhash
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.parsing import decode_json
+from bsmeta.data.io.file_ref import FileRef
+from bsmeta.data.io.file_start import check_has_document, explain_no_document
+from bsmeta.data.io.files import refuse_bad_copy
+from bsmeta.data.io.shard_lines import open_shard
+from bsmeta.data.io.shards import numbered, remote_settings, validation_path
+from bsmeta.data.stream.windows import check_length, reason_of
+from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.processors import column_keys
+from bsmeta.metadata.records import BadDocument
+from bsmeta.metadata.rendering import Documents, Renderer
+
+LINES_AT_ONCE = 256
+
+
+class NamedDocuments(Documents, Protocol):
+    """Documents that can be scored, by index."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Length of each text in characters."""
+
+    def name(self, index: int) -> str:
+        """Returns the name of a document, for messages."""
+
+
+class GivenDocuments:
+    """Documents in memory, each with text and a name."""
+
+    def __init__(self, documents: Sequence[Document], names: Sequence[str]) -> None:
+        self._documents = documents
+        self._names = names
+        self.sizes = [len(document.text) for document in documents]
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, index: int) -> Document:
+        return self._documents[index]
+
+    def name(self, index: int) -> str:
+        return self._names[index]
+
+
+class HeldOutDocuments:
+    """The documents of one shard, by index.
+
+    Args:
+        config: The file, the metadata to decode, and the handling of bad documents.
+        max_documents: Keep at most this many documents (None: all).
+        deduplicate: Keep only the first of several documents with the same text.
+        remote_file: The file, if it is remote and was already located.
+
+    Attributes:
+        numbers: Line (from 0) of each document in the file.
+        sizes: Length of each text in characters.
+        bytes: Length of each text in UTF-8 bytes.
+        digests: xxh3 hash of each text.
+        carried: Number of documents that have each type when all types are rendered.
+        changed: Number of documents that then get a prefix or local metadata in the text.
+        left_out: Number of documents left out, by reason.
+
+    Raises:
+        ConfigurationError: No validation file is set.
+        DataError: The file does not exist, cannot be read, or contains no document to score.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        max_documents: int | None,
+        deduplicate: bool,
+        remote_file: FileRef | None = None,
+    ) -> None:
+        self.path = _locate_file(config, remote_file)
+        self.numbers = array("q")
+        self.sizes = array("q")
+        self.bytes = array("q")
+        self.digests = array("Q")
+        self.carried: Counter[str] = Counter()
+        self.changed = 0
+        self.left_out: Counter[str] = Counter()
+
+        self._config = config
+        self._decoder = self.decoder(config.metadata_config)
+        self._renderer = Renderer(config.metadata_config)
+        self._types = tuple(config.metadata_config.metadata_list)
+        self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
+        self._offsets = array("q", [0])
+        self._seen: set[int] | None = set() if deduplicate else None
+
+        self._select(max_documents)
+        if not len(self):
+            self._refuse_empty()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Document:
+        return self._decoder.decode(self.line(index))
+
+    def decoder(self, metadata: MetadataConfig) -> Decoder:
+        """Makes a decoder of the documents' lines, for the types of `metadata`."""
+        return make_decoder(metadata, self._config.columns, content=self._config.content)
+
+    def line(self, index: int) -> bytes:
+        """Returns the line that a document was read from."""
+        start = self._offsets[index]
+        stop = self._offsets[index + 1]
+        self._lines.seek(start)
+        return self._lines.read(stop - start)
+
+    def name(self, index: int) -> str:
+        """Returns `<shard file name>:<document number>`, the name that training uses as well."""
+        return f"{os.path.basename(str(self.path))}:{self.numbers[index]}"
+
+    def columns(self) -> list[str]:
+        """Returns the metadata types for which the documents have columns.
+
+        They are mapped by the configuration, or else named `metadata_…`.
+        """
+        if self._config.columns:
+            return sorted(key for key in self._config.columns if key != TEXT)
+
+        names: set[str] = set()
+        for index in range(len(self)):
+            for name in decode_json(self.line(index)):
+                if name.startswith("metadata_"):
+                    names.add(name.removeprefix("metadata_"))
+        keys = column_keys()
+        return sorted(keys.get(name, name) for name in names)
+
+    def _select(self, max_documents: int | None) -> None:
+        reader = open_shard(self.path)
+        numbers = itertools.count()
+        while lines := reader.read(reader.line, LINES_AT_ONCE):
+            for line, number in zip(lines, numbers, strict=False):
+                if max_documents is not None and len(self) >= max_documents:
+                    return
+                self._consider(number, bytes(line))
+        if reader.damage:
+            self._refuse(reader.line, BadDocument("damaged_file", reader.damage))
+        reader.close()
+
+    def _consider(self, number: int, line: bytes) -> None:
+        """Selects the document of a line, unless it is bad, empty or a duplicate."""
+        try:
+            document = self._decoder.decode(line)
+            rendered = self._renderer.render(document, self._types)
+            check_length(rendered, self._config)
+        except BadDocument as error:
+            self._refuse(number, reason_of(line, error))
+            return
+
+        if not document.text:
+            self.left_out["empty_text"] += 1
+            return
+
+        text = document.text.encode("utf-8", "surrogatepass")
+        digest = xxhash.xxh3_64_intdigest(text)
+        if self._seen is not None:
+            if digest in self._seen:
+                self.left_out["duplicate_text"] += 1
+                return
+            self._seen.add(digest)
+
+        self.numbers.append(number)
+        self.sizes.append(len(document.text))
+        self.bytes.append(len(text))
+        self.digests.append(digest)
+        self.carried.update(rendered.types)
+        self.changed += bool(rendered.prefix) or rendered.body != document.text
+
+        self._lines.write(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+
+    def _refuse(self, number: int, error: BadDocument) -> None:
+        """Counts a bad document, or raises an error if `bad_documents` is `strict`."""
+        if self._config.bad_documents == "strict":
+            refuse_bad_copy(self.path)
+            if number == 0:
+                check_has_document(self.path, "data_config.validation_file")
+            raise DataError(
+                f"{self.path}, {numbered(self.path, number)}: {error}; "
+                "fix it, or set data_config.bad_documents=skip"
+            ) from error
+        self.left_out[error.reason] += 1
+
+    def _refuse_empty(self) -> None:
+        """Raises an error that says why no document was selected."""
+        reason = explain_no_document(self.path)
+        if reason is not None:
+            raise DataError(f"data_config.validation_file: {self.path} {reason}")
+        raise DataError(
+            f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
+            "expected at least one JSON object a line with a non-empty `text`"
+        )
+
+
+def _locate_file(config: DataConfig, remote_file: FileRef | None) -> str | FileRef:
+    """Returns the held-out file; a remote file gets the cache settings of this configuration."""
+    path = validation_path(config) if remote_file is None else remote_file
+    if not path:
+        raise ConfigurationError(
+            "data_config.validation_file is not set; expected the path of a held-out "
+            ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
+        )
+    if not isinstance(path, FileRef) and not os.path.isfile(path):
+        raise DataError(
+            f"validation_file={path} does not exist (from {os.getcwd()}); "
+            "expected the path of a held-out .jsonl.gz shard"
+        )
+    if remote_file is not None:  # located by another process, which has a cache of its own
+        return replace(remote_file, settings=remote_settings(config))
+    return path

@@ -1,0 +1,378 @@
+"""Evaluates language models for `evaluate.py`, from the configuration to the report."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+
+import numpy as np
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.data import REMOTE, in_dataset
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError, nearest
+from bsmeta.core.progress import Advance, progress_bar
+from bsmeta.core.secrets import redact_values
+from bsmeta.report.inference import (
+    Interval,
+    Source,
+    central,
+    cluster_degrees,
+    clusters_of_hosts,
+    half_width,
+    holm,
+    jackknife_variance,
+    leave_one_out,
+    resampled,
+    sum_by_cluster,
+)
+from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config, resolve_config
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
+from bsmeta.tasks.causal_lm.evaluation.results import (
+    ComparisonSums,
+    ModelReport,
+    PairedMetrics,
+    PairRow,
+    Report,
+    compute_paired_metrics,
+    make_rows,
+    make_slice_rows,
+    refuse_nothing_scored,
+    sign_test,
+)
+from bsmeta.tasks.causal_lm.evaluation.slices import document_facts, make_slices
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
+from bsmeta.tasks.checkpoints import (
+    Location,
+    announce_data,
+    locate,
+    locate_initial_model,
+    report_folder,
+)
+from bsmeta.training.processes import Processes
+
+HOST = "host"
+"""Value of `cluster` for intervals over hosts."""
+
+ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
+"""The arms in which models are compared: the name of a comparison, and its column of the sums."""
+
+
+def locations_of(config: EvaluateConfig) -> list[Location]:
+    """Locates the models that the configuration names.
+
+    Raises:
+        UserError: A model does not exist, or the value is not a name or a list of names.
+    """
+    names = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"checkpoint={config.checkpoint}: expected a name or a list of them"
+        )
+    locations = [locate(name) for name in names]
+    if config.untrained:
+        locations.append(locate_initial_model(locations[0]))
+    return locations
+
+
+def run(config: EvaluateConfig, locations: Sequence[Location], context: Processes) -> None:
+    """Scores the held-out documents on all processes; rank 0 writes and prints the report."""
+    with progress_bar("scoring", 1, shown=context.is_main) as progress:
+        report = evaluate(config, locations, context, progress)
+    if context.is_main:
+        first = locations[0]
+        metrics = first.run_folder / "metrics.jsonl" if first.run_folder else None
+        out_dir = report_folder(config, first, has_other_data=has_other_data(config, first))
+        print_report(report, write_report(report, out_dir, metrics))
+
+
+def has_other_data(config: EvaluateConfig, location: Location) -> bool:
+    """Whether the held-out file differs from the run's held-out file, which may have been moved."""
+    if config.validation_file is None:
+        return False
+    data = read_run_config(location, config.training_config, config.overrides).data_config
+    if data.validation_file is None:
+        return True
+
+    run_file = in_dataset(data.validation_file, data)
+    held_out = in_dataset(config.validation_file, data)
+    if os.path.basename(run_file) != os.path.basename(held_out):
+        return True
+    if run_file.startswith(REMOTE) or held_out.startswith(REMOTE):
+        return run_file != held_out
+    return os.path.exists(run_file) and os.path.realpath(run_file) != os.path.realpath(held_out)
+
+
+def evaluate(
+    config: EvaluateConfig,
+    locations: Sequence[Location],
+    context: Processes,
+    progress: Advance = lambda share: None,
+) -> Report:
+    """Scores the held-out documents with each model; every rank gets the same report."""
+    edges = config.position_edges
+    if edges[:1] != [0] or any(np.diff(edges) <= 0):
+        raise ConfigurationError(f"position_edges={edges}: expected rising bytes that begin with 0")
+
+    models = []
+    for number, location in enumerate(locations):
+
+        def advance(share: float, done: int = number) -> None:
+            progress((done + share) / len(locations))
+
+        models.append(_evaluate_model(config, location, context, advance))
+
+    pairs = compare_models(
+        models,
+        resamples=config.bootstrap_resamples,
+        seed=config.seed,
+        by_host=config.cluster == HOST,
+    )
+    return Report(settings=redact_values(asdict(config)), models=models, pairs=pairs)
+
+
+def _evaluate_model(
+    config: EvaluateConfig, location: Location, context: Processes, progress: Advance
+) -> ModelReport:
+    train = resolve_config(config, location)
+    data = train.data_config
+    metadata = data.metadata_config
+    if data.validation_file is not None and context.is_main:
+        path = in_dataset(data.validation_file, data)
+        announce_data(config, location, "data_config.validation_file", path)
+
+    # Errors in the configuration and the data are reported before a model is loaded.
+    comparisons = configured_comparisons(config, metadata.metadata_list)
+    check_not_trained_on(data, location, read_run_config(location, config.training_config, {}))
+    documents = HeldOutDocuments(
+        data, max_documents=config.max_documents, deduplicate=config.deduplicate
+    )
+    _check_types(config, documents, metadata)
+    hosts = [host or "" for host in document_facts(documents, metadata)["site"]]
+    _check_hosts(config, hosts, str(documents.path))
+    slices = make_slices(config.slices, documents, metadata)
+
+    sums = _score_documents(config, location, train, documents, comparisons, context, progress)
+    clusters = clusters_of_hosts(hosts)
+    metrics_of = partial(
+        compute_paired_metrics,
+        resamples=config.bootstrap_resamples,
+        seed=config.seed,
+        clusters=clusters if config.cluster == HOST else None,
+    )
+    over_hosts = {}
+    if config.cluster != HOST and len(set(hosts) - {""}) > 1:
+        over_hosts = _compute_metrics_over_hosts(comparisons, sums, clusters)
+
+    return ModelReport(
+        checkpoint=location.name,
+        model=location.model,
+        data={
+            "file": os.path.basename(str(documents.path)),
+            "documents": len(documents),
+            "left_out": dict(documents.left_out),
+            "metadata_list": list(metadata.metadata_list),
+            "max_seq_len": metadata.max_seq_len,
+        },
+        rows=make_rows(
+            comparisons, sums, np.array(documents.bytes), config.position_edges, metrics_of
+        ),
+        names=[documents.name(index) for index in range(len(documents))],
+        digests=list(documents.digests),
+        totals={name: comparison_sums.totals for name, comparison_sums in sums.items()},
+        slices=make_slice_rows(slices, comparisons, sums, metrics_of),
+        hosts=hosts,
+        over_hosts=over_hosts,
+    )
+
+
+def _score_documents(
+    config: EvaluateConfig,
+    location: Location,
+    train: CausalLMConfig,
+    documents: HeldOutDocuments,
+    comparisons: Sequence[Comparison],
+    context: Processes,
+    progress: Advance,
+) -> dict[str, ComparisonSums]:
+    """Loads a model and scores the documents with it; returns the sums of each comparison.
+
+    Args:
+        train: The configuration of the model's run, with the changes of the evaluation.
+    """
+    model, tokenizer = load_model(location, train, config.precision, context.device)
+    evaluation = PairedEvaluation(
+        train.data_config,
+        tokenizer,
+        documents,
+        comparisons,
+        windows=config.windows,
+        position_edges=config.position_edges,
+        ranks=context,
+        seed=config.seed,
+    )
+    sums = evaluation.run(model, context.device, progress=progress)
+    refuse_nothing_scored(sums, f"checkpoint={location.name}")
+    return sums
+
+
+def _check_hosts(config: EvaluateConfig, hosts: Sequence[str], path: str) -> None:
+    """Refuses hosts as the units if there are too few of them for an interval."""
+    count = len(set(hosts) - {""})
+    if config.cluster == HOST and count < 2:
+        raise ConfigurationError(
+            f"cluster=host: the documents of {path} have {count} hosts that are known; expected "
+            "at least 2 (ten for intervals that are not wide); use cluster=document"
+        )
+
+
+def _compute_metrics_over_hosts(
+    comparisons: Sequence[Comparison], sums: Mapping[str, ComparisonSums], clusters: np.ndarray
+) -> dict[str, PairedMetrics]:
+    """Computes the metrics of each comparison with hosts as the units."""
+    names = [comparison.name for comparison in comparisons if comparison.group != TEXT]
+    if not names:
+        return {}
+    stacked = np.stack([sums[name].totals for name in names])
+    results = compute_paired_metrics(
+        stacked, resamples=1, seed=0, family=range(len(names)), clusters=clusters
+    )
+    return {
+        name: metrics for name, metrics in zip(names, results, strict=True) if metrics is not None
+    }
+
+
+def _check_types(
+    config: EvaluateConfig, documents: HeldOutDocuments, metadata: MetadataConfig
+) -> None:
+    """Rejects types that no document has, and comparisons that are 0 for every model."""
+    for name in config.metadata_list or ():
+        if not documents.carried[name]:
+            raise ConfigurationError(
+                f"metadata_list={list(config.metadata_list or ())}: no document of "
+                f"{documents.path} has {name}; expected some of its types"
+                f"{nearest(name, documents.columns())}"
+            )
+
+    is_appended = metadata.metadata_position == "append" and bool(metadata.metadata_list)
+    if is_appended and (config.comparisons or config.chosen) and not documents.changed:
+        raise ConfigurationError(
+            "data_config.metadata_config.metadata_position=append: the model reads metadata only "
+            "after the text, so no probability of the text can change and every comparison would "
+            "be 0.0000 by construction; metadata_list=[] evaluates the text alone"
+        )
+
+
+def compare_models(
+    models: Sequence[ModelReport], *, resamples: int, seed: int, by_host: bool = False
+) -> list[PairRow]:
+    """Compares every pair of models in each of the ARMS in which both were scored.
+
+    Two models may have different tokenizers and windows, so the bits of each are summed over the
+    bytes that it scored, and the bits per byte are compared over the documents that both scored.
+    """
+    rows = []
+    for first, second in itertools.combinations(models, 2):
+        for arm in ARMS:
+            row = _compare_pair(first, second, arm, resamples, seed, by_host)
+            if row is not None:
+                rows.append(row)
+
+    p_values = holm([row.sign_test_p for row in rows])
+    return [
+        replace(row, sign_test_p_holm=p_value) for row, p_value in zip(rows, p_values, strict=True)
+    ]
+
+
+def _compare_pair(
+    first: ModelReport,
+    second: ModelReport,
+    arm: str,
+    resamples: int,
+    seed: int,
+    by_host: bool,
+) -> PairRow | None:
+    """Compares two models in one arm; None if no document was scored by both in it."""
+    comparison, column = ARMS[arm]
+    if not all(comparison in model.totals for model in (first, second)):
+        return None
+
+    _, first_indices, second_indices = np.intersect1d(
+        np.array(first.digests, np.uint64), np.array(second.digests, np.uint64), return_indices=True
+    )
+    sums = np.stack(
+        [first.totals[comparison][first_indices], second.totals[comparison][second_indices]]
+    )
+    is_scored_by_both = (sums[:, :, BYTES] > 0).all(axis=0)
+    sums = sums[:, is_scored_by_both]
+    count = sums.shape[1]
+    if not count:
+        return None
+
+    bits = sums[:, :, column] / math.log(2)
+    sizes = sums[:, :, BYTES]
+    bits_per_byte = bits.sum(axis=1) / sizes.sum(axis=1)
+    differences = bits[1] / sizes[1] - bits[0] / sizes[0]
+    better = int((differences < 0).sum())
+    worse = int((differences > 0).sum())
+
+    if by_host:
+        hosts = [first.hosts[index] for index in first_indices[is_scored_by_both]]
+        interval, p_value = _compare_over_hosts(bits, sizes, clusters_of_hosts(hosts))
+    else:
+        ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
+        interval = central(ratios[:, 1] - ratios[:, 0]) if count > 1 else None
+        p_value = sign_test(better, worse)
+
+    return PairRow(
+        first=first.checkpoint,
+        second=second.checkpoint,
+        shown=arm,
+        documents=count,
+        bits_per_byte_first=float(bits_per_byte[0]),
+        bits_per_byte_second=float(bits_per_byte[1]),
+        difference=float(bits_per_byte[1] - bits_per_byte[0]),
+        difference_low=interval.low if interval else None,
+        difference_high=interval.high if interval else None,
+        documents_better=better,
+        documents_worse=worse,
+        sign_test_p=p_value,
+        sign_test_p_holm=1.0,
+    )
+
+
+def _compare_over_hosts(
+    bits: np.ndarray, sizes: np.ndarray, clusters: np.ndarray
+) -> tuple[Interval | None, float]:
+    """Compares two models over hosts, second minus first.
+
+    Args:
+        bits, sizes: float64 [2, documents].
+        clusters: int64 [documents], the number of each document's host.
+
+    Returns:
+        The interval of the difference (None for a single host), and the p-value of the sign test.
+    """
+    values = sum_by_cluster(bits, clusters)
+    weights = sum_by_cluster(sizes, clusters)
+    differences = values[1] / weights[1] - values[0] / weights[0]
+    p_value = sign_test(int((differences < 0).sum()), int((differences > 0).sum()))
+    count = len(differences)
+    if count < 2:
+        return None, p_value
+
+    changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
+    degrees = min(cluster_degrees(model_weights) for model_weights in weights)
+    half = half_width([Source(jackknife_variance(changes, count), degrees)])
+    bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
+    difference = float(bits_per_byte[1] - bits_per_byte[0])
+    return Interval(difference - half, difference + half), p_value

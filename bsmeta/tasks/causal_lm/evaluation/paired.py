@@ -1,0 +1,364 @@
+"""The paired evaluation: scores every document in every arm and sums over identical bytes.
+
+    documents -> blocks of this rank -> render, encode, windows -> batches -> model
+    -> log-probabilities -> readings -> paired sums -> gathered from all ranks
+
+A block is a group of documents, rendered in every arm; an arm is scored once, even if several
+comparisons use it. Blocks are built, scored and freed one at a time, so memory does not grow with
+the number of documents. All ranks make the same number of model calls (otherwise collective forward
+passes would hang): a rank with fewer batches makes dummy calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig, row_length
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import Advance, reporting
+from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.metadata_type import OWN, SHUFFLED
+from bsmeta.metadata.rendering import Donors, Rendered
+from bsmeta.tasks.causal_lm.evaluation.arms import (
+    AGAINST,
+    TEXT,
+    TRAINING,
+    Arm,
+    Comparison,
+    StyledRenderer,
+)
+from bsmeta.tasks.causal_lm.evaluation.batches import limit_batch_tokens, plan_batches
+from bsmeta.tasks.causal_lm.evaluation.blocks import plan_blocks, take_blocks
+from bsmeta.tasks.causal_lm.evaluation.documents import NamedDocuments
+from bsmeta.tasks.causal_lm.evaluation.readings import (
+    COLUMNS,
+    Reading,
+    count_lost_bytes,
+    make_reading,
+    sum_paired,
+)
+from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums
+from bsmeta.tasks.causal_lm.evaluation.scorer import Scorer, open_scorer
+from bsmeta.tasks.causal_lm.evaluation.windows import WINDOWS, Window
+from bsmeta.training.processes import ALONE, Processes
+
+FAILURES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRendering:
+    """The rendering of a document in an arm.
+
+    Attributes:
+        number: Index of the rendering in its block; arms with the same rendering share it.
+        types: The metadata types that the rendering contains.
+    """
+
+    number: int
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDocument:
+    """A document of a block, with its rendering in each arm."""
+
+    index: int
+    text: str
+    renderings: dict[Arm, ArmRendering]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A group of documents, ready to be scored.
+
+    Attributes:
+        documents: The documents, with their renderings by arm.
+        windows: The windows of each rendering.
+        prefix_cut: For each rendering, whether its prefix was too long and was truncated.
+        lost: For each rendering, the characters that its tokens lose; None: none.
+        batches: The windows to score, one for each key: windows with the same key get the same
+            scores in any batch.
+    """
+
+    documents: list[BlockDocument]
+    windows: list[list[Window]]
+    prefix_cut: list[bool]
+    lost: list[np.ndarray | None]
+    batches: list[list[Window]]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSums:
+    """The sums of one document in one comparison, as ranks exchange them.
+
+    Attributes:
+        comparison: Name of the comparison.
+        document: Index of the document.
+        prefix_cut: Whether a prefix of either arm was truncated.
+        lost_bytes: Bytes that are left out because the tokenizer loses text.
+        values: float64 [2, bins, COLUMNS], see `sum_paired`.
+    """
+
+    comparison: str
+    document: int
+    prefix_cut: bool
+    lost_bytes: int
+    values: np.ndarray
+
+
+class PairedEvaluation:
+    """Compares arms over held-out documents.
+
+    Args:
+        windows: Window policy: a name in `bsmeta.tasks.causal_lm.evaluation.windows.WINDOWS`.
+        position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        documents: NamedDocuments,
+        comparisons: Sequence[Comparison],
+        *,
+        windows: str = "all_pieces",
+        position_edges: Sequence[int] = (0,),
+        ranks: Processes = ALONE,
+        seed: int = 0,
+    ) -> None:
+        # Here the arms define the metadata: the random removal of training must not apply.
+        metadata = replace(config.metadata_config, without_metadata_same_context=False)
+        self._config = replace(config, metadata_config=metadata)
+        self._documents = documents
+        self._comparisons = list(comparisons)
+        pairs = ((comparison.base, comparison.test) for comparison in comparisons)
+        self._arms = list(dict.fromkeys(chain.from_iterable(pairs)))
+        self._windows = WINDOWS[windows]
+        self._edges = np.asarray(position_edges)
+        self._ranks = ranks
+
+        # A document is shown with the values of training; controls replace them.
+        self._trained_values = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
+        self._styles: dict[str, tuple[StyledRenderer, DocumentEncoder]] = {}
+        for style in dict.fromkeys(arm.style for arm in self._arms):
+            values = metadata.metadata_values if style == TRAINING else OWN
+            renderer = StyledRenderer(style, replace(metadata, metadata_values=values))
+            # the encoder closes truncated prefixes in the style
+            encoder = DocumentEncoder(tokenizer, replace(config, metadata_config=renderer.config))
+            self._styles[style] = (renderer, encoder)
+
+        self._donors = None
+        if any(self._values_of(arm) != OWN for arm in self._arms):
+            self._donors = Donors(documents, metadata.metadata_list, seed)
+
+        self._max_tokens = limit_batch_tokens(
+            len(tokenizer), config.per_device_eval_batch_size, row_length(config)
+        )
+        # A first piece costs at most one sequence, with about four characters per token.
+        is_cut = windows == "first_piece"
+        max_cost = 4 * metadata.max_seq_len if is_cut else max(documents.sizes)
+        costs = [min(size, max_cost) for size in documents.sizes]
+        self._plan = take_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.size)
+
+    def blocks(self) -> Iterator[Block]:
+        """Returns this rank's blocks, built lazily (a list of them may be scored repeatedly)."""
+        return map(self._build_block, self._plan)
+
+    def _values_of(self, arm: Arm) -> str:
+        """Returns the kind of values in an arm: for `own`, the kind that the model trained on."""
+        return self._trained_values if arm.values == OWN and arm.types else arm.values
+
+    def _build_block(self, indices: Sequence[int]) -> Block:
+        """Renders, encodes and cuts the documents with these indices."""
+        documents = []
+        renderings: list[tuple[str, Rendered]] = []  # with the style of each
+        for index in reporting(indices):
+            document = self._documents[index]
+            arm_renderings = self._render(index, document, renderings)
+            documents.append(BlockDocument(index, document.text, arm_renderings))
+
+        windows: list[list[Window]] = [[] for _ in renderings]
+        prefix_cut = [False] * len(renderings)
+        lost: list[np.ndarray | None] = [None] * len(renderings)
+        for style, (_, encoder) in self._styles.items():  # one call of the tokenizer for each
+            numbers = [
+                number
+                for number, (rendering_style, _) in enumerate(renderings)
+                if rendering_style == style
+            ]
+            if not numbers:
+                continue
+            encoded_documents = encoder.encode([renderings[number][1] for number in numbers])
+            for number, encoded in zip(numbers, encoded_documents, strict=True):
+                windows[number] = self._windows(encoded, self._config)
+                prefix_cut[number] = encoded.prefix_cut
+                lost[number] = encoded.lost
+
+        return Block(documents, windows, prefix_cut, lost, self._plan_batches(windows))
+
+    def _plan_batches(self, windows: Sequence[Sequence[Window]]) -> list[list[Window]]:
+        """Groups the distinct windows that have scored tokens into batches."""
+        distinct = {
+            window.key: window for window in chain.from_iterable(windows) if window.scored.any()
+        }
+        scored = list(distinct.values())
+
+        batches = []
+        for indices in plan_batches([len(window.ids) for window in scored], self._max_tokens):
+            batches.append([scored[index] for index in indices])
+        return batches
+
+    def _render(
+        self, index: int, document: Document, renderings: list[tuple[str, Rendered]]
+    ) -> dict[Arm, ArmRendering]:
+        """Renders a document in each arm, and appends the distinct renderings to `renderings`."""
+        variants = {OWN: document}
+        numbers: dict[tuple[str | None, ...], int] = {}
+        arm_renderings: dict[Arm, ArmRendering] = {}
+        for arm in self._arms:
+            values = self._values_of(arm)
+            if values not in variants:
+                assert self._donors is not None
+                variants[values] = self._donors.with_values(index, document, values)
+
+            renderer, _ = self._styles[arm.style]
+            rendering = renderer.render(variants[values], arm.types)
+            style = arm.style if rendering.prefix else None  # a style cuts its prefixes
+            key = (style, rendering.prefix, rendering.lead, rendering.body)
+            if key not in numbers:
+                numbers[key] = len(renderings)
+                renderings.append((arm.style, rendering))
+            arm_renderings[arm] = ArmRendering(numbers[key], rendering.types)
+        return arm_renderings
+
+    def run(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        blocks: Sequence[Block] | None = None,
+        progress: Advance = lambda share: None,
+    ) -> dict[str, ComparisonSums]:
+        """Scores this rank's share and exchanges the sums; every rank must call it.
+
+        Args:
+            model: A causal language model, wrapped by a launcher or not.
+            blocks: Prebuilt blocks (`list(evaluation.blocks())`); by default they are built here.
+            progress: Called with the share of the work that is done, from 0 to 1.
+
+        Returns:
+            The sums of each comparison by name, on every rank.
+
+        Raises:
+            DataError: A score is not finite; lists documents and arms, and is raised on every rank.
+        """
+        rank_sums: list[DocumentSums] = []
+        failures: list[str] = []
+        progress(0.0)
+        with open_scorer(model, device) as scorer:
+            for number, block in enumerate(self.blocks() if blocks is None else blocks):
+                readings = self._score(scorer, block, failures)
+                rank_sums += self._sum_block(block, readings)
+                progress((number + 1) / len(self._plan))
+        self._refuse(self._ranks.gather(failures))
+
+        sums = {comparison.name: self._empty_sums() for comparison in self._comparisons}
+        for document_sums in chain.from_iterable(self._ranks.gather(rank_sums)):
+            comparison_sums = sums[document_sums.comparison]
+            index = document_sums.document
+            comparison_sums.values[index] = document_sums.values
+            comparison_sums.takes_part[index] = True
+            comparison_sums.prefix_cut[index] = document_sums.prefix_cut
+            comparison_sums.lost_bytes[index] = document_sums.lost_bytes
+        return sums
+
+    def _empty_sums(self) -> ComparisonSums:
+        count = len(self._documents)
+        return ComparisonSums(
+            values=np.zeros((count, 2, len(self._edges), COLUMNS)),
+            takes_part=np.zeros(count, bool),
+            prefix_cut=np.zeros(count, bool),
+            lost_bytes=np.zeros(count, np.int64),
+        )
+
+    def _score(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
+        """Returns the readings of the block's renderings; adds non-finite scores to `failures`."""
+        # before the model's first call: all ranks issue collective calls in the same order
+        states = self._ranks.gather((len(block.batches), failures))
+        self._refuse([rank_failures for _, rank_failures in states])
+
+        windows = chain.from_iterable(block.batches)
+        values = chain.from_iterable(scorer.score(block.batches))
+        scores = {window.key: value for window, value in zip(windows, values, strict=True)}
+        for _ in range(max(count for count, _ in states) - len(block.batches)):
+            scorer.call_dummy()
+
+        readings = []
+        for number, rendering_windows in enumerate(block.windows):
+            rendering_scores = [scores.get(window.key, np.zeros(0)) for window in rendering_windows]
+            if not all(np.isfinite(score).all() for score in rendering_scores):
+                failures.append(self._name_rendering(block, number))
+            readings.append(make_reading(rendering_windows, rendering_scores, block.lost[number]))
+        return readings
+
+    def _name_rendering(self, block: Block, number: int) -> str:
+        """Names the first document and arm that have a rendering."""
+        for document in block.documents:
+            for arm, rendering in document.renderings.items():
+                if rendering.number == number:
+                    return f"{self._documents.name(document.index)}, {arm}"
+        raise AssertionError(f"no document has the rendering {number}")
+
+    def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
+        """Raises an error on every rank if any rank has scores that are not finite."""
+        names = list(dict.fromkeys(chain.from_iterable(failures)))
+        if not names:
+            return
+
+        others = ""
+        if len(names) > FAILURES_SHOWN:
+            others = f"\n  and {len(names) - FAILURES_SHOWN} more"
+        raise DataError(
+            "the model's log-probabilities are not finite (NaN or infinite), so there is "
+            "nothing to compare; expected a checkpoint with finite weights, or "
+            "precision=float32. Documents and arms:\n  "
+            + "\n  ".join(names[:FAILURES_SHOWN])
+            + others
+        )
+
+    def _sum_block(self, block: Block, readings: list[Reading]) -> Iterator[DocumentSums]:
+        """Yields the sums of each document in each comparison whose arms render it differently."""
+        for document in block.documents:
+            for comparison in self._comparisons:
+                base = document.renderings[comparison.base]
+                test = document.renderings[comparison.test]
+                if not _takes_part(comparison, base, test):
+                    continue
+
+                pair = (readings[base.number], readings[test.number])
+                yield DocumentSums(
+                    comparison=comparison.name,
+                    document=document.index,
+                    prefix_cut=block.prefix_cut[base.number] or block.prefix_cut[test.number],
+                    lost_bytes=count_lost_bytes(*pair, document.text),
+                    values=sum_paired(*pair, document.text, self._edges),
+                )
+
+
+def _takes_part(comparison: Comparison, base: ArmRendering, test: ArmRendering) -> bool:
+    """Whether a document takes part in a comparison, given its renderings in the two arms."""
+    if comparison.group == TEXT:
+        return True
+    # With a control, values that are equal by chance are a tie.
+    if comparison.group.startswith(AGAINST):
+        return base.types == test.types != ()
+    # Appended metadata does not affect the text before it: the renderings are then the same.
+    return base.types != test.types and base.number != test.number

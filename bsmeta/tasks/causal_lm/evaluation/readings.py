@@ -1,0 +1,169 @@
+"""Readings, the scored tokens of a text in one arm, and sums of two readings over the same bytes.
+
+A text is tokenized differently with and without metadata (a tag splits a word, a space moves to
+another token), and each reading leaves some tokens unscored (the first of a window, and tokens that
+share characters with metadata). The character positions at which *both* readings have a token
+boundary split the text into segments; a segment counts if both readings score all of its tokens.
+Both readings are therefore summed over identical bytes. A segment with characters that the
+tokenizer loses is left out, and its bytes are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bsmeta.data.text.characters import coverage, utf8_lengths
+from bsmeta.tasks.causal_lm.evaluation.windows import Window
+
+BYTES, TOKENS, NATS_WITHOUT, NATS_WITH, TOKENS_WITH = range(5)
+"""Columns of the sums: text bytes, tokens without, nats without and with metadata, tokens with."""
+
+COLUMNS = 5
+
+DOCUMENT, CONTEXT = range(2)
+"""The two ways to bin segments: by byte offset in the document, or by bytes of preceding text in
+the window. Both count the same segments, so the bins of either add up to the total."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """The tokens of one text in one arm, in any order; every character is in at most one token.
+
+    Attributes:
+        starts: int32 [n], first character of each token in the original text.
+        ends: int32 [n], character after its last (greater than `starts`).
+        nats: float64 [n], -ln p of each token; NaN if it is not scored.
+        shown_from: int32 [n], first character of the text in the token's window.
+        lost: bool [characters], characters that the tokens do not give back; None: none.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    nats: np.ndarray
+    shown_from: np.ndarray
+    lost: np.ndarray | None = None
+
+
+def make_reading(
+    windows: list[Window], scores: list[np.ndarray], lost: np.ndarray | None
+) -> Reading:
+    """Collects the text tokens of a document with their nats.
+
+    Args:
+        windows: All windows of the document in one arm.
+        scores: For each window, the log-probabilities of its scored tokens, float64.
+        lost: The lost characters of the document (`EncodedDocument.lost`).
+    """
+    # Each list begins with an empty array, for documents without windows.
+    starts = [np.zeros(0, np.int32)]
+    ends = [np.zeros(0, np.int32)]
+    nats = [np.zeros(0)]
+    shown_from = [np.zeros(0, np.int32)]
+
+    for window, log_probabilities in zip(windows, scores, strict=True):
+        window_nats = np.full(len(window.ids), np.nan)
+        window_nats[window.scored] = -log_probabilities
+
+        holds_text = window.ends > window.starts
+        first_character = int(window.starts[np.argmax(holds_text)]) if holds_text.any() else 0
+
+        is_new_text = holds_text.copy()
+        is_new_text[: window.first_new] = False
+        starts.append(window.starts[is_new_text])
+        ends.append(window.ends[is_new_text])
+        nats.append(window_nats[is_new_text])
+        shown_from.append(np.full(int(is_new_text.sum()), first_character, np.int32))
+
+    return Reading(
+        starts=np.concatenate(starts),
+        ends=np.concatenate(ends),
+        nats=np.concatenate(nats),
+        shown_from=np.concatenate(shown_from),
+        lost=lost,
+    )
+
+
+def sum_paired(
+    without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
+) -> np.ndarray:
+    """Sums both readings over the segments that count, by position in the document and by context.
+
+    Args:
+        edges: int [bins], byte positions at which the position bins begin; the first is 0.
+
+    Returns:
+        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (in the
+        reading without metadata); a segment belongs to the bin in which it begins.
+    """
+    sums = np.zeros((2, len(edges), COLUMNS))
+    if not text:
+        return sums
+
+    readings = (without, with_metadata)
+    size = len(text)
+    lengths = utf8_lengths(text)
+    segment = _number_segments(readings, size)
+    first_character = np.flatnonzero(np.diff(segment, prepend=-1))  # of each segment
+
+    def by_segment(segments: np.ndarray, values: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(segments, values, minlength=len(first_character))
+
+    # A segment counts if neither reading leaves a character of it unscored or loses one.
+    unscored = sum(by_segment(segment, _is_unscored(reading, size)) for reading in readings)
+    is_counted = unscored == 0
+    for reading in readings:
+        if reading.lost is not None:
+            is_counted &= by_segment(segment, reading.lost) == 0
+
+    # Positions of the segments in bytes: in the document, and after the start of the window's text.
+    offsets = np.cumsum(lengths) - lengths
+    shown_from = np.zeros(size, dtype=np.int64)
+    shown_from[without.starts] = without.shown_from
+    position = offsets[first_character]
+    context = position - offsets[shown_from[first_character]]
+
+    token_segment = segment[without.starts]
+    token_segment_with = segment[with_metadata.starts]
+    columns = {
+        BYTES: by_segment(segment, lengths),
+        TOKENS: by_segment(token_segment),
+        NATS_WITHOUT: by_segment(token_segment, np.nan_to_num(without.nats)),
+        NATS_WITH: by_segment(token_segment_with, np.nan_to_num(with_metadata.nats)),
+        TOKENS_WITH: by_segment(token_segment_with),
+    }
+    for axis, segment_position in ((DOCUMENT, position), (CONTEXT, context)):
+        bins = np.searchsorted(edges, segment_position[is_counted], side="right") - 1
+        for column, values in columns.items():
+            sums[axis, :, column] = np.bincount(bins, values[is_counted], minlength=len(edges))
+    return sums
+
+
+def count_lost_bytes(without: Reading, with_metadata: Reading, text: str) -> int:
+    """Counts the bytes that `sum_paired` leaves out because a reading loses text."""
+    readings = (without, with_metadata)
+    losses = [reading.lost for reading in readings if reading.lost is not None]
+    if not losses:
+        return 0
+
+    segment = _number_segments(readings, len(text))
+    is_left_out = np.bincount(segment, np.logical_or.reduce(losses)) > 0
+    return int(utf8_lengths(text)[is_left_out[segment]].sum())
+
+
+def _number_segments(readings: Sequence[Reading], size: int) -> np.ndarray:
+    """Returns the number of each character's segment: int64 [size].
+
+    A segment begins at each character that no token extends into.
+    """
+    inside = sum(coverage(reading.starts + 1, reading.ends, size) for reading in readings)
+    return np.cumsum(inside == 0) - 1
+
+
+def _is_unscored(reading: Reading, size: int) -> np.ndarray:
+    """Whether each character is in no token or in an unscored token: bool [size]."""
+    missing = np.isnan(reading.nats)
+    unscored = coverage(reading.starts[missing], reading.ends[missing], size)
+    return (coverage(reading.starts, reading.ends, size) == 0) | (unscored > 0)

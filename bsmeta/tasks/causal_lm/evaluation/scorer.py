@@ -1,0 +1,210 @@
+"""Scores batches of windows: the log-probabilities of their tokens.
+
+A batch is padded on the right and needs no attention mask, because under causal attention a token
+never sees the padding after it. Vocabulary logits are computed only where a token is scored (a hook
+on the output embedding selects those rows) and, if the model permits it, a few rows at a time. On a
+GPU, rows and columns of padding limit the number of distinct shapes, and attention uses no kernel
+that is planned separately for each shape.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import cross_entropy
+
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.progress import report_progress
+from bsmeta.models.kernel_plans import without_planned_attention
+from bsmeta.models.shapes import positions_of
+from bsmeta.tasks.causal_lm.evaluation.batches import SIZE_DIGITS, round_up
+from bsmeta.tasks.causal_lm.evaluation.windows import Window
+
+LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Logits that are computed, or held in float32, at one time (on a CPU few enough for its cache)."""
+
+ROWS_PER_CHUNK = 64
+"""Minimum rows per chunk: with fewer, the matrix product is inefficient."""
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Returns the model without any wrappers (DDP, DeepSpeed)."""
+    while isinstance(module := getattr(model, "module", None), nn.Module):
+        model = module  # DDP and the DeepSpeed engine keep the model there
+    return model
+
+
+def find_output_embedding(model: nn.Module) -> nn.Module:
+    """Returns the layer that computes logits.
+
+    Raises:
+        ConfigurationError: The model has none, so it is not a language model.
+    """
+    inner = unwrap(model)
+    get_head = getattr(inner, "get_output_embeddings", None)
+    head = get_head() if callable(get_head) else None
+    if not isinstance(head, nn.Module):
+        raise ConfigurationError(
+            f"{type(inner).__name__} has no output embedding: only causal language models can be "
+            "evaluated in bits per byte. Give a checkpoint of the causal_lm task."
+        )
+    return head
+
+
+@contextmanager
+def open_scorer(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
+    """Yields a scorer for a model, wrapped or not, which is in evaluation mode in the context."""
+    was_training = model.training
+    model.eval()
+    with without_planned_attention():
+        scorer = Scorer(model, device)
+        try:
+            yield scorer
+        finally:
+            scorer.hook.remove()
+            model.train(was_training)
+
+
+class Scorer:
+    """Scores batches of windows with a model that `open_scorer` has put into evaluation mode."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._head = find_output_embedding(model)
+        digits = SIZE_DIGITS.get(device.type, SIZE_DIGITS["cuda"])
+        self._pad_size = partial(round_up, digits=digits)
+        shape = getattr(unwrap(model), "config", None)
+        self._positions = None if shape is None else positions_of(shape)
+
+        # .rows: positions of the hidden states to pass to the head; .hidden: these hidden states
+        self._selection = threading.local()
+        self.hook = self._head.register_forward_pre_hook(self._select_rows)
+
+        # A wrapped model may be sharded over ranks: then all ranks must make the same calls.
+        self._is_bare = unwrap(model) is model and not isinstance(model, FSDPModule)
+        self._by_rows = False
+        if self._is_bare:
+            self._by_rows = self._returns_output_of_head()
+
+    def _returns_output_of_head(self) -> bool:
+        """Whether the logits are the head's unchanged output (some models scale them).
+
+        If they are, the head can be applied to a few rows at a time.
+        """
+        with torch.no_grad():
+            logits, hidden = self.call_dummy()
+            output = self._head(hidden)
+        return output.dtype == logits.dtype and torch.equal(output, logits)
+
+    def score(self, batches: Sequence[Sequence[Window]]) -> list[list[np.ndarray]]:
+        """Scores batches of windows.
+
+        Returns:
+            For each batch and window: float64 [number of its scored tokens], natural
+            log-probabilities.
+        """
+        threads = torch.get_num_threads()
+        if self._device.type != "cpu" or not self._is_bare or threads == 1 or len(batches) < 2:
+            return [self._score_batch(batch) for batch in batches]
+
+        # one thread per batch: sharing each small operation among threads is slower
+        try:
+            torch.set_num_threads(1)
+            with ThreadPoolExecutor(
+                threads, initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
+                return list(pool.map(self._score_batch, batches))
+        finally:
+            torch.set_num_threads(threads)
+
+    def call_dummy(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Calls the model on any two tokens, so that all ranks make the same number of calls.
+
+        Under ZeRO-3 (and under DDP if buffers are synchronized) a forward pass is collective.
+        """
+        ids = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
+        return self._call(ids, ids[0, :1])
+
+    @torch.no_grad()
+    def _score_batch(self, windows: Sequence[Window]) -> list[np.ndarray]:
+        lengths = [len(window.ids) for window in windows]
+        longest = max(lengths)
+        width = self._pad_size(longest)
+        if self._positions is not None:
+            width = max(min(width, self._positions), longest)
+
+        ids = np.zeros((self._pad_size(len(windows)), width), dtype=np.int64)
+        row_list: list[np.ndarray] = []
+        target_list: list[np.ndarray] = []
+        for number, window in enumerate(windows):
+            ids[number, : lengths[number]] = window.ids
+            positions = np.flatnonzero(window.scored)
+            row_list.append(number * width + positions - 1)  # position j - 1 predicts token j
+            target_list.append(window.ids[positions])
+
+        rows = np.concatenate(row_list)
+        targets = np.concatenate(target_list).astype(np.int64)
+        scores = self._score_rows(
+            torch.from_numpy(ids).to(self._device),
+            torch.from_numpy(rows).to(self._device),
+            torch.from_numpy(targets).to(self._device),
+        )
+        values = scores.cpu().numpy().astype(np.float64)
+        report_progress()
+        return np.split(values, np.cumsum([len(part) for part in row_list])[:-1])
+
+    def _score_rows(
+        self, ids: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns log-probabilities float32 [n] of targets [n] at flat positions [n] in ids [b, l].
+
+        A chunk of rows at a time is converted to float32, to limit the memory (LOGITS_PER_CHUNK).
+        """
+        logits, hidden = self._call(ids, rows)
+        source = hidden if self._by_rows else logits
+        chunk_size = LOGITS_PER_CHUNK.get(self._device.type, LOGITS_PER_CHUNK["cuda"])
+        step = max(chunk_size // max(logits.shape[-1], 1), ROWS_PER_CHUNK)
+
+        parts = [logits.new_zeros(0, dtype=torch.float32)]
+        for start in range(0, len(targets), step):
+            chunk = source[start : start + step]
+            if self._by_rows:
+                chunk = self._head(chunk)
+            gold = targets[start : start + step]
+            parts.append(-cross_entropy(chunk.float(), gold, reduction="none"))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def _call(self, ids: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the model's logits, and the inputs of its head, at flat positions of `ids`.
+
+        If the head is applied by rows, the model call itself computes no logits.
+        """
+        self._selection.rows = rows
+        try:
+            logits = self._model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            self._selection.rows = None
+        return logits, self._selection.hidden
+
+    def _select_rows(
+        self, _: nn.Module, inputs: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Pre-forward hook of the head: passes only the selected hidden states."""
+        rows = getattr(self._selection, "rows", None)
+        if rows is None:  # a direct call of the head
+            return inputs
+
+        hidden = inputs[0].flatten(0, -2)[rows]
+        self._selection.hidden = hidden
+        passed = hidden[:0] if self._by_rows else hidden
+        return (passed.unsqueeze(0), *inputs[1:])

@@ -1,0 +1,1 @@
+"""Shows documents as training sees them (`explain.py`)."""

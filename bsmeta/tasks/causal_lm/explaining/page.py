@@ -1,0 +1,34 @@
+"""Documents as training sees them, as one self-contained HTML page.
+
+The page needs no scripts, fonts or network access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from bsmeta.config.data import train_files
+from bsmeta.config.explaining import ExplainConfig
+from bsmeta.report.page import load_template
+from bsmeta.tasks.causal_lm.explaining.descriptions import (
+    describe_document,
+    describe_packing,
+    select_sequences,
+)
+from bsmeta.tasks.causal_lm.explaining.tokens import TokenTexts
+from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
+
+
+def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
+    """Returns the page as HTML source."""
+    return load_template("tasks/causal_lm/explaining/explained.html.j2").render(
+        windows=windows,
+        config=config,
+        data=config.data_config,
+        files=train_files(config.data_config),
+        keys=config.data_config.metadata_config.metadata_list,
+        describe_document=partial(describe_document, texts=texts),
+        describe_packing=describe_packing,
+        select_sequences=select_sequences,
+    )

@@ -1,0 +1,318 @@
+"""Selects the documents to show, and the windows of the training data that contain them.
+
+`bsmeta.data` builds the windows exactly as for training, so a document is shown as a run trains on
+it: its metadata, its chunks, and the sequences that they share with other documents. The only
+exception is `types`, which replaces the random choice of metadata.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import difflib
+import itertools
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
+from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.metadata import MetadataConfig, phase_starts
+from bsmeta.config.steps import decay_start
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.lines import IndexCache
+from bsmeta.data.io.shard_lines import open_shard
+from bsmeta.data.io.shards import Shard
+from bsmeta.data.stream.corpora import deal_corpora, open_corpora
+from bsmeta.data.stream.held_out import held_out
+from bsmeta.data.stream.plan import Share
+from bsmeta.data.stream.survey import checked_lines
+from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.processors import column_keys, type_of
+from bsmeta.metadata.records import BadDocument
+from bsmeta.tasks.causal_lm.explaining.windows import (
+    ExplainedDocument,
+    ExplainedWindow,
+    PackedChunk,
+)
+
+NAMES_SHOWN = 5
+"""Maximum number of shards that a message names."""
+
+log = logging.getLogger(__name__)
+
+
+def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig:
+    """Returns the configuration under which a document gets all of `types` that it has.
+
+    Raises:
+        ConfigurationError: Types are not in `metadata_list`; the message names them.
+    """
+    all_types = metadata.metadata_list
+    unknown = [name for name in types if name not in all_types]
+    if unknown:
+        keys = column_keys()
+        hints = [f"{name} is the column of {keys[name]}" for name in unknown if name in keys]
+        raise ConfigurationError(
+            f"types={list(types)}: {', '.join(unknown)} not in data_config.metadata_config."
+            f"metadata_list; expected some of {', '.join(all_types)}, or add to that list"
+            + "".join(f" ({hint})" for hint in hints)
+        )
+
+    rates: dict[str, Any] = {}
+    for name in all_types:
+        rate_key = type_of(name).sample_rate_key
+        if rate_key is not None:
+            rates[rate_key] = 1.0
+    return dataclasses.replace(
+        metadata,
+        schedule=[],
+        metadata_probability=1.0 if types else 0.0,
+        random_sample_metadata=False,
+        metadata_dropout={name: 1.0 for name in all_types if name not in types},
+        **rates,
+    )
+
+
+class Start(NamedTuple):
+    """The first document to show: the index of its shard, and its number in the shard."""
+
+    shard: int = 0
+    document: int = 0
+
+
+def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start:
+    """Finds a document by its name.
+
+    Raises:
+        ConfigurationError: The name is not `<shard>:<number>`, or training has no such shard.
+    """
+    shard_names = [shard.name for shard in shards]
+    match = re.fullmatch(r"(.+):([0-9]{1,15})", name)
+    if match is None:
+        raise ConfigurationError(
+            f"document={name}: expected <shard>:<number>, such as {shard_names[0]}:0"
+        )
+
+    shard_name, number = match.groups()
+    if shard_name in shard_names:
+        return Start(shard_names.index(shard_name), int(number))
+
+    problem = f"document={name}: training reads no shard of the name {shard_name}"
+    if data.validation_file and shard_name == os.path.basename(data.validation_file):
+        raise ConfigurationError(
+            f"{problem}: it is the held-out file; data_config.validation_file=null would not "
+            "leave it out"
+        )
+    similar = difflib.get_close_matches(shard_name, shard_names, n=NAMES_SHOWN, cutoff=0.0)
+    others = ""
+    if len(shard_names) > len(similar):
+        others = f" or {len(shard_names) - len(similar)} others"
+    raise ConfigurationError(
+        f"{problem}; expected {', '.join(similar)}{others} "
+        f"(data_config.train_file={train_files(data)})"
+    )
+
+
+class Selection:
+    """The windows with the documents that a configuration requests.
+
+    Args:
+        tokenizer: The tokenizer of the run, with the special tokens of the metadata.
+
+    Raises:
+        ConfigurationError: A value is not possible, or names a shard or a type that the
+            configuration does not have.
+        DataError: Shards are missing.
+    """
+
+    def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        check_data(config.data_config)
+        self._config = config
+        self._data = config.data_config
+        if config.types is not None:
+            metadata = with_types(config.data_config.metadata_config, config.types)
+            self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
+
+        steps = config.max_train_steps
+        starts = phase_starts(self._data.metadata_config, steps, decay_start(config, steps))
+        self._phase = bisect.bisect_left(starts, config.step) - 1
+
+        corpora = open_corpora(self._data)
+        self._shards: list[Shard] = []
+        for corpus in corpora:
+            self._shards += corpus.shards
+        self._start = Start()
+        if config.document is not None:
+            self._start = find_document(config.document, self._shards, self._data)
+
+        self._indexes = IndexCache(Cache(self._data.cache_dir))
+        excluded = held_out(self._data)
+        self._makers: dict[str, WindowMaker] = {}  # by shard
+        self._shares: dict[str, list[Share]] = {shard.name: [] for shard in self._shards}
+        for corpus, streams in zip(corpora, deal_corpora(self._data, corpora), strict=True):
+            maker = WindowMaker(
+                corpus.config,
+                tokenizer,
+                config.seed,
+                source=corpus.name,
+                held_out=excluded,
+                sample=checked_lines(self._data, corpus),
+            )
+            self._makers |= dict.fromkeys((shard.name for shard in corpus.shards), maker)
+            for share in itertools.chain.from_iterable(streams):
+                self._shares[share.shard.name].append(share)
+
+    def __iter__(self) -> Iterator[ExplainedWindow]:
+        """Yields the windows, each with at least one document to show.
+
+        Raises:
+            ConfigurationError: The requested document does not exist, or training skips it.
+            DataError: A document of a window is bad and `bad_documents` is strict.
+        """
+        remaining = self._config.limit
+        for index, shard in enumerate(self._shards[self._start.shard :]):
+            first_document = self._start.document if index == 0 else 0
+            for window in self._windows(shard, first_document):
+                explained = self._explain(window, first_document, remaining)
+                remaining -= len(explained.documents)
+                if explained.documents:
+                    yield explained
+                if not remaining:
+                    return
+
+        log.warning(
+            "limit=%d: the data ends after %d documents",
+            self._config.limit,
+            self._config.limit - remaining,
+        )
+
+    def _windows(self, shard: Shard, start: int) -> Iterator[Window]:
+        """Yields the windows of a shard from document `start`, first the one that contains it.
+
+        If streams share the shard, each window has documents of only one stream.
+        """
+        size = self._data.window_documents
+
+        def starts_elsewhere(share: Share) -> bool:
+            return start not in share.documents(share.window_from(start, size), size)
+
+        reader = open_shard(shard.path, self._indexes)
+        for share in sorted(self._shares[shard.name], key=starts_elsewhere):
+            for number in itertools.count(share.window_from(start, size)):
+                numbers = share.documents(number, size)
+                lines = reader.take(numbers)
+                is_missing = start in numbers[len(lines) :] and not reader.damage
+                if is_missing and self._is_requested(shard):
+                    self._refuse_missing(shard, start, reader.line)
+                if lines or reader.damage:
+                    yield Window(self._config.epoch, shard, numbers, lines, reader.damage)
+                if len(lines) < size:
+                    break
+        reader.close()
+
+    def _refuse_missing(self, shard: Shard, number: int, count: int) -> None:
+        """Raises an error for a document that is not in its shard.
+
+        Args:
+            count: The number of documents in the shard.
+        """
+        problem = f"document={shard.name}:{number}: the shard has "
+        if not count:
+            raise ConfigurationError(f"{problem}no documents")
+        raise ConfigurationError(
+            f"{problem}{count} documents; expected a number from 0 to {count - 1}"
+        )
+
+    def _explain(self, window: Window, start: int, limit: int) -> ExplainedWindow:
+        """Packs a window, and selects up to `limit` of its documents from number `start`."""
+        maker = self._makers[window.shard.name]
+        documents, skipped = maker.documents(window, self._phase)
+        for reason, count in skipped.items():
+            log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
+
+        packed = maker.pack(window, documents)
+        sequence_of: dict[int, int] = {}  # by the index of the chunk
+        for sequence, chunk_indices in enumerate(packed.packing):
+            for chunk_index in chunk_indices:
+                sequence_of[chunk_index] = sequence
+
+        by_text = self._data.row_budget == BY_TEXT
+        chunks = iter(packed.chunks)
+        packed_chunks: list[PackedChunk] = []
+        explained: list[ExplainedDocument] = []
+        for document in documents:
+            count = len(document.chunks)
+            first = len(packed_chunks)
+            document.chunks = list(itertools.islice(chunks, count))  # as they are trained on
+            for index, chunk in enumerate(document.chunks):
+                counted = len(chunk) - (chunk.metadata_length if by_text else 0)
+                packed_chunks.append(
+                    PackedChunk(document.number, index, count, len(chunk), counted)
+                )
+            if document.number >= start and len(explained) < limit:
+                sequences = [sequence_of[number] for number in range(first, len(packed_chunks))]
+                explained.append(self._explain_document(window, document, sequences))
+
+        last_read = window.numbers[max(len(window.lines), 1) - 1]
+        is_requested = self._is_requested(window.shard) and start in window.numbers
+        if is_requested and all(document.number != start for document in documents):
+            self._refuse_skipped(window, start, last_read, skipped)
+
+        packed_sequences = []
+        for chunk_indices in packed.packing:
+            packed_sequences.append([packed_chunks[index] for index in chunk_indices])
+        return ExplainedWindow(
+            shard=window.shard.name,
+            first=window.numbers[0],
+            last=last_read,
+            count=len(window.lines),
+            documents=explained,
+            sequences=packed_sequences,
+            capacity=self._data.metadata_config.max_seq_len,
+            by_text=by_text,
+        )
+
+    def _refuse_skipped(
+        self, window: Window, number: int, last: int, skipped: Counter[str]
+    ) -> None:
+        """Raises an error for a requested document that training skips."""
+        reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
+        raise ConfigurationError(
+            f"document={window.shard.name}:{number}: training skips it (of documents "
+            f"{window.numbers[0]} to {last} it skips {reasons}); "
+            "data_config.bad_documents=strict and on_test_overlap=error say what is wrong"
+        )
+
+    def _explain_document(
+        self, window: Window, document: WindowDocument, sequences: list[int]
+    ) -> ExplainedDocument:
+        metadata = self._data.metadata_config
+        rendered = document.rendered
+        if metadata.without_metadata_same_context:
+            rendered = rendered.without_metadata()
+
+        line = window.lines[window.numbers.index(document.number)]
+        try:
+            decoded = self._makers[window.shard.name].decoder.decode(line)
+        except BadDocument:  # only its text is trained on
+            decoded = Document("", None, {})
+        return ExplainedDocument(
+            name=f"{window.shard.name}:{document.number}",
+            rendered=rendered,
+            chunks=document.chunks,
+            sequences=sequences,
+            present=tuple(key for key in metadata.metadata_list if decoded.has(key)),
+            lacking=tuple(key for key in self._config.types or () if key not in rendered.types),
+        )
+
+    def _is_requested(self, shard: Shard) -> bool:
+        """Whether the configuration names a document of this shard."""
+        return self._config.document is not None and shard is self._shards[self._start.shard]

@@ -1,0 +1,233 @@
+"""`mode=attribute`: infers metadata from text, and measures the accuracy.
+
+The mode prints a table, with a row per candidate or the candidates of a single text, and writes
+`attribution-{type}.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bsmeta.config.data import in_dataset
+from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import path_inside
+from bsmeta.core.progress import Advance, progress_bar
+from bsmeta.core.secrets import redact_values
+from bsmeta.core.terminal import Console
+from bsmeta.metadata.processors import type_of
+from bsmeta.report.inference import Interval
+from bsmeta.report.page import COUNT, Cell, Column, Table, print_table, report_console
+from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.generation.attribution import (
+    TOP,
+    Attribution,
+    compute_metrics,
+    compute_posterior,
+    list_candidates,
+    list_documents,
+)
+from bsmeta.tasks.causal_lm.generation.candidates import Candidates, Labels, find_candidates
+from bsmeta.tasks.causal_lm.generation.contexts import check_type
+from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
+from bsmeta.tasks.checkpoints import announce_data
+
+ROWS = 20
+"""Maximum number of candidates to print; the file has all of them."""
+
+NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "always the majority"}
+"""Titles of the accuracies in the table."""
+
+
+def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
+    """Infers the metadata of the held-out documents, or of `prompt`, and reports it."""
+    data = opened.train.data_config
+    if config.validation_file is not None:
+        data = replace(data, validation_file=config.validation_file)
+    _check_attributable(config, data.metadata_config)
+    folder = Path(config.out_dir) if config.out_dir else opened.location.run_folder or Path()
+    path = report_path(folder, config.type)
+
+    documents = None
+    if not (config.prompt and config.candidates and config.prior == "uniform"):
+        if data.validation_file is not None:
+            held_out = in_dataset(data.validation_file, data)
+            announce_data(config, opened.location, "data_config.validation_file", held_out)
+        documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
+
+    labels = Labels(config.type, data.metadata_config)
+    candidates = find_candidates(labels, config.candidates, documents)
+    likelihoods = Likelihoods(
+        opened.model,
+        opened.tokenizer,
+        opened.train.data_config,
+        [labels.record(label) for label in candidates.labels],
+        all_pieces=config.windows == "all_pieces",
+        rows=config.batch_size,
+        device=opened.device,
+    )
+
+    console = report_console(highlight=False)
+    if config.prompt:
+        _attribute_prompt(config, candidates, likelihoods, console)
+        return
+
+    assert documents is not None
+    with progress_bar("scoring", 1) as progress:
+        attribution = _attribute_documents(config, documents, candidates, likelihoods, progress)
+    report = _make_report(config, opened.location.model, likelihoods, attribution)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+    show_attribution(report, console)
+    if likelihoods.lost_bytes:
+        console.print(f"left out: {likelihoods.describe_lost_text()}", soft_wrap=True)
+    console.print(f"written to {path}", soft_wrap=True)
+
+
+def _check_attributable(config: GenerateConfig, metadata: MetadataConfig) -> None:
+    """Rejects a type without a value before the text, or one that the model was not trained on."""
+    kind = type_of(config.type)
+    if kind.is_local or kind.always_present:
+        raise ConfigurationError(
+            f"type={config.type}: expected a type with a value before the text; "
+            f"{config.type} has none"
+        )
+    check_type(config.type, f"type={config.type}", metadata)
+
+
+def _make_report(
+    config: GenerateConfig, model: str, likelihoods: Likelihoods, attribution: Attribution
+) -> dict[str, Any]:
+    return {
+        "settings": redact_values(asdict(config)),
+        "model": model,
+        "type": config.type,
+        "prior": config.prior,
+        "example_prefix": likelihoods.prefixes[0],
+        "text_bytes": likelihoods.text_bytes,
+        "lost_bytes": likelihoods.lost_bytes,
+        "metrics": compute_metrics(
+            attribution, resamples=config.bootstrap_resamples, seed=config.seed
+        ),
+        "candidates": list_candidates(attribution),
+        "documents": list_documents(attribution),
+    }
+
+
+def report_path(folder: Path, type_name: str) -> Path:
+    """Returns the path of the report on a metadata type, which the model's configuration names.
+
+    Raises:
+        UnsafeNameError: If it would not be in the folder.
+    """
+    return path_inside(folder, f"attribution-{type_name}.json", f"type={type_name}")
+
+
+def _attribute_prompt(
+    config: GenerateConfig, candidates: Candidates, likelihoods: Likelihoods, console: Console
+) -> None:
+    """Prints the candidates of one text, the most probable first."""
+    scores, tokens = likelihoods.score([config.prompt])
+    if not tokens[0]:
+        lost = ""
+        if likelihoods.lost_bytes:
+            lost = f"; no bytes are left to score: {likelihoods.describe_lost_text()}"
+        raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens{lost}")
+
+    log_prior = candidates.log_prior(config.prior, None)
+    probabilities = np.exp(compute_posterior(scores, log_prior[None])[0])
+    best = np.argsort(-probabilities, kind="stable")[:ROWS]
+
+    columns = [
+        Column(str(config.type)),
+        Column("p(value | text)", "{:.4f}".format),
+        Column("log p(text | value), nats", "{:.2f}".format),
+    ]
+    rows: list[list[Cell]] = [
+        [candidates.labels[number], probabilities[number], scores[0, number]] for number in best
+    ]
+    print_table(console, Table("", "", columns, rows))
+    if likelihoods.lost_bytes:
+        console.print(f"left out: {likelihoods.describe_lost_text()}", soft_wrap=True)
+
+
+def _attribute_documents(
+    config: GenerateConfig,
+    documents: HeldOutDocuments,
+    candidates: Candidates,
+    likelihoods: Likelihoods,
+    progress: Advance,
+) -> Attribution:
+    """Scores every document whose label is a candidate, in batches."""
+    labeled = np.flatnonzero(candidates.truths >= 0)
+    scores = np.zeros((len(labeled), len(candidates.labels)))
+    tokens = np.zeros(len(labeled), np.int64)
+    for start in range(0, len(labeled), config.batch_size):
+        progress(start / len(labeled))
+        batch = slice(start, start + config.batch_size)
+        texts = [documents[index].text for index in labeled[batch]]
+        scores[batch], tokens[batch] = likelihoods.score(texts)
+    progress(1.0)
+
+    is_scored = tokens > 0
+    if not is_scored.any():
+        raise ConfigurationError(
+            f"type={config.type}: no held-out document has one of the candidates "
+            f"{', '.join(candidates.labels[:5])}{', …' if len(candidates.labels) > 5 else ''} and "
+            "a text of two tokens"
+            + (f"; left out: {likelihoods.describe_lost_text()}" if likelihoods.lost_bytes else "")
+        )
+
+    indices = labeled[is_scored].tolist()
+    priors = np.stack([candidates.log_prior(config.prior, index) for index in indices])
+    return Attribution(
+        candidates=candidates,
+        posterior=compute_posterior(scores[is_scored], priors),
+        tokens=tokens[is_scored],
+        names=[documents.name(index) for index in indices],
+        documents=indices,
+    )
+
+
+def show_attribution(report: dict[str, Any], console: Console) -> None:
+    """Prints the accuracy, beside the accuracy of always guessing the most frequent candidate."""
+    metrics = report["metrics"]
+    console.print(
+        f"{report['type']} of {metrics['documents']:,} documents, inferred from their text "
+        f"({metrics['candidates']:,} candidates, {report['prior']} prior)"
+    )
+
+    shares = {title: metrics[name] for name, title in NAMES.items()}
+    if metrics["candidates"] <= max(TOP):
+        del shares[NAMES["top_5"]]  # always 100%
+    rows: list[list[Cell]] = [
+        [title, share["share"], Interval(share["low"], share["high"])]
+        for title, share in shares.items()
+    ]
+    percent = "{:.1%}".format
+    columns = [Column("right"), Column("share", percent), Column("95% interval", percent)]
+    print_table(console, Table("", "", columns, rows))
+
+    columns = [
+        Column("candidate"),
+        Column("documents", COUNT),
+        Column("correct", COUNT),
+        Column("guessed", COUNT),
+        Column("most often taken for"),
+    ]
+    rows = [[*row.values()] for row in report["candidates"][:ROWS]]
+    print_table(console, Table("", "", columns, rows))
+
+    console.print(
+        f"mean reciprocal rank {metrics['mean_reciprocal_rank']:.3f}; the right one costs "
+        f"{metrics['mean_bits_of_the_truth']:.2f} bits; majority: {metrics['majority_label']}"
+    )

@@ -1,0 +1,196 @@
+"""Builds the contexts that a model continues, from metadata and a prompt.
+
+Metadata becomes records, which the renderer and encoder of the training data process; so
+granularity, templates, buckets and separators apply here as well.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import BY_TEXT, DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.processors import column_keys, type_of
+from bsmeta.metadata.records import BadDocument, Record
+from bsmeta.metadata.rendering import Rendered, Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The input that a model continues.
+
+    Attributes:
+        prefix: The rendered metadata; "" without any.
+        ids: Token ids of the prefix and the prompt; never empty.
+        joint: The remainder of the separator between prefix and text, with which the continuation
+            begins; it is not part of the text.
+    """
+
+    prefix: str
+    ids: list[int]
+    joint: str
+
+
+class Contexts:
+    """Builds contexts in the same way as training builds the beginnings of documents."""
+
+    def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._config = config.metadata_config
+        self._renderer = Renderer(config.metadata_config)
+        self._encoder = DocumentEncoder(tokenizer, config)
+        self._tokenizer = tokenizer
+        self._is_apart = config.row_budget == BY_TEXT  # the separator merges with no word
+
+    def make(self, metadata: Mapping[str, Any], prompt: str) -> Context:
+        """Builds the context of metadata followed by a prompt.
+
+        If both are empty, the context is an end-of-text token.
+
+        Args:
+            metadata: A value or a list of values by type; None leaves a type out; True announces
+                a local type.
+            prompt: The text to continue; may be empty.
+        """
+        head = self._render(metadata)
+        rendered = Rendered(
+            prompt,
+            prefix=head.prefix,
+            prefix_spans=head.prefix_spans,
+            prefix_token_types=head.prefix_token_types,
+            prefix_own=head.prefix_own,
+            lead=head.lead,
+            body=prompt,
+        )
+        (encoded,) = self._encoder.encode([rendered])
+
+        joint = ""
+        body = encoded.ids[:-1].tolist()
+        if not prompt and not self._is_apart:
+            body, joint = self._split_lead(head.lead)
+        ids = [*encoded.prefix_ids.tolist(), *body]
+        return Context(head.prefix, ids or [int(self._tokenizer.eos_token_id)], joint)
+
+    def _render(self, metadata: Mapping[str, Any]) -> Rendered:
+        """Renders metadata without a text.
+
+        Raises:
+            ConfigurationError: The metadata cannot be in the prefix of this model.
+        """
+        values = {key: value for key, value in metadata.items() if value is not None}
+        check_metadata(values, self._config)
+        records = {key: _make_records(key, value) for key, value in values.items()}
+        try:
+            rendered = self._renderer.render(Document("", None, records), tuple(values))
+        except BadDocument as error:
+            raise ConfigurationError(f"metadata={values}: {error}") from error
+        if values and not rendered.prefix:
+            raise ConfigurationError(f"metadata={values}: nothing of it can be rendered")
+        return rendered
+
+    def _split_lead(self, lead: str) -> tuple[list[int], str]:
+        """Splits the separator between prefix and text, for a context without a prompt.
+
+        Some of it merges with the first word: a space, for example, is part of the token of the
+        word after it.
+
+        Returns:
+            The tokens that do not merge, and the characters that do.
+        """
+        if not lead:
+            return [], ""
+        with_word = f"{lead}A"
+        (encoded,) = self._encoder.encode([Rendered(with_word, body=with_word)])
+        is_inside = encoded.text_ends[:-1] <= len(lead)
+        end = int(encoded.text_ends[:-1][is_inside].max(initial=0))
+        return encoded.ids[:-1][is_inside].tolist(), lead[end:]
+
+
+def _make_records(key: str, value: Any) -> list[Record]:
+    if type_of(key).is_local:  # only announced in the prefix: its insertion is not used
+        return [Record(value="", key=key, type="local", char_start_idx=0, char_end_idx=0)]
+    values = value if isinstance(value, list) else [value]
+    return [Record(value=value, key=key, type="global") for value in values]
+
+
+def check_metadata(metadata: Mapping[str, Any], config: MetadataConfig) -> None:
+    """Rejects metadata that cannot be in the prefix of this model; None leaves a type out.
+
+    Raises:
+        ConfigurationError: A type or a value is not possible.
+    """
+    for key, value in metadata.items():
+        if value is None:
+            continue
+        check_type(key, f"metadata.{key}", config)
+        problem = _value_problem(key, value, config)
+        if problem is not None:
+            raise ConfigurationError(f"metadata.{key}={problem}")
+
+
+def _value_problem(key: str, value: Any, config: MetadataConfig) -> str | None:
+    """Returns the value with the reason why it cannot be in the prefix; None if it can."""
+    kind = type_of(key)
+    if kind.is_local:
+        announced = is_announced(key, config)
+        if value is True and announced:
+            return None
+        problem = (
+            f"{value}: {key} is a local type; it stands at places in the text and cannot be "
+            "given as a value before it; "
+        )
+        if announced:
+            return problem + f"the prefix only announces it: metadata.{key}=true"
+        return problem + f"and training did not announce it in the prefix: leave out metadata.{key}"
+
+    if kind.always_present:
+        return None if value is True else f"{value}: expected true, they have no value"
+
+    values = value if isinstance(value, list) else [value]
+    if values and all(_is_text_or_number(entry) for entry in values):
+        return None
+    return f"{value!r}: expected a string or a number"
+
+
+def _is_text_or_number(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def check_type(key: str, name: str, config: MetadataConfig) -> None:
+    """Rejects a metadata type that cannot be in the prefix of this model.
+
+    Args:
+        name: The setting of the user, for the message.
+
+    Raises:
+        ConfigurationError: The model was not trained with the type, or not with a prefix.
+    """
+    trained_types = config.metadata_list
+    kind = type_of(key)
+    if key not in trained_types:
+        close = difflib.get_close_matches(key, trained_types, n=1)
+        suggestion = column_keys().get(key) or next(iter(close), None)
+        hint = f"; did you mean {suggestion}?" if suggestion in trained_types else ""
+        possible = [other for other in trained_types if not type_of(other).is_local]
+        raise ConfigurationError(
+            f"{name}: the model was not trained with this type; expected any of {possible}{hint}"
+        )
+
+    if config.metadata_position == "append" and not kind.is_local and not kind.always_present:
+        raise ConfigurationError(
+            f"{name}: the model was trained with metadata_position=append: it reads metadata after "
+            "the text, so none can be given before it"
+        )
+
+
+def is_announced(key: str, config: MetadataConfig) -> bool:
+    """Whether the prefix names a local type that a document has."""
+    has_name = (config.local_metadata_special_tokens or {}).get(key, key) != ""
+    return config.add_local_metadata_special_tokens_in_prefix and has_name

@@ -1,0 +1,117 @@
+"""Generates the texts of requests with one model, in batches, in the order of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
+from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts
+from bsmeta.tasks.causal_lm.generation.decoding import Continuation, Decoder, Draw
+from bsmeta.tasks.causal_lm.generation.requests import Request, for_all
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One generated text, after the prompt.
+
+    Attributes:
+        tokens: Its length in tokens, without the end-of-text token.
+        finished: Why it ended: `eos`, `max_new_tokens`, or `max_seq_len`.
+        seed: The seed that reproduces this sample on its own.
+    """
+
+    text: str
+    tokens: int
+    finished: str
+    seed: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The result of a request; `prefix` is its rendered metadata."""
+
+    request: Request
+    prefix: str
+    samples: list[Sample]
+
+
+class Writer:
+    """Generates texts with one model, `batch_size` at a time."""
+
+    def __init__(self, opened: OpenedModel, *, batch_size: int) -> None:
+        config = opened.train.data_config
+        tokenizer = opened.tokenizer
+        self._contexts = Contexts(config, tokenizer)
+        self._tokenizer = tokenizer
+        self._max_length = config.metadata_config.max_seq_len
+        self._batch_size = batch_size
+        self._decoder = Decoder(
+            opened.model,
+            eos=int(tokenizer.eos_token_id),
+            vocabulary=len(tokenizer),
+            max_length=self._max_length,
+            device=opened.device,
+        )
+
+    def write(self, requests: Sequence[Request]) -> Iterator[Result]:
+        """Checks all requests, and returns an iterator that generates the result of each.
+
+        Raises:
+            ConfigurationError: A request is invalid; the message lists the problems of all.
+        """
+        pairs = list(zip(requests, for_all(requests, self._make_contexts), strict=True))
+        return self._generate_results(pairs)
+
+    def _generate_results(
+        self, pairs: Sequence[tuple[Request, tuple[Context, Context]]]
+    ) -> Iterator[Result]:
+        """Yields the result of each request as soon as it is complete."""
+        continuations = self._generate(_list_draws(pairs))
+        for request, (context, _) in pairs:
+            samples = []
+            for number, continuation in enumerate(islice(continuations, request.num_samples)):
+                text = self._tokenizer.decode(
+                    continuation.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+                )
+                samples.append(
+                    Sample(
+                        text=text.removeprefix(context.joint),
+                        tokens=len(continuation.ids),
+                        finished=continuation.finished,
+                        seed=request.seed + number,
+                    )
+                )
+            yield Result(request, context.prefix, samples)
+
+    def _make_contexts(self, request: Request) -> tuple[Context, Context]:
+        """Makes the context of a request, and the context that guidance leads away from."""
+        context = self._contexts.make(request.metadata, request.prompt)
+        null_context = self._contexts.make(request.null_metadata, request.prompt)
+        longest = max(len(context.ids), len(null_context.ids))
+        if longest >= self._max_length:
+            raise ConfigurationError(
+                f"prompt: with its metadata it has {longest} tokens, but the model was trained on "
+                f"sequences of {self._max_length}; expected fewer, so that there is room to write"
+            )
+        return context, null_context
+
+    def _generate(self, draws: Iterator[Draw]) -> Iterator[Continuation]:
+        while batch := list(islice(draws, self._batch_size)):
+            yield from self._decoder.run(batch)
+
+
+def _list_draws(pairs: Sequence[tuple[Request, tuple[Context, Context]]]) -> Iterator[Draw]:
+    """Yields the texts to generate: for each request its samples, with consecutive seeds."""
+    for request, (context, null_context) in pairs:
+        for number in range(request.num_samples):
+            yield Draw(
+                context=context.ids,
+                null_context=null_context.ids,
+                guidance=request.guidance,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                max_new_tokens=request.max_new_tokens,
+                seed=request.seed + number,
+            )

@@ -1,0 +1,33 @@
+"""A difference is tested below 0 as claimed, and shown with the sign of its unit."""
+
+from __future__ import annotations
+
+import pytest
+
+from bsmeta.report.inference import Estimate, Interval
+from bsmeta.studies.config import ClaimConfig
+from bsmeta.studies.units import ACCURACIES, ANSWER_BITS, TEXT_BITS, Unit, unit_of
+
+TESTED = Estimate(-0.25, Interval(-0.5, 0.125))
+
+
+@pytest.mark.parametrize(
+    ("claim", "unit"),
+    [
+        (ClaimConfig(arm="url"), TEXT_BITS),
+        (ClaimConfig(arm="url", task="quiz"), ANSWER_BITS),
+        (ClaimConfig(arm="url", task="quiz", score="accuracy"), ACCURACIES),
+    ],
+)
+def test_the_unit_follows_from_the_task_and_its_score(claim: ClaimConfig, unit: Unit) -> None:
+    assert unit_of(claim) == unit
+
+
+def test_fewer_bits_are_shown_below_0() -> None:
+    assert TEXT_BITS.side == "below 0"
+    assert TEXT_BITS.shown(TESTED) == TESTED
+
+
+def test_a_higher_accuracy_is_shown_above_0() -> None:
+    assert ACCURACIES.side == "above 0"
+    assert ACCURACIES.shown(TESTED) == Estimate(0.25, Interval(-0.125, 0.5))

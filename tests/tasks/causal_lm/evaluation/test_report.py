@@ -1,0 +1,31 @@
+"""The report of an evaluation, on its page and on a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
+from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
+from bsmeta.tasks.causal_lm.evaluation.results import Report
+from tests.tasks.causal_lm.evaluation.helpers import HIGH, LOW, controlled_model
+
+
+def test_the_sentence_is_in_every_form_of_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated = controlled_model(LOW, {"matched": LOW, "separator": HIGH})
+    report = Report({"bootstrap_resamples": 1_000, "seed": 1, "windows": "sliding"}, [evaluated])
+    files = write_report(report, tmp_path, None)
+    print_report(report, files)
+
+    words = "Its strongest control (wrong, same length) changes the bits per byte by -0.0150"
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert words in printed
+    assert words in (tmp_path / "evaluation.md").read_text()
+    assert words in (tmp_path / "report.html").read_text()
+    (answer,) = json.loads((tmp_path / "evaluation.json").read_text())["answers"]
+    assert answer == make_headline(evaluated)

@@ -1,0 +1,22 @@
+"""The tables of an evaluation."""
+
+from __future__ import annotations
+
+import json
+
+from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
+from bsmeta.tasks.causal_lm.evaluation.tables import MAIN, make_comparison_table
+from tests.tasks.causal_lm.evaluation.helpers import evaluated
+
+
+def test_the_interval_over_hosts_stands_beside_that_over_documents() -> None:
+    report = evaluated(by_host=False)
+    sentences = make_headline(report)
+    assert "over 60 documents)" in sentences
+    # the hosts differ by 0.4: an error of 0.2 with one degree of freedom, 12.706 of them
+    assert (
+        "Over the 2 hosts of these documents: -2.7412 to +2.3412, which includes no difference "
+        "(cluster=host). 2 hosts are few: intervals over them are wide"
+    ) in sentences
+    assert json.loads(json.dumps(report.as_dict()))["over_hosts"]["all"]["hosts"] == 2
+    assert "bootstraps over documents" in make_comparison_table(report, MAIN).note

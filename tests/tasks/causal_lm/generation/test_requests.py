@@ -1,0 +1,67 @@
+"""Requests for text, of a file and from defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.causal_lm.generation.requests import Request, changed, for_all, read_requests
+
+Generate = Callable[..., int]
+
+
+def test_all_bad_lines_of_a_file_are_named(
+    generate: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "requests.jsonl"
+    source.write_text('{"prompt": "A"}\n{"promt": "A"}\nA\n[]\n{"top_p": 2}\n')
+    assert generate(f"input={source}") == 2
+    errors = capsys.readouterr().err
+    assert "line 2: Object contains unknown field `promt`" in errors
+    assert "line 3: " in errors
+    assert "line 4: Expected `object`, got `array`" in errors
+    assert "line 5: top_p=2.0: expected 1 or less" in errors
+    source.write_text('{"metadata": {"title": "A"}}\n{"id": "b", "metadata": {"site": "A"}}\n')
+    assert generate(f"input={source}") == 2
+    assert "request b: metadata.site: the model was not trained" in capsys.readouterr().err
+
+
+def test_missing_fields_of_a_line_have_the_values_of_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"prompt": "A"}\n\n{"id": 7, "seed": 1, "metadata": {"title": "B"}}\n')
+    assert read_requests(str(file), Request(prompt="The", seed=9)) == [
+        Request(prompt="A", seed=9),
+        Request(id=7, prompt="The", seed=1, metadata={"title": "B"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seed": "two"}, "seed='two': Expected `int`, got `str`"),
+        ({"sed": 2}, "Object contains unknown field `sed`; expected any of id, metadata, prompt"),
+        ({"temperature": -1.0}, "temperature=-1.0: expected 0 or more"),
+    ],
+)
+def test_values_that_no_request_can_have_are_refused(
+    values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        changed({"prompt": "A"}, values)
+    assert str(error.value).startswith(message)
+
+
+def test_the_problems_of_all_requests_are_listed_together() -> None:
+    def refuse_empty(request: Request) -> int:
+        if not request.prompt:
+            raise ConfigurationError("prompt: is empty")
+        return len(request.prompt)
+
+    requests = [Request(), Request(prompt="ab"), Request(id="last")]
+    assert for_all(requests[1:2], refuse_empty) == [2]
+    with pytest.raises(ConfigurationError) as error:
+        for_all(requests, refuse_empty)
+    assert str(error.value) == "request 1: prompt: is empty\nrequest last: prompt: is empty"

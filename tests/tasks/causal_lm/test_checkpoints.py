@@ -1,0 +1,86 @@
+"""The configuration of a language model: of its run, of its recipe, or the default one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks import checkpoints
+from bsmeta.tasks.causal_lm.checkpoints import read_run_config
+from bsmeta.tasks.causal_lm.model_card import write_card
+from bsmeta.tasks.checkpoints import RECIPE_KEYS, locate, read_recipe
+
+RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"
+
+
+def test_a_model_on_the_hub_brings_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str, file: str) -> str:
+        assert (name, file) == ("owner/name", "metadata.yaml")
+        (tmp_path / file).write_text(RECIPE)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
+    found = locate("hf://owner/name")
+    assert (found.model, found.is_on_hub, found.has_run_config) == ("owner/name", True, False)
+    metadata = read_run_config(found, None, {}).data_config.metadata_config
+    assert (metadata.metadata_list, metadata.max_seq_len) == (["url"], 77)
+
+
+def test_a_model_says_only_how_its_metadata_is_rendered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what is read, where it is kept, or where anything is sent."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metadata.yaml").write_text(
+        "push_to_hub: owner/name\n"
+        "data_config:\n"
+        "  validation_file: s3://bucket/shard.jsonl.gz\n"
+        "  cache_dir: /cache\n"
+        "  row_budget: text\n"
+        "  metadata_config: {metadata_list: [url], metadata_sep: ' / '}\n"
+    )
+    config = read_run_config(locate(str(tmp_path)), None, {"seed": 7})
+    expected = CausalLMConfig(seed=7)
+    expected.data_config.row_budget = "text"
+    expected.data_config.metadata_config.metadata_list = ["url"]
+    expected.data_config.metadata_config.metadata_sep = " / "
+    assert config == expected
+    assert (
+        '"data_config.validation_file, data_config.cache_dir, push_to_hub" ignored, because a '
+        "model says only how its metadata is rendered"
+    ) in caplog.text
+
+
+@pytest.mark.parametrize("value", ["${oc.env:HOME}", "{a: ${seed}}"])
+def test_nothing_in_the_recipe_of_a_model_is_resolved(value: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metadata.yaml").write_text(
+        f"data_config:\n  metadata_config:\n    metadata_sep: '{value}'\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"metadata_config\.metadata_sep in .*finished"):
+        read_run_config(locate(str(tmp_path)), None, {})
+
+
+def test_the_recipe_of_an_exported_model_is_read_as_it_was(tmp_path: Path) -> None:
+    config = CausalLMConfig()
+    config.data_config.row_budget = "text"
+    config.data_config.row_metadata_budget = 9
+    config.data_config.metadata_config.metadata_list = ["title"]
+    config.data_config.metadata_config.metadata_templates = {"title": "${value}{value}"}
+    write_card(config, tmp_path / "metrics.jsonl", [], tmp_path)
+    assert set(read_recipe(tmp_path / "metadata.yaml")["data_config"]) == set(RECIPE_KEYS)
+    (tmp_path / "config.json").write_text("{}")
+    assert read_run_config(locate(str(tmp_path)), None, {}).data_config == config.data_config
+
+
+@pytest.mark.parametrize("content", ["data_config: 3\n", "data_config: {metadata_config: [1]}\n"])
+def test_a_recipe_of_another_form_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metadata.yaml").write_text(content)
+    with pytest.raises(ConfigurationError, match="data_config.* in .*metadata.yaml"):
+        read_run_config(locate(str(tmp_path)), None, {})

@@ -1,0 +1,75 @@
+"""The inputs of the models: tokens of an encoder, and candidates with their features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.core.errors import DataError
+from bsmeta.tasks.spelling.candidates import FORM_FEATURES
+from bsmeta.tasks.spelling.inputs import CandidateInputs, TokenInputs
+from bsmeta.tasks.spelling.lexicon import Lexicon
+from tests.tasks.spelling.helpers import lexicon
+
+
+def test_long_texts_are_read_in_windows(tokenizer: PreTrainedTokenizerBase) -> None:
+    words = ["unbelievable", "cat"] * 20
+    inputs = TokenInputs(tokenizer, 16)
+    windows = inputs.windows(words)
+    assert [word for window in windows for word in window] == words
+    assert len(windows) > 1
+    for window in windows:
+        assert len(tokenizer(window, is_split_into_words=True)["input_ids"]) <= 16
+    assert inputs.windows([]) == TokenInputs(tokenizer, None).windows([]) == []
+    assert inputs.lengths([]).tolist() == []
+
+
+def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:
+    words = lexicon()
+    words.write(tmp_path)
+    again = Lexicon.read(tmp_path)
+    texts = [["Teh", "villiage"], ["cat"]]
+    assert np.array_equal(
+        CandidateInputs(again).rows(texts).features, CandidateInputs(words).rows(texts).features
+    )
+    (tmp_path / "misspellings.json").write_text("{")
+    with pytest.raises(DataError, match="copy the model again"):
+        Lexicon.read(tmp_path)
+
+
+def test_what_is_not_spelled_has_no_candidates() -> None:
+    rows = CandidateInputs(lexicon()).rows([["(12)", "foo@bar.org", "--"]])
+    assert rows.starts.tolist() == [0, 2, 4, 6]
+
+
+def test_a_word_fits_better_where_its_neighbors_are_known() -> None:
+    rows = CandidateInputs(lexicon()).rows([["the", "caat", "sat"], ["house", "caat", "letters"]])
+    score = FORM_FEATURES + 2 + 5  # of the fit on both sides
+    (first, second) = (
+        rows.features[rows.starts[word] + rows.texts[word].index("cat"), score] for word in (1, 4)
+    )
+    assert first > second
+
+
+def test_the_rows_of_a_text_do_not_depend_on_the_others() -> None:
+    builder = CandidateInputs(lexicon())
+    texts = [["on", "the"], ["We", "saw", "berlin."], ["cat", "sat"]]
+    together = builder.rows(texts)
+    alone = [builder.rows([text]) for text in texts]
+    assert np.array_equal(together.features, np.concatenate([own.features for own in alone]))
+    assert together.texts == [word for own in alone for word in own.texts]
+
+
+def test_words_are_judged_beside_assumed_neighbors() -> None:
+    builder = CandidateInputs(lexicon())
+    wrong, right = [["teh", "caat", "ast"]], [["the", "cat", "sat"]]
+    assumed = builder.rows(wrong, right)
+    middle = slice(assumed.starts[1], assumed.starts[2])
+    beside = builder.rows([["the", "caat", "sat"]])
+    own = slice(beside.starts[1], beside.starts[2])
+    assert np.array_equal(assumed.features[middle], beside.features[own])
+    assert not np.array_equal(assumed.features[middle], builder.rows(wrong).features[middle])
+    assert assumed.texts == builder.rows(wrong).texts

@@ -1,0 +1,79 @@
+"""Finding a model, with the configuration of its run or its recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.tasks import checkpoints
+from bsmeta.tasks.checkpoints import Location, locate, report_folder
+from tests.tasks.run_folders import write_held_out, write_run_folder
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("offline"), ValueError("no such name")])
+def test_a_model_on_the_hub_without_a_recipe_is_read_by_the_defaults(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str, file: str) -> str:
+        raise error
+
+    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
+    assert locate("hf://owner/name") == Location("hf://owner/name", "owner/name", None, None)
+
+
+def test_the_configuration_of_the_run_comes_before_the_recipe(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in (model / "config.json", model / "metadata.yaml"):
+        file.write_text("{}")
+    assert locate(str(model)).config == model / "metadata.yaml"
+    assert not locate(str(model)).has_run_config
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    found = locate(str(model))
+    assert (found.config, found.has_run_config) == (tmp_path.resolve() / "config.yaml", True)
+
+
+def test_a_configuration_near_a_model_of_no_run_is_not_its_own(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "mine"
+    model.mkdir(parents=True)
+    for file in (model / "config.json", model / "metadata.yaml"):
+        file.write_text("{}")
+    for folder in (tmp_path, model.parent):
+        (folder / "config.yaml").write_text("db: postgres\n")
+    assert locate(str(model)).config == model / "metadata.yaml"
+
+
+def test_a_checkpoint_has_a_configuration_of_its_own(tmp_path: Path) -> None:
+    """It may differ from that of the run, which has been resumed with another one since."""
+    saved = tmp_path / "checkpoint-4step"
+    (saved / "model").mkdir(parents=True)
+    (saved / "model" / "config.json").write_text("{}")
+    for folder in (tmp_path, saved):
+        (folder / "config.yaml").write_text("seed: 1\n")
+    for named in (tmp_path, saved, saved / "model"):
+        assert locate(str(named)).config == saved / "config.yaml"
+
+
+def test_files_of_one_name_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = write_run_folder(tmp_path / "run", "held-out.jsonl")
+    (tmp_path / "run" / "model").mkdir()
+
+    def folder(file: str | None) -> str:
+        config = EvaluateConfig(checkpoint=location.name, validation_file=file)
+        return report_folder(config, location, has_other_data=file is not None).name
+
+    x, y = write_held_out(tmp_path / "x/dev.jsonl"), write_held_out(tmp_path / "y/dev.jsonl")
+    deep = write_held_out(tmp_path / "z/y/dev.jsonl")
+    assert folder(None) == "evaluation"
+    assert folder(str(x)) == "evaluation-dev"
+    assert folder(str(y)) == "evaluation-dev-y"
+    assert folder(str(deep)).startswith("evaluation-dev-")
+    assert folder(str(deep)) not in {"evaluation-dev", "evaluation-dev-y"}
+    monkeypatch.chdir(tmp_path)
+    assert folder("x/dev.jsonl") == "evaluation-dev"  # again, and by another path
+    assert folder("hf://datasets/a/b@main/dev.jsonl") == "evaluation-dev-b@main"
+    assert folder(str(tmp_path / "x")) == "evaluation-x"
