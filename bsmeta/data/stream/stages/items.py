@@ -23,11 +23,11 @@ class NumberedLine(NamedTuple):
     """A line of a window.
 
     Attributes:
-        index: Its index in the window.
+        window_index: Its index in the window.
         number: Its number in the shard.
     """
 
-    index: int
+    window_index: int
     number: int
     line: Line
 
@@ -70,7 +70,7 @@ def number_lines(window: Window) -> Iterator[NumberedLine | BadLine]:
     if window.damage:
         read = len(window.lines)
         number = window.numbers[read] if read < len(window.numbers) else window.numbers[-1] + 1
-        nothing = NumberedLine(index=read, number=number, line=b"")
+        nothing = NumberedLine(window_index=read, number=number, line=b"")
         yield BadLine(nothing, BadDocument("damaged_file", window.damage))
 
 

@@ -35,7 +35,7 @@ class Lender:
         Raises:
             BadDocument: If its own records are invalid.
         """
-        index = document.source.index
+        index = document.source.window_index
         document.document = self._donors.with_values(index, document.document, SHUFFLED)
         return document
 
