@@ -104,16 +104,20 @@ class WindowMaker:
         sampler = WindowSampler(self._samplers[phase], window, self._seed)
         rejecter = Rejecter(self._config, window.shard, skipped)
 
-        decoded = decode_lines(number_lines(window), self.decoder)
+        # Each stage takes one document at a time from the one above it, when the next one asks.
+        lines = number_lines(window)
+        decoded = decode_lines(lines, self.decoder)
         admitted = apply_stage(guard.admit, decoded)
         sampled = apply_stage(sampler.sample, admitted)
         if self._metadata.metadata_values == SHUFFLED:
             lender = Lender(window, self.decoder, self._metadata.metadata_list, self._seed)
             sampled = apply_stage(lender.lend, sampled)
         rendered = apply_stage(self._renderer.render, sampled)
+
         rejected = rejecter.reject_bad(rendered)
         kept = keep_text(rejected, self._text_decoder, guard, self._renderer)
         wanted = (document for document in kept if document.number not in leave_out)
+
         encoded = encode_documents(
             wanted, self._encoder, also_plain=self._metadata.without_metadata_same_context
         )
