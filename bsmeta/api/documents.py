@@ -29,7 +29,7 @@ from bsmeta.core.errors import ConfigurationError, DataError, naming_extras, nea
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import bound_problems
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.stream.windows import check_length
+from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import type_of

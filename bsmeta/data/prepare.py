@@ -44,13 +44,13 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import progress_bar
 from bsmeta.data.io.shards import Shard, shards_fingerprint
 from bsmeta.data.stream.corpora import open_corpora
+from bsmeta.data.stream.counts import count_names
 from bsmeta.data.stream.fingerprint import fingerprint, saved_fingerprint
 from bsmeta.data.stream.held_out import NOT_THERE
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.plan import Phases, Position
 from bsmeta.data.stream.survey import Survey, survey_data
-from bsmeta.data.stream.windows import count_names
 from bsmeta.data.text.chunks import PackedSequence
 from bsmeta.data.text.tokenizer import load_tokenizer
 

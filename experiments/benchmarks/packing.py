@@ -25,7 +25,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.stream.windows import Window, WindowMaker
+from bsmeta.data.stream.window import Window
+from bsmeta.data.stream.window_maker import WindowMaker
 from bsmeta.data.text.chunks import best_fit, one_each
 from bsmeta.data.text.tokenizer import load_tokenizer
 

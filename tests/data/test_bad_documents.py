@@ -18,9 +18,9 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io import lines
 from bsmeta.data.io.compression import BLOCK
 from bsmeta.data.io.lines import OVERLONG, LineReader
-from bsmeta.data.stream import windows
+from bsmeta.data.stream.reasons import REASONS
+from bsmeta.data.stream.stages import encode as encode_stage
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.stream.windows import REASONS
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.rendering import Rendered
 from tests.data.helpers import (
@@ -143,7 +143,7 @@ def test_a_window_is_encoded_in_batches_of_bounded_size(
         sizes.append(sum(len(one.body) for one in rendered) if len(rendered) > 1 else 0)
         return encode(self, rendered)
 
-    monkeypatch.setattr(windows, "ENCODED_AT_ONCE", 500)
+    monkeypatch.setattr(encode_stage, "ENCODED_AT_ONCE", 500)
     monkeypatch.setattr(DocumentEncoder, "encode", noted)
     for one, other in zip(whole, batches(one_stream(tmp_path), 10), strict=True):
         assert one.documents == other.documents

@@ -17,7 +17,7 @@ from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.data.io.shards import Shard, check_is_listed, list_shards
 from bsmeta.data.stream.plan import Share, deal, sequence_order
-from bsmeta.data.stream.windows import PlacedWindow, Window
+from bsmeta.data.stream.window import PlacedWindow, Window
 from bsmeta.metadata.decoding import make_decoder
 
 

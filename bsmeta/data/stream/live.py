@@ -23,10 +23,13 @@ from bsmeta.core.progress import report_progress
 from bsmeta.data.io.lines import LONG_FRAME, begins_with_long_frame
 from bsmeta.data.io.shards import Shard, shards_fingerprint, some_of
 from bsmeta.data.stream.corpora import Corpus, deal_corpora
+from bsmeta.data.stream.counts import count_skipped
 from bsmeta.data.stream.fingerprint import fingerprint
 from bsmeta.data.stream.plan import Phases, Position, Share, order_of, sequence_order
+from bsmeta.data.stream.reasons import HALF_USED, count_bad
 from bsmeta.data.stream.survey import Survey
-from bsmeta.data.stream.windows import HALF_USED, Window, WindowMaker, number_bad, skipped_counts
+from bsmeta.data.stream.window import Window
+from bsmeta.data.stream.window_maker import WindowMaker
 from bsmeta.data.text.chunks import PackedSequence, PackedWindow
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ class LogicalStream:
                     share=share,
                     window=window + 1,
                     emitted=current.emitted + len(packed) - current.sequence,
-                    bad=self._check_limit(current.bad + number_bad(skipped)),
+                    bad=self._check_limit(current.bad + count_bad(skipped)),
                 )
                 if current.sequence == 0:  # otherwise reported before the run was resumed
                     unreported.update(skipped)
@@ -98,7 +101,7 @@ class LogicalStream:
                     packed_window, row = packed[index]
                     sequence = packed_window.sequence(row, self.stream, position_after)
                     if unreported:
-                        sequence.counts += skipped_counts(unreported, keys)
+                        sequence.counts += count_skipped(unreported, keys)
                         unreported.clear()
                     yield sequence
 

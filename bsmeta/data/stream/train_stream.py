@@ -30,11 +30,11 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, row_length
 from bsmeta.core.errors import ConfigurationError, UserError, differing
 from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
+from bsmeta.data.stream.counts import count_names
 from bsmeta.data.stream.fingerprint import saved_fingerprint
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.plan import Division, Position, sequence_order, sequences_done
 from bsmeta.data.stream.survey import Survey, survey_data
-from bsmeta.data.stream.windows import count_names
 from bsmeta.data.text.chunks import PackedSequence
 
 if TYPE_CHECKING:

@@ -389,7 +389,7 @@ class PackedSequence:
         types: int32[p], metadata types rendered for each chunk's document (bit i:
             metadata_list[i]).
         documents: Names of the documents with a chunk in it, `<shard>:<number>`.
-        counts: float64[c], sums for the log; see `windows.count_names`.
+        counts: float64[c], sums for the log; see `counts.count_names`.
         stream: The logical stream that yields it.
         position_after: The position of the stream after this sequence.
     """

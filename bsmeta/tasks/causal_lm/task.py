@@ -31,10 +31,10 @@ from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import new_model, read_shape
 from bsmeta.data.batch import StepData, Stream
+from bsmeta.data.stream.counts import WITH_METADATA
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.stream.windows import WITH_METADATA
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.rendering import chances
 from bsmeta.models import attention, layers

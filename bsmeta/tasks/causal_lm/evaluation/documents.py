@@ -28,7 +28,8 @@ from bsmeta.data.io.file_start import check_has_document, explain_no_document
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
-from bsmeta.data.stream.windows import check_length, reason_of
+from bsmeta.data.stream.reasons import find_reason
+from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import column_keys
@@ -175,7 +176,7 @@ class HeldOutDocuments:
             rendered = self._renderer.render(document, self._types)
             check_length(rendered, self._config)
         except BadDocument as error:
-            self._refuse(number, reason_of(line, error))
+            self._refuse(number, find_reason(line, error))
             return
 
         if not document.text:

@@ -32,8 +32,10 @@ from bsmeta.data.io.shards import Shard
 from bsmeta.data.stream.corpora import deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import held_out
 from bsmeta.data.stream.plan import Share
+from bsmeta.data.stream.stages.items import WindowDocument
 from bsmeta.data.stream.survey import checked_lines
-from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
+from bsmeta.data.stream.window import Window
+from bsmeta.data.stream.window_maker import WindowMaker
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.records import BadDocument

@@ -1,0 +1,82 @@
+"""The reasons why documents, or parts of them, are left out of training.
+
+The metadata package detects problems in the JSON object, the stages of a window those in the file
+and the line. A metadata type may list reasons of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bsmeta.data.io.lines import BYTE_ORDER_MARK, LONGEST_LINE, OVERLONG
+from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.records import BadDocument, Line
+
+REASONS = (  # common to all types; a metadata type lists its own in `MetadataType.reasons`
+    "bad_content_spans",
+    "blank_line",
+    "byte_order_mark",
+    "damaged_file",
+    "document_too_long",
+    "end_before_start",
+    "html_attributes_mismatch",
+    "line_too_long",
+    "missing_position",
+    "missing_text",
+    "negative_position",
+    "no_content_spans",
+    "not_a_number",
+    "not_a_timestamp",
+    "not_an_object",
+    "not_json",
+    "not_utf8",
+    "position_beyond_text",
+    "relative_position_too_large",
+    "text_not_string",
+    "wrong_type",
+)
+
+TEST_OVERLAP = "test_overlap"
+"""Training documents dropped because they are held out."""
+
+EMPTY_TEXT = "empty_text"
+"""Documents without text: pages may be empty, which is not an error in the data."""
+
+HALF_USED = "half_used_at_phase_switch"
+"""Documents whose unused part was dropped when the metadata schedule switched phases."""
+
+NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
+"""Reasons why good documents, or parts of them, are left out."""
+
+
+def list_reasons(keys: Sequence[str]) -> list[str]:
+    """Lists the reasons of bad documents, including the reasons of the metadata types `keys`."""
+    reasons = dict.fromkeys(REASONS)
+    for key in keys:
+        reasons |= dict.fromkeys(type_of(key).reasons)
+    return [*reasons]
+
+
+def count_bad(skipped: Counter[str]) -> int:
+    """Counts the skipped documents that are bad, for whatever reason."""
+    return skipped.total() - sum(skipped[reason] for reason in NOT_BAD)
+
+
+def find_reason(line: Line, error: BadDocument) -> BadDocument:
+    """Returns a more specific error if the line itself shows why it is not JSON."""
+    if error.reason != "not_json":
+        return error
+
+    line = bytes(line)
+    if line == OVERLONG:
+        return BadDocument("line_too_long", f"expected {LONGEST_LINE:,} bytes at most")
+    if not line.strip():
+        return BadDocument("blank_line", "expected a JSON object")
+    if line.startswith(BYTE_ORDER_MARK):
+        return BadDocument("byte_order_mark", "the line begins with a UTF-8 byte order mark")
+    try:
+        line.decode()
+    except UnicodeDecodeError as problem:
+        return BadDocument("not_utf8", str(problem))
+    return error

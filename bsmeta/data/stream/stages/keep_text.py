@@ -1,0 +1,37 @@
+"""Seventh stage: under `row_budget=text`, a rejected document is trained on without its metadata.
+
+The choice of training documents must not depend on which metadata is read. All other rejected
+documents end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from bsmeta.data.stream.stages.decode import decode_lines
+from bsmeta.data.stream.stages.guard import Guard
+from bsmeta.data.stream.stages.items import BadLine, WindowDocument, apply_stage
+from bsmeta.data.stream.stages.render import DocumentRenderer
+from bsmeta.metadata.decoding import Decoder
+
+
+def keep_text(
+    documents: Iterable[WindowDocument | BadLine],
+    decoder: Decoder | None,
+    guard: Guard,
+    renderer: DocumentRenderer,
+) -> Iterator[WindowDocument]:
+    """Yields the good documents, and the text of bad ones if nothing but their metadata is bad.
+
+    Args:
+        decoder: Reads the text alone; None leaves all bad documents out.
+    """
+    for document in documents:
+        if not isinstance(document, BadLine):
+            yield document
+        elif decoder is not None:
+            decoded = decode_lines([document.source], decoder)
+            admitted = apply_stage(guard.admit, decoded)
+            for text in apply_stage(renderer.render, admitted):
+                if not isinstance(text, BadLine):
+                    yield text

@@ -1,0 +1,50 @@
+"""Fourth stage, only for `metadata_values=shuffled`: documents get the values of others.
+
+The donors are the other documents of the window, so all its lines are decoded in advance for their
+metadata.
+"""
+
+from __future__ import annotations
+
+from bsmeta.data.stream.stages.items import ReadDocument
+from bsmeta.data.stream.window import Window
+from bsmeta.metadata.decoding import Decoder
+from bsmeta.metadata.document import Document
+from bsmeta.metadata.metadata_type import SHUFFLED
+from bsmeta.metadata.records import BadDocument, Line
+from bsmeta.metadata.rendering import Donors
+
+
+class Lender:
+    """Lends each document of a window the metadata values of another one.
+
+    Args:
+        keys: The metadata types that are lent.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, window: Window, decoder: Decoder, keys: list[str], seed: int) -> None:
+        self._decoder = decoder
+        self._keys = keys
+        documents = [self._read_values(line) for line in window.lines]
+        self._donors = Donors(documents, keys, window.seed(seed, SHUFFLED))
+
+    def lend(self, document: ReadDocument) -> ReadDocument:
+        """Replaces the values of a document.
+
+        Raises:
+            BadDocument: If its own records are invalid.
+        """
+        index = document.source.window_index
+        document.document = self._donors.with_values(index, document.document, SHUFFLED)
+        return document
+
+    def _read_values(self, line: Line) -> Document:
+        """Reads only the metadata of a document: none if it is bad, which is reported later."""
+        try:
+            document = self._decoder.decode(line)
+            records = {key: document.records(key) for key in self._keys}
+        except BadDocument:
+            return Document("", None, {})
+
+        return Document("", None, {key: list(values) for key, values in records.items() if values})

@@ -1,0 +1,67 @@
+"""Sixth stage: bad lines stop the run, or are counted.
+
+`bad_documents` decides which: `strict` reports the first of them, `skip` counts all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from bsmeta.config.data import DataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.io.file_start import check_has_document
+from bsmeta.data.io.files import refuse_bad_copy
+from bsmeta.data.io.shards import Shard, numbered
+from bsmeta.data.stream.reasons import find_reason, list_reasons
+from bsmeta.data.stream.stages.items import BadLine, WindowDocument
+
+
+class Rejecter:
+    """Rejects the bad lines of a window.
+
+    Args:
+        skipped: Counts the rejected documents, by reason.
+    """
+
+    def __init__(self, config: DataConfig, shard: Shard, skipped: Counter[str]) -> None:
+        self._is_strict = config.bad_documents == "strict"
+        self._path = shard.path
+        self._reasons = frozenset(list_reasons(config.metadata_config.metadata_list))
+        self._skipped = skipped
+
+    def reject_bad(
+        self, documents: Iterable[WindowDocument | BadLine]
+    ) -> Iterator[WindowDocument | BadLine]:
+        """Yields all items, the bad ones after they have been rejected."""
+        for document in documents:
+            if isinstance(document, BadLine):
+                self._reject(document)
+            yield document
+
+    def _reject(self, bad: BadLine) -> None:
+        """Counts a document that cannot be used and is skipped.
+
+        Raises:
+            ConfigurationError: If a metadata type gives a reason that it does not list.
+            DataError: In strict mode, naming file, line (or row) and reason.
+        """
+        number = bad.source.number
+        error = find_reason(bad.source.line, bad.error)
+        if error.reason not in self._reasons:
+            raise ConfigurationError(
+                f"{self._path}, {numbered(self._path, number)}: a metadata type refuses the "
+                f'document with the reason "{error.reason}" ({error.detail}), for which there is '
+                f'no count; add reasons = ("{error.reason}",) to the class of the type'
+            )
+
+        if self._is_strict:
+            refuse_bad_copy(self._path)
+            if number == 0:
+                check_has_document(self._path, "data_config.train_file")
+            raise DataError(
+                f"{self._path}, {numbered(self._path, number)}: {error.reason}: {error.detail} "
+                "(data_config.bad_documents=skip counts such documents and continues)"
+            )
+
+        self._skipped[error.reason] += 1

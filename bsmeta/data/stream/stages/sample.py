@@ -1,0 +1,30 @@
+"""Third stage: draws the metadata types that each document is rendered with."""
+
+from __future__ import annotations
+
+from bsmeta.data import document_generator
+from bsmeta.data.stream.stages.items import ReadDocument
+from bsmeta.data.stream.window import Window
+from bsmeta.metadata.rendering import TypeSampler
+
+
+class WindowSampler:
+    """Samples the metadata types of a window's documents, each with its own generator.
+
+    Args:
+        sampler: Draws the types in the current phase of the metadata schedule.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, sampler: TypeSampler, window: Window, seed: int) -> None:
+        self._sampler = sampler
+        self._seed = seed
+        self._epoch = window.epoch
+        self._shard = window.shard.name
+
+    def sample(self, document: ReadDocument) -> ReadDocument:
+        """Sets the types of a document."""
+        number = document.source.number
+        generator = document_generator(self._seed, self._epoch, self._shard, number)
+        document.types = self._sampler.draw(document.document, generator)
+        return document

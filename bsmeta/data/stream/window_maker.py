@@ -1,0 +1,143 @@
+"""Strings the stages of a window together, from its lines to packed sequences.
+
+Most of the stream's time is spent here: `corpora` reads the window, the `stages` decode its lines,
+sample and render metadata, encode, cut and pack. The state of each stage is either fixed for a run
+(the decoder, the tokenizer) or made for one window (its donors, its counts): nothing crosses a
+window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import BY_TEXT, DataConfig
+from bsmeta.config.metadata import phase_configs
+from bsmeta.core.errors import refuse
+from bsmeta.data.stream.held_out import HeldOutFingerprints
+from bsmeta.data.stream.stages.cut import cut_documents
+from bsmeta.data.stream.stages.decode import decode_lines
+from bsmeta.data.stream.stages.encode import encode_documents
+from bsmeta.data.stream.stages.guard import Guard
+from bsmeta.data.stream.stages.items import (
+    BadLine,
+    NumberedLine,
+    ReadDocument,
+    WindowDocument,
+    apply_stage,
+    number_lines,
+)
+from bsmeta.data.stream.stages.keep_text import keep_text
+from bsmeta.data.stream.stages.lend import Lender
+from bsmeta.data.stream.stages.pack import pack_documents
+from bsmeta.data.stream.stages.reject import Rejecter
+from bsmeta.data.stream.stages.render import DocumentRenderer
+from bsmeta.data.stream.stages.sample import WindowSampler
+from bsmeta.data.stream.window import Window
+from bsmeta.data.text.chunks import PackedWindow
+from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.metadata.checks import row_budget_problems
+from bsmeta.metadata.decoding import Decoder, make_decoder
+from bsmeta.metadata.metadata_type import SHUFFLED
+from bsmeta.metadata.rendering import Rendered, TypeSampler
+
+
+class WindowMaker:
+    """Turns windows into sequences.
+
+    Args:
+        tokenizer: A fast tokenizer with an EOS token.
+        source: Name of the source in a mixture.
+        held_out: Documents that must not be trained on.
+        sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        *,
+        source: str = "",
+        held_out: HeldOutFingerprints | None = None,
+        sample: Sequence[bytes] = (),
+    ) -> None:
+        refuse(row_budget_problems(config))
+        self._config = config
+        self._seed = seed
+        self._held_out = held_out
+        self._metadata = config.metadata_config
+
+        self.decoder = make_decoder(self._metadata, config.columns, source, config.content)
+        self._text_decoder: Decoder | None = None
+        if config.row_budget == BY_TEXT:
+            text = replace(self._metadata, metadata_list=[], metadata_column_list=None)
+            self._text_decoder = make_decoder(text, config.columns, content=config.content)
+
+        self._samplers = [TypeSampler(phase) for phase in phase_configs(self._metadata)]
+        self._renderer = DocumentRenderer(config)
+        self._encoder = DocumentEncoder(
+            tokenizer,
+            config,
+            backend=config.tokenizer_backend,
+            sample=self._render_all_types(sample),
+        )
+
+    def documents(
+        self, window: Window, phase: int = 0, leave_out: Collection[int] = ()
+    ) -> tuple[list[WindowDocument], Counter[str]]:
+        """Prepares the good documents of a window, and counts the skipped ones by reason.
+
+        Args:
+            phase: The phase of the metadata schedule to sample metadata with.
+            leave_out: Numbers of documents that are not prepared.
+
+        Raises:
+            DataError: If a document is bad or the shard is damaged, and `bad_documents` is strict;
+                or if a document is held out, and `on_test_overlap` is error.
+        """
+        skipped: Counter[str] = Counter()
+        guard = Guard(self._config, window.shard, self._held_out, skipped)
+        sampler = WindowSampler(self._samplers[phase], window, self._seed)
+        rejecter = Rejecter(self._config, window.shard, skipped)
+
+        # Each stage takes one document at a time from the one above it, when the next one asks.
+        lines = number_lines(window)
+        decoded = decode_lines(lines, self.decoder)
+        admitted = apply_stage(guard.admit, decoded)
+        sampled = apply_stage(sampler.sample, admitted)
+        if self._metadata.metadata_values == SHUFFLED:
+            lender = Lender(window, self.decoder, self._metadata.metadata_list, self._seed)
+            sampled = apply_stage(lender.lend, sampled)
+        rendered = apply_stage(self._renderer.render, sampled)
+
+        rejected = rejecter.reject_bad(rendered)
+        kept = keep_text(rejected, self._text_decoder, guard, self._renderer)
+        wanted = (document for document in kept if document.number not in leave_out)
+
+        encoded = encode_documents(
+            wanted, self._encoder, also_plain=self._metadata.without_metadata_same_context
+        )
+        documents = [*cut_documents(encoded, self._config)]
+        return documents, skipped
+
+    def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
+        """Packs the chunks of a window's documents into sequences."""
+        return pack_documents(documents, window, self._config, self._seed)
+
+    def _render_all_types(self, lines: Sequence[bytes]) -> list[Rendered]:
+        """Renders documents with all of their metadata; leaves out bad ones."""
+        types = tuple(self._metadata.metadata_list)
+
+        def take_all_types(document: ReadDocument) -> ReadDocument:
+            document.types = types
+            return document
+
+        numbered = (NumberedLine(number, number, line) for number, line in enumerate(lines))
+        decoded = decode_lines(numbered, self.decoder)
+        typed = apply_stage(take_all_types, decoded)
+        documents = apply_stage(self._renderer.render, typed)
+        return [document.rendered for document in documents if not isinstance(document, BadLine)]
