@@ -47,6 +47,7 @@ IMPORTED = (
     "bsmeta.training.run",
     "datasets",
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # every engine imports it, and it torch._inductor
     "gigatoken",
     "scipy.stats",
     "torch._dynamo",  # every optimizer imports it
