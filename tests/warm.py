@@ -49,7 +49,14 @@ IMPORTED = (
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every engine imports it, and it torch._inductor
     "gigatoken",
+    "hydra.core.plugins",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "scipy.stats",
+    "sklearn.feature_extraction.text",
+    "sklearn.linear_model",
+    "sklearn.model_selection",
+    "sklearn.svm",
     "torch._dynamo",  # every optimizer imports it
     "torch.distributed.checkpoint",
     "torch.distributed.run",
