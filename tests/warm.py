@@ -49,7 +49,6 @@ IMPORTED = (
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every engine imports it, and it torch._inductor
     "gigatoken",
-    "hydra.core.plugins",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "scipy.stats",
