@@ -47,8 +47,15 @@ IMPORTED = (
     "bsmeta.training.run",
     "datasets",
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # every engine imports it, and it torch._inductor
     "gigatoken",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "scipy.stats",
+    "sklearn.feature_extraction.text",
+    "sklearn.linear_model",
+    "sklearn.model_selection",
+    "sklearn.svm",
     "torch._dynamo",  # every optimizer imports it
     "torch.distributed.checkpoint",
     "torch.distributed.run",
@@ -147,9 +154,15 @@ def become(
 def run(arguments: list[str]) -> None:
     """Runs what follows `python` on a command line."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     # The ranks, too: with the environment that the launcher gives them.
     SubprocessHandler._popen = lambda _, args, env: Forked(args, env)  # type: ignore
+
+    # The launcher looks up its own stack for each event that nobody reads: a second of the
+    # processor with all the modules that are imported here.
+    dynamic_rendezvous.get_method_name = lambda depth=2: "no_method_name"
+
     if arguments[0] == "-u":
         arguments = arguments[1:]
     if arguments[0] == "-m":

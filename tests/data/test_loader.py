@@ -73,6 +73,7 @@ def test_blocks_of_several_processes_are_merged_in_turn() -> None:
 
 def test_what_was_there_before_the_loader_is_not_looked_through_again() -> None:
     gc.unfreeze()
+    gc.set_threshold(700, 10, 10)  # as in a process that has had no loader
     blocks = SequenceBlocks(lambda _: iter([sequence(0, 1, types=[0])]), size=1, length=1, pad=0)
     next(iter(blocks))
     frozen = gc.get_freeze_count()

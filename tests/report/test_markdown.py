@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import markdown as python_markdown
@@ -182,9 +183,16 @@ def test_names_are_text_in_pages(
     assert not trees[0].css("script, img, a[href^='javascript:']")
 
 
+@cache
+def demo_config() -> CausalLMConfig:
+    """Composed once: that takes longer than to write a model card."""
+    return compose(CausalLMConfig, "demo", [])
+
+
+@cache
 def card(mark: str) -> str:
     """A model card whose names all have a mark."""
-    config = compose(CausalLMConfig, "demo", [])
+    config = demo_config()
     data = replace(
         config.data_config,
         train_file=[f"a{mark}.jsonl", f"hf://datasets/owner{mark}/pages{mark}/a.jsonl"],
@@ -238,24 +246,32 @@ def test_names_are_text_in_model_cards(mark: str) -> None:
     check_document(source[front.end() :], plain[other.end() :])
 
 
-@pytest.mark.parametrize("mark", MARKUP)
-def test_names_are_text_in_reports_of_sweeps(
-    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "experiments" / "hpsearch"))
+def write_sweep(folder: Path, mark: str) -> str:
+    """Writes the report of a sweep whose keys and values have a mark; returns its Markdown."""
     from results import write_report
 
-    for own in (mark, ""):
-        folder = tmp_path / f"sweep{bool(own)}"
-        runs = {folder / str(n): {f"key{own}": f"{n}{own}", f"b{own}": own} for n in range(2)}
-        for run in runs:
-            run.mkdir(parents=True)
-            (run / "status.json").write_text('{"state": "done"}')
-            event = {"event": "step", "step": 1, "loss": 2.5}
-            (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
-        write_report(folder, runs)
-        assert (folder / "sweep.png").stat().st_size > 1000
-    check_document(*((tmp_path / f"sweep{own}/sweep.md").read_text() for own in (True, False)))
+    runs = {folder / str(n): {f"key{mark}": f"{n}{mark}", f"b{mark}": mark} for n in range(2)}
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "status.json").write_text('{"state": "done"}')
+        event = {"event": "step", "step": 1, "loss": 2.5}
+        (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+    write_report(folder, runs)
+    assert (folder / "sweep.png").stat().st_size > 1000
+    return (folder / "sweep.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def plain_sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The Markdown of a sweep with harmless names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "experiments" / "hpsearch"))
+        yield write_sweep(tmp_path_factory.mktemp("plain") / "sweep", "")
+
+
+@pytest.mark.parametrize("mark", MARKUP)
+def test_names_are_text_in_reports_of_sweeps(mark: str, plain_sweep: str, tmp_path: Path) -> None:
+    check_document(write_sweep(tmp_path / "sweep", mark), plain_sweep)
 
 
 def test_all_documents_are_written_here() -> None:

@@ -288,7 +288,9 @@ class SequenceBlocks(IterableDataset):
 
     def __iter__(self) -> Iterator[Block | UserError]:
         worker = get_worker_info()
-        if worker or not gc.get_freeze_count():  # a worker inherits the trainer's freeze
+        is_set_up = gc.get_threshold()[0] == CONTAINERS
+        # A worker inherits the trainer's freeze. The count comes last: it visits every object.
+        if worker or not (is_set_up or gc.get_freeze_count()):
             # Existing objects (mostly of libraries) are long-lived: scanning all of them in every
             # full collection would take a tenth of the time.
             gc.collect()

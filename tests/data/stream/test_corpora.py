@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(name: str, folder: Path, *more: str) -> DataConfig:
+    return deepcopy(composed(name, folder, *more))
+
+
+@cache
+def composed(name: str, folder: Path, *more: str) -> DataConfig:
+    """Composed once: that takes longer than the steps of most tests here."""
     small = (
         "data_config.window_documents=8",
         "data_config.per_device_train_batch_size=2",
