@@ -66,7 +66,7 @@ def parse_response(data: bytes, limit: int) -> Response:
     if header_end.end() > LONGEST_HEADER:
         return Response("header_too_large")
 
-    fields = parse_fields(data[: header_end.start()].split(b"\n")[1:])
+    fields = parse_fields(data[: header_end.start()])
     if int(status[1]) != _OK:
         return Response("http_status")
     content_type = fields.get("content-type", "")

@@ -305,14 +305,16 @@ def _read_warc(
 
 def _is_page(record: Record) -> bool:
     """Returns whether a record is a page: a response, a saved page, or the text of a page."""
-    is_saved_page = record.type == "resource" and is_html(record.headers.get("content-type", "?"))
-    return record.type in ("response", "conversion") or is_saved_page
+    if record.type == "resource":
+        return is_html(record.parse_header().get("content-type", "unknown"))
+    return record.type in ("response", "conversion")
 
 
 def _read_page(record: Record, page_bytes: int) -> InputRecord:
+    fields = record.parse_header()
     page = InputRecord(
-        url=record.headers.get("warc-target-uri", "").strip("<>"),
-        timestamp=_parse_date(record.headers.get("warc-date", "")),
+        url=fields.get("warc-target-uri", "").strip("<>"),
+        timestamp=_parse_date(fields.get("warc-date", "")),
     )
     if record.type == "response":
         response = parse_response(record.content, page_bytes)
@@ -328,7 +330,7 @@ def _read_page(record: Record, page_bytes: int) -> InputRecord:
         page.text = record.content.decode("utf-8", "replace")
     else:
         page.payload = record.content
-        page.charset = find_charset(record.headers["content-type"])
+        page.charset = find_charset(fields["content-type"])
     return page
 
 

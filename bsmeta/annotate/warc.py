@@ -33,13 +33,18 @@ MEMBER_CUT_OFF = "it ends within a gzip member"
 RECORD_CUT_OFF = "it ends within a record"
 
 _GZIP = b"\x1f\x8b\x08"
-_PADDING = b"\0\r\n\t "  # between gzip members, such as the zeros of a tape block
+_GZIP_PADDING = re.compile(rb"[\0\r\n\t ]*")  # such as the zeros of a tape block
+_INPUT = 1 << 14  # compressed bytes to decompress at a time
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 _VERSION_START = re.compile(rb"W(A(R(C(/[\d.]*\r?)?)?)?)?")
 _VERSION_LINE = re.compile(rb"\nWARC/\d+\.\d+[ \t]*\r?\n")
 _LONGEST_VERSION = 32  # bytes of such a line
 _HEADER_END = re.compile(rb"\n\r?\n")
-_LENGTH = re.compile(r"\d{1,18}")
+_BLANK = re.compile(rb"[\r\n]*")
+_TYPE = re.compile(rb"^warc-type[ \t]*:[ \t]*([^\r\n]*?)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_LENGTH = re.compile(
+    rb"^content-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE
+)
 _TRIAL = 1 << 12  # bytes with which a possible gzip member is tried
 _SMALL_INPUT = 64  # compressed bytes at a time before damage: output of a failing call is lost
 
@@ -50,15 +55,19 @@ class Record:
 
     Attributes:
         type: `WARC-Type` in lower case.
-        headers: The fields, by their names in lower case.
+        header: The lines of the header.
         content: The content, at most one byte more than the limit of the reader.
         offset: Where it begins in the file; in a compressed file, where its gzip member begins.
     """
 
     type: str
-    headers: dict[str, str]
+    header: bytes
     content: bytes
     offset: int
+
+    def parse_header(self) -> dict[str, str]:
+        """Returns the fields of the header, by their names in lower case."""
+        return parse_fields(self.header)
 
 
 @dataclass(slots=True)
@@ -120,15 +129,15 @@ def _read_record(content: _Content, start: int, limit: int) -> tuple[Record | Da
     offset = content.offset_of(start)
     begin = content.find_content(start)
     if begin is None:
-        end = content.find_record(start + 1)
-        return _describe_bad_header(content, offset, start, end), end
+        next_record = content.find_record(start + 1)
+        return _describe_bad_header(content, offset, start, next_record), next_record
 
-    headers = _parse_headers(content.read(start, begin - start))
-    digits = _LENGTH.fullmatch(headers.get("content-length", ""))
-    length = None if digits is None else int(digits[0])
+    header = content.read(start, begin - start)
+    digits = _LENGTH.search(header)
+    length = None if digits is None else int(digits[1])
 
     data = b""
-    end = None
+    end: int | None = None
     if length is not None:
         data = content.read(begin, min(length, limit + 1))
         end = content.find_end(begin, length)
@@ -149,7 +158,9 @@ def _read_record(content: _Content, start: int, limit: int) -> tuple[Record | Da
     gap = content.take_gap_of_record(end, is_whole=end - begin == length)
     if gap is not None:
         return Damage(gap.offset, gap.reason), end
-    return Record(headers.get("warc-type", "").lower(), headers, data, offset), end
+    record_type = _TYPE.search(header)
+    name = "" if record_type is None else record_type[1].decode("utf-8", "replace").lower()
+    return Record(name, header, data, offset), end
 
 
 def _describe_bad_header(content: _Content, offset: int, start: int, end: int) -> Damage:
@@ -163,26 +174,21 @@ def _describe_bad_header(content: _Content, offset: int, start: int, end: int) -
     return Damage(offset, "the header of a record has no end")
 
 
-def _parse_headers(header: bytes) -> dict[str, str]:
-    """Parses the lines of a header after the first; the first of repeated fields counts."""
-    return parse_fields(header.split(b"\n")[1:])
-
-
-def parse_fields(lines: list[bytes]) -> dict[str, str]:
-    """Parses header fields of WARC or HTTP; of repeated fields, the first counts.
+def parse_fields(header: bytes) -> dict[str, str]:
+    """Parses the fields of a header of WARC or HTTP, which follow its first line.
 
     Returns:
-        The values by the names in lower case. Lines without a colon are left out; lines that begin
-        with white space continue the field before them.
+        The values by the names in lower case; of repeated fields, the first counts. Lines without
+        a colon are left out; lines that begin with white space continue the field before them.
     """
     fields: dict[str, str] = {}
     name = ""
-    for line in lines:
-        text = line.decode("utf-8", "replace")
-        if text[:1] in (" ", "\t") and name:
-            fields[name] = f"{fields[name]} {text.strip()}".strip()
+    lines = header.decode("utf-8", "replace").split("\n")
+    for line in lines[1:]:
+        if name and line.startswith((" ", "\t")):
+            fields[name] = f"{fields[name]} {line.strip()}".strip()
             continue
-        field_name, colon, value = text.partition(":")
+        field_name, colon, value = line.partition(":")
         name = field_name.strip().lower() if colon else ""
         if name and name not in fields:
             fields[name] = value.strip()
@@ -239,7 +245,8 @@ class _Content:
         self._gaps: deque[_Gap] = deque()
         self._members: deque[_Member] = deque([_Member(0, 0)])
 
-        self._compressed = b""  # read from the file, and not yet decompressed
+        self._compressed = b""  # the last bytes read from the file
+        self._cursor = 0  # number of them that are decompressed
         self._decompressor: Any = None  # None between members
 
     @property
@@ -248,7 +255,7 @@ class _Content:
 
     def fill(self, position: int) -> bool:
         """Returns whether the content extends to a position; decompresses up to there."""
-        while self._end < position:
+        while self._start + len(self._buffer) < position:
             if not self._extend():
                 return False
         return True
@@ -266,17 +273,20 @@ class _Content:
 
     def discard(self, position: int) -> None:
         """Forgets the content before a position."""
-        if position - self._start < BLOCK:
-            return  # moving the rest would cost more than the memory is worth
-        del self._buffer[: position - self._start]
-        self._start = position
         while len(self._members) > 1 and self._members[1].position <= position:
             self._members.popleft()
+        if position - self._start >= BLOCK:  # otherwise moving the rest would cost too much
+            del self._buffer[: position - self._start]
+            self._start = position
 
     def skip_blank(self, position: int) -> int:
         """Returns the position after any line ends at a position."""
-        while self.fill(position + 1) and self._buffer[position - self._start] in b"\r\n":
-            position += 1
+        while self.fill(position + 1):
+            match = _BLANK.match(self._buffer, position - self._start)
+            assert match is not None
+            position = self._start + match.end()
+            if position < self._end:
+                break
         return position
 
     def begins_record(self, position: int) -> bool:
@@ -293,7 +303,8 @@ class _Content:
         """Returns the offset in the file, of the gzip member if there is one."""
         if self.is_plain:
             return position
-        return max(member.offset for member in self._members if member.position <= position)
+        members = reversed(self._members)
+        return next(member.offset for member in members if member.position <= position)
 
     def take_gap(self, position: int) -> _Gap | None:
         """Returns the first gap that ends at a position or before, once."""
@@ -351,7 +362,8 @@ class _Content:
         barrier = self._barrier(begin)
         if not is_there or (barrier is not None and barrier < end):
             return None
-        if self.read(end, 4) == b"\r\n\r\n" or self.read(end, 2) == b"\n\n":
+        self.fill(end + 4)
+        if self._buffer.startswith((b"\r\n\r\n", b"\n\n"), end - self._start):
             return end
         after = self.skip_blank(end)
         is_last = self.ends_at(after) or self.has_gap(end)
@@ -401,12 +413,15 @@ class _Content:
             if gap.end >= position:
                 edge = gap.start if gap.start > position else gap.end
                 break
-        for member in list(self._members):
-            if edge is not None and member.position >= edge:
+
+        number = 1  # the first member begins at the current record or before
+        while number < len(self._members):
+            begin = self._members[number].position
+            number += 1
+            if edge is not None and begin >= edge:
                 break
-            is_kept = member.position >= max(position, self._start)
-            if is_kept and self.begins_record(member.position):
-                return member.position
+            if begin >= position and begin >= self._start and self.begins_record(begin):
+                return begin
         return edge
 
     def _extend(self) -> bool:
@@ -421,18 +436,22 @@ class _Content:
         while True:
             if self._decompressor is None and not self._begin_member():
                 return False
+            # The decompressor copies the input that it leaves, so it is given small parts.
+            data = self._compressed[self._cursor : self._cursor + _INPUT]
             try:
-                block = self._decompressor.decompress(self._compressed, BLOCK)
+                block = self._decompressor.decompress(data, BLOCK)
             except isal_zlib.error:  # type: ignore[misc]
                 self._skip_member()
                 return True
 
+            self._cursor += len(data)
             if self._decompressor.eof:
-                self._compressed = self._decompressor.unused_data
+                self._cursor -= len(self._decompressor.unused_data)
                 self._decompressor = None
             else:
-                self._compressed = self._decompressor.unconsumed_tail
-                if not self._compressed and len(block) < BLOCK and not self._read_more():
+                self._cursor -= len(self._decompressor.unconsumed_tail)
+                is_used_up = self._cursor == len(self._compressed) and len(block) < BLOCK
+                if is_used_up and not self._read_more():
                     self._decompressor = None
                     self._buffer += block
                     self._add_gap(MEMBER_CUT_OFF)
@@ -442,25 +461,30 @@ class _Content:
                 return True
 
     def _read_more(self) -> bool:
+        """Reads the next bytes of the file, after those that are not yet decompressed."""
         data = self._file.read(COMPRESSED_BLOCK)
-        self._compressed += data
+        self._compressed = self._compressed[self._cursor :] + data
+        self._cursor = 0
         return bool(data)
 
     def _begin_member(self) -> bool:
         """Begins the next gzip member; returns False at the end of the file."""
         while True:
-            self._compressed = self._compressed.lstrip(_PADDING)
-            if len(self._compressed) < len(_GZIP) and self._read_more():
+            padding = _GZIP_PADDING.match(self._compressed, self._cursor)
+            assert padding is not None
+            self._cursor = padding.end()
+            num_left = len(self._compressed) - self._cursor
+            if num_left < len(_GZIP) and self._read_more():
                 continue
-            if not self._compressed:
+            if not num_left:
                 return False
 
-            offset = self._file.tell() - len(self._compressed)
+            offset = self._file.tell() - num_left
             self._members.append(_Member(self._end, offset))
-            if self._compressed.startswith(_GZIP):
+            if self._compressed.startswith(_GZIP, self._cursor):
                 self._decompressor = isal_zlib.decompressobj(wbits=GZIP_MEMBER)
                 return True
-            is_cut_off = _GZIP.startswith(self._compressed)
+            is_cut_off = _GZIP.startswith(self._compressed[self._cursor :])
             self._add_gap(MEMBER_CUT_OFF if is_cut_off else "no gzip member begins there")
             self._seek_member(offset + 1)
 
@@ -495,6 +519,7 @@ class _Content:
         """Moves to the next gzip member in the file, or to the end of the file."""
         self._decompressor = None
         self._compressed = b""
+        self._cursor = 0
         self._file.seek(offset)
         data = b""
         while block := self._file.read(COMPRESSED_BLOCK):
