@@ -71,7 +71,7 @@ EXTRAS = {
     "annotate": [
         "selectolax>=1.0",
         "resiliparse>=2.0,<3",
-        "fastwarc>=2.0,<3",
+        "brotli>=1.2",
         "trafilatura>=2.0,<3",
         "lxml_html_clean>=0.4",
         "htmldate>=1.9",

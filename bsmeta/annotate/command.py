@@ -175,7 +175,7 @@ def run(
                     problems.append(chunk.problem)
                     writers.pop(chunk.shard).close()
                 else:
-                    writers.pop(chunk.shard).finish()
+                    writers.pop(chunk.shard).finish(chunk.others)
                 advance(chunk.position, Counts() if written is None else written.counts)
     finally:
         for writer in writers.values():

@@ -160,6 +160,12 @@ class AnnotateConfig:
     page_seconds: float = key(
         30, "time limit of a page, in seconds; its process is then replaced", above=0
     )
+    on_bad_record: str = key(
+        "skip",
+        "damaged records of a WARC file: refuse the file, skip them (counted, offsets in the "
+        "journal; a file that is cut off is refused) or salvage (read a file that is cut off, too)",
+        choices=("refuse", "skip", "salvage"),
+    )
     worker_gb: float = key(
         4, "memory limit of a process, in GB; pages that need more are counted", above=0
     )

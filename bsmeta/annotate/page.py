@@ -47,7 +47,7 @@ _DETECTOR_BYTES = 1 << 17
 _SUPERSETS = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
 _ESCAPE = b"\x1b"  # begins the sequences of ISO-2022, which is ASCII and thus UTF-8 otherwise
 
-VERSION = 2  # increment it when parsing changes the text or tags of a page
+VERSION = 3  # increment it when parsing changes the text or tags of a page
 
 PARAGRAPHS = split_names(
     """p div li ul ol hr pre blockquote dt dd dl menu figcaption figure h1 h2 h3 h4 h5 h6 nav

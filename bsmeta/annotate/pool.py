@@ -18,7 +18,7 @@ import resource
 import signal
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -31,7 +31,14 @@ import msgspec
 
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.shard import Counts, Dropped
-from bsmeta.annotate.sources import InputFile, Item, item_bytes, read_items
+from bsmeta.annotate.sources import (
+    BAD_RECORD,
+    InputFile,
+    InputRecord,
+    Item,
+    item_bytes,
+    read_items,
+)
 from bsmeta.core.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -57,6 +64,7 @@ class Chunk(msgspec.Struct):
     rows: list[bytes | Dropped | None] = []  # the items' rows in the shard that is updated, if any
     position: int = 0  # bytes of all files that had been read after the last record
     problem: str = ""  # at the end of a damaged file: the message
+    others: dict[str, int] = {}  # at the end of a WARC file: records that are no pages, by type
 
 
 Failures = dict[tuple[int, int], str]
@@ -79,7 +87,14 @@ def chunks_of_file(
         first: The empty chunk of which all are copies; its position is the beginning of the file.
         rows: The existing rows of the records.
     """
-    items = read_items(file.path, int(config.page_mb * 1e6), skip)
+    others: Counter[str] = Counter()
+    items = read_items(
+        file.path,
+        int(config.page_mb * 1e6),
+        skip,
+        on_bad_record=config.on_bad_record,
+        others=others,
+    )
     chunk = deepcopy(first)
     chunk_bytes = 0
     end = deepcopy(first)
@@ -90,6 +105,8 @@ def chunks_of_file(
                 yield chunk
                 chunk = deepcopy(first)
                 chunk_bytes = 0
+            if isinstance(item, InputRecord) and item.problem == BAD_RECORD:
+                log.warning("%s, %s; skipped", file.path, item.url)
             chunk.items.append(item)
             chunk.rows.append(row)
             chunk.position = first.position + position
@@ -99,6 +116,7 @@ def chunks_of_file(
 
     if chunk.items:
         yield chunk
+    end.others = dict(others)
     yield end
 
 

@@ -83,7 +83,10 @@ def tables(report: Report) -> list[Table]:
     dropped = Table("Pages without a row", "", columns)
     for reason, count in Counter(report.total.dropped).most_common():
         dropped.rows.append([reason, count, count / report.total.pages])
-    return [_types_table(report), dropped]
+    others = Table("Records that are no pages", "", [Column("type"), Column("records", COUNT)])
+    for record_type, count in Counter(report.total.others).most_common():
+        others.rows.append([record_type, count])
+    return [_types_table(report), dropped, others]
 
 
 def _types_table(report: Report) -> Table:
@@ -202,7 +205,7 @@ def _read_pages(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[str, A
         return
 
     page_bytes = int(config.page_mb * 1e6)
-    items = read_items(plan.file.path, page_bytes)
+    items = read_items(plan.file.path, page_bytes, on_bad_record=config.on_bad_record)
     for (item, _), line in zip(items, existing_rows(plan.files, journal), strict=False):
         if not isinstance(line, bytes):
             continue

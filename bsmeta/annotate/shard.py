@@ -48,6 +48,7 @@ class Counts(msgspec.Struct):
     present: dict[str, int] = {}  # pages with at least one record, by annotator
     records: dict[str, int] = {}  # by annotator
     lengths: dict[int, int] = {}  # pages by the binary digits of the length of their text
+    others: dict[str, int] = {}  # records of a WARC file that are no pages, by type
     cpu_s: float = 0.0
 
     @property
@@ -59,7 +60,7 @@ class Counts(msgspec.Struct):
         """Adds the counts of other pages."""
         self.pages += other.pages
         self.cpu_s += other.cpu_s
-        for name in ("dropped", "present", "records", "lengths"):
+        for name in ("dropped", "present", "records", "lengths", "others"):
             setattr(self, name, dict(Counter(getattr(self, name)) + Counter(getattr(other, name))))
 
         for annotator, reasons in other.errors.items():
@@ -111,7 +112,7 @@ class Header(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A chunk that is on the disk; the last line of a complete journal has no pages."""
+    """A chunk that is on the disk; the last of a complete journal has no pages."""
 
     end: int  # size of the shard after it
     dropped: list[tuple[int, str, str]] = []
@@ -166,8 +167,7 @@ def read_journal(path: Path) -> Journal | None:
                 entry = _ENTRY.decode(data)
                 journal.end = entry.end
                 journal.is_complete = entry.is_end
-                if not entry.is_end:
-                    journal.entries.append(entry)
+                journal.entries.append(entry)
         except msgspec.DecodeError:
             break
         journal.bytes += len(line)
@@ -261,14 +261,19 @@ class ShardWriter:
             self._write_line(Entry(self._data.tell(), written.dropped, written.counts))
         self.pages += written.counts.pages
 
-    def finish(self) -> None:
-        """Completes the shard, and gives it its final name."""
+    def finish(self, others: dict[str, int]) -> None:
+        """Completes the shard, and gives it its final name.
+
+        Args:
+            others: Numbers of the records that are no pages, by type.
+        """
         with self._explain_full_disk():
             if not self.is_complete:
                 if self._data.tell() == 0:
                     self._data.write(_NO_ROWS)
                     _sync(self._data)
-                self._write_line(Entry(self._data.tell(), is_end=True))
+                counts = Counts(others=others)
+                self._write_line(Entry(self._data.tell(), counts=counts, is_end=True))
             self.close()
             self._files.part.replace(self._files.shard)
             self._files.journal_part.replace(self._files.journal)

@@ -7,26 +7,28 @@ reads for all, so the processes that annotate the pages decode them.
 from __future__ import annotations
 
 import glob
-import gzip
 import os
-import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
-from io import BytesIO
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import pyarrow as pa
-from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader
-from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 from pyarrow import types
 
+from bsmeta.annotate.http_response import (
+    LONGEST_HEADER,
+    find_charset,
+    is_html,
+    parse_response,
+)
 from bsmeta.annotate.page import decode_html
+from bsmeta.annotate.warc import Damage, Record, read_records
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import JSONDecoder
@@ -42,17 +44,16 @@ WARCS = (".warc", ".warc.gz", ".warc.wet", ".warc.wet.gz")
 PARQUET = (".parquet",)
 SUFFIXES = (*LINES, *WARCS, *PARQUET)
 
-HTML_TYPES = ("text/html", "application/xhtml+xml")
+REFUSE = "refuse"
+SKIP = "skip"
+SALVAGE = "salvage"
+ON_BAD_RECORD = (REFUSE, SKIP, SALVAGE)
+
+BAD_RECORD = "bad_record"
+"""The problem of a damaged part of a WARC file; `url` has its offset and the reason."""
+
 _TIMESTAMPS = ("timestamp", "c4_timestamp")
-_OK = 200
-_PAGES = (WarcRecordType.response, WarcRecordType.conversion)
-_READERS = {"gzip": GzipReader, "x-gzip": GzipReader, "br": BrotliReader}
 _BATCH = 64  # rows of a Parquet file in memory, at most
-_BLOCK = 1 << 20  # bytes read at a time
-_GZIP = b"\x1f\x8b\x08"  # the first bytes of a gzip member
-_HEADER_END = b"\r\n\r\n"
-_LONGEST_HEADER = 16 << 20  # bytes of the header of a WARC record, or of an HTTP response
-_CONTENT_LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 
 
 class InputRecord(msgspec.Struct):
@@ -158,8 +159,20 @@ def identify_files(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
         yield from pool.map(identify, files)
 
 
-def read_items(path: str, page_bytes: int, skip: int = 0) -> Iterator[tuple[Item, int]]:
+def read_items(
+    path: str,
+    page_bytes: int,
+    skip: int = 0,
+    *,
+    on_bad_record: str = SKIP,
+    others: Counter[str] | None = None,
+) -> Iterator[tuple[Item, int]]:
     """Yields the records of a file after the first `skip`, each with the bytes read so far.
+
+    Args:
+        on_bad_record: Whether damage in a WARC file ends it (`refuse`), is an item with a problem
+            unless the file is cut off (`skip`), or always is (`salvage`).
+        others: Counts the records of a WARC file that are no pages, by type.
 
     Raises:
         DataError: If the file is damaged, after the records before the damage.
@@ -167,7 +180,8 @@ def read_items(path: str, page_bytes: int, skip: int = 0) -> Iterator[tuple[Item
     if path.endswith(LINES):
         return _read_lines(path, skip)
     if path.endswith(WARCS):
-        return _read_warc(path, page_bytes, skip)
+        counter = Counter() if others is None else others
+        return _read_warc(path, page_bytes, skip, on_bad_record, counter)
     return _read_rows(path, skip)
 
 
@@ -267,162 +281,70 @@ def _python_type(arrow_type: pa.DataType) -> pa.DataType:
     return arrow_type
 
 
-def _read_warc(path: str, page_bytes: int, skip: int) -> Iterator[tuple[Item, int]]:
-    """Yields the responses of a WARC file, or the plain text (`conversion`) of a WET file."""
+def _read_warc(
+    path: str, page_bytes: int, skip: int, on_bad_record: str, others: Counter[str]
+) -> Iterator[tuple[Item, int]]:
+    """Yields the pages of a WARC or WET file, and an item for each damage."""
     number = 0
-    last_start = 0
     with open(path, "rb") as file:
-        try:
-            # A bad HTTP header would end the iteration, so `_parse_http` parses them.
-            for record in ArchiveIterator(file, parse_http=False, max_header_len=_LONGEST_HEADER):
-                last_start = record.stream_pos
-                if record.record_type in _PAGES:
-                    number += 1
-                    if number > skip:
-                        yield _read_page(record, page_bytes), file.tell()
-            _check_end(file, last_start)
-        except (EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
-            raise _damaged_file(path, number, str(error)) from error
+        for record in read_records(file, page_bytes + LONGEST_HEADER):
+            if isinstance(record, Damage):
+                if on_bad_record == REFUSE or (record.is_cut_off and on_bad_record != SALVAGE):
+                    raise _damaged_file(path, number, f"byte {record.offset:,}: {record.reason}")
+                page = InputRecord(url=f"byte {record.offset}: {record.reason}", problem=BAD_RECORD)
+            elif _is_page(record):
+                page = _read_page(record, page_bytes)
+            else:
+                others[record.type or "without a type"] += 1
+                continue
+
+            number += 1
+            if number > skip:
+                yield page, file.tell()
 
 
-def _read_page(record: WarcRecord, page_bytes: int) -> InputRecord:
-    date = record.record_date
+def _is_page(record: Record) -> bool:
+    """Returns whether a record is a page: a response, a saved page, or the text of a page."""
+    if record.type == "resource":
+        return is_html(record.parse_header().get("content-type", "unknown"))
+    return record.type in ("response", "conversion")
+
+
+def _read_page(record: Record, page_bytes: int) -> InputRecord:
+    fields = record.parse_header()
     page = InputRecord(
-        url=(record.headers.get("WARC-Target-URI") or "").strip("<>"),
-        timestamp=date.strftime("%Y-%m-%dT%H:%M:%SZ") if date else None,
+        url=fields.get("warc-target-uri", "").strip("<>"),
+        timestamp=_parse_date(fields.get("warc-date", "")),
     )
-
-    is_text = record.record_type == WarcRecordType.conversion
-    page.problem = "" if is_text else _parse_http(record)
-    if not page.problem and record.content_length > page_bytes:
-        page.problem = "too_large"
-    if page.problem:
+    if record.type == "response":
+        response = parse_response(record.content, page_bytes)
+        page.problem = response.problem
+        page.charset = response.charset
+        if not page.problem:
+            page.payload = response.body
         return page
 
-    payload = record.reader.read(page_bytes)
-    if len(payload) < record.content_length:
-        page.problem = "truncated"
-    elif is_text:
-        page.text = payload.decode("utf-8", "replace")
+    if len(record.content) > page_bytes:
+        page.problem = "too_large"
+    elif record.type == "conversion":
+        page.text = record.content.decode("utf-8", "replace")
     else:
-        content = _decode_content(payload, record.http_headers, page_bytes)
-        if content is None:
-            page.problem = "content_encoding"
-        elif len(content) > page_bytes:
-            page.problem = "too_large"
-        else:
-            page.payload = content
-            page.charset = record.http_charset
+        page.payload = record.content
+        page.charset = find_charset(fields["content-type"])
     return page
 
 
-def _decode_content(payload: bytes, headers: Any, page_bytes: int) -> bytes | None:
-    """Decodes the content of a response, up to one byte more than a page may have.
-
-    fastwarc's own decoding cannot be bounded (a record that was only read in part breaks the next
-    one), so the payload is read raw, and decoded here.
-
-    Returns:
-        None if the content cannot be decoded.
-    """
+def _parse_date(value: str) -> str | None:
+    """Returns a WARC date in UTC without fractions of a second; None if it is no date."""
     try:
-        if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
-            payload = _read_bounded(ChunkedReader(BytesIO(payload)), page_bytes + 1)
-        encoding = (headers.get("Content-Encoding") or "").strip().lower()
-        if encoding in ("", "identity"):
-            return payload
-        reader = _READERS.get(encoding)
-        return None if reader is None else _read_bounded(reader(BytesIO(payload)), page_bytes + 1)
-    except OSError:
+        date = datetime.fromisoformat(value)
+    except ValueError:
         return None
-
-
-def _read_bounded(reader: Any, limit: int) -> bytes:
-    """Reads at most `limit` bytes; the readers of fastwarc may return fewer at a time."""
-    blocks = []
-    remaining = limit
-    while remaining > 0 and (block := reader.read(remaining)):
-        blocks.append(block)
-        remaining -= len(block)
-    return b"".join(blocks)
-
-
-def _parse_http(record: WarcRecord) -> str:
-    """Parses the HTTP header of a response.
-
-    Returns:
-        Why the content is not read; empty if it is.
-
-    Raises:
-        OSError: If the file is damaged there.
-    """
-    if not record.is_http:
-        return "not_http"
+    with_zone = date if date.tzinfo else date.replace(tzinfo=UTC)
     try:
-        record.parse_http(max_header_len=_LONGEST_HEADER)
-    except OSError:
-        if record.content_length <= _LONGEST_HEADER:
-            raise
-        return "header_too_large"
-
-    headers = record.http_headers
-    if headers is None:
-        return "not_http"
-    if headers.status_code != _OK:
-        return "http_status"
-    content_type = (record.http_content_type or HTML_TYPES[0]).lower()
-    return "" if content_type in HTML_TYPES else "content_type"
-
-
-def _check_end(file: BinaryIO, last_start: int) -> None:
-    """Checks that a WARC file does not end within a record or a gzip member.
-
-    fastwarc does not report this.
-
-    Args:
-        last_start: Where the last record begins, as fastwarc reports it.
-
-    Raises:
-        EOFError, OSError, zlib.error: If the file is cut off.
-    """
-    if file.seek(0, os.SEEK_END) == 0:
-        return  # a segment without pages
-
-    # If a file is compressed as a whole, `last_start` is no position in the file.
-    for start in (last_start, 0):
-        file.seek(start)
-        if file.read(len(_GZIP)) == _GZIP:
-            _check_gzip(file, start)
-            return
-
-    file.seek(last_start)
-    header, separator, _ = file.read(_LONGEST_HEADER).partition(_HEADER_END)
-    length = _CONTENT_LENGTH.search(header) if separator else None
-    if length is not None:
-        end = last_start + len(header) + len(separator) + int(length[1])
-        is_whole = end <= file.seek(0, os.SEEK_END)
-        file.seek(end)
-        has_more = bool(file.read(_BLOCK).strip())  # the beginning of another record
-        if is_whole and not has_more:
-            return
-    raise EOFError("it ends within a record")
-
-
-def _check_gzip(file: BinaryIO, start: int) -> None:
-    """Decompresses the gzip members from a position on.
-
-    Raises:
-        EOFError, OSError, zlib.error: If one is cut off or damaged.
-    """
-    file.seek(start)
-    try:
-        with gzip.GzipFile(fileobj=file) as members:
-            while members.read(_BLOCK):
-                pass
-    except gzip.BadGzipFile as error:
-        # Bytes after the last member, such as a line end, are no damage.
-        if not str(error).startswith("Not a gzipped file"):
-            raise
+        return with_zone.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except OverflowError:
+        return None
 
 
 def format_count(number: int, noun: str) -> str:

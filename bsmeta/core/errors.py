@@ -12,7 +12,7 @@ EXTRA_OF = {
     **dict.fromkeys(("datasets", "sklearn"), "tables"),
     "rapidfuzz": "spelling",
     "ahocorasick_rs": "entities",
-    **dict.fromkeys(("selectolax", "resiliparse", "fastwarc", "htmldate", "pycld2"), "annotate"),
+    **dict.fromkeys(("selectolax", "resiliparse", "brotli", "htmldate", "pycld2"), "annotate"),
     **dict.fromkeys(("botocore", "google", "google.auth"), "object-stores"),
     "peft": "lora",
 }

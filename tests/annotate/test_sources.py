@@ -6,6 +6,8 @@ import gzip
 import io
 import itertools
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -142,8 +144,8 @@ def test_encoded_responses_are_decoded_and_bounded(tmp_path: Path) -> None:
         warc_record("https://a.org/4", gzip.compress(bomb), Content_Encoding="gzip"),
         warc_record("https://a.org/5", brotli(bomb), Content_Encoding="br"),
         warc_record("https://a.org/6", bomb),  # a bomb of the WARC's own compression
-        warc_record("https://a.org/7", b"not compressed", Content_Encoding="gzip"),
-        warc_record("https://a.org/8", HTML, Content_Encoding="compress"),
+        warc_record("https://a.org/7", gzip.compress(HTML)[3:], Content_Encoding="gzip"),
+        warc_record("https://a.org/8", bytes(range(99)), Content_Encoding="compress"),
         warc_record("https://a.org/9", HTML),
     )
     found = records(path)
@@ -275,14 +277,12 @@ def test_nanoseconds_in_parquet_are_cut_off(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("suffix", [".jsonl.gz", ".warc.gz", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet"])
 def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"pages{suffix}"
     pages = [{"url": f"https://a.org/{n}", "html": f"<p>{n}"} for n in range(2000)]
     if suffix == ".jsonl.gz":
         path.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in pages).encode()))
-    elif suffix == ".warc.gz":
-        write_warc(path, *(warc_record(one["url"], one["html"].encode()) for one in pages[:50]))
     else:
         pq.write_table(pa.Table.from_pylist(pages), path, row_group_size=100)
     content = bytearray(path.read_bytes())
@@ -291,6 +291,61 @@ def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path:
     path.write_bytes(content if suffix != ".jsonl.gz" else content[:middle])
     with pytest.raises(DataError, match=rf"{path.name}: damaged after [\d,]+ records"):
         records(path)
+
+
+def damaged_warc(path: Path) -> Path:
+    """Three pages of which the second is damaged, and a member that is cut off."""
+    members = [
+        write_warc(path, warc_record(f"https://a.org/{n}", HTML)).read_bytes() for n in "1234"
+    ]
+    second = bytearray(members[1])
+    second[40:60] = bytes(20)
+    path.write_bytes(members[0] + second + members[2] + members[3][:-20])
+    return path
+
+
+def test_damaged_records_are_refused_skipped_or_salvaged(tmp_path: Path) -> None:
+    path = damaged_warc(tmp_path / "a.warc.gz")
+
+    def read(on_bad_record: str) -> Iterator[InputRecord]:
+        for item, _ in read_items(str(path), PAGE_BYTES, on_bad_record=on_bad_record):
+            assert isinstance(item, InputRecord)
+            yield item
+
+    refused = read("refuse")
+    assert next(refused).url == "https://a.org/1"
+    with pytest.raises(DataError, match=r"damaged after 1 record \(byte \d+: a gzip member cannot"):
+        next(refused)
+
+    skipped = read("skip")
+    assert [next(skipped).problem for _ in range(3)] == ["", "bad_record", ""]
+    with pytest.raises(DataError, match="damaged after 3 records .*within a gzip member"):
+        next(skipped)
+
+    salvaged = list(read("salvage"))
+    assert [item.problem for item in salvaged] == ["", "bad_record", "", "bad_record"]
+    assert salvaged[1].url.startswith("byte ")
+
+
+def test_pages_without_http_are_read_and_other_records_counted(tmp_path: Path) -> None:
+    def write(record_type: WarcRecordType, content_type: str) -> WarcRecord:
+        record = warc_record("https://a.org/1", b"")
+        record.record_type = record_type
+        record.headers["Content-Type"] = content_type
+        record.set_bytes_content(b"caf\xe9")
+        return record
+
+    path = write_warc(
+        tmp_path / "a.warc.gz",
+        write(WarcRecordType.resource, "text/html; charset=latin-1"),
+        write(WarcRecordType.resource, "image/png"),
+        write(WarcRecordType.revisit, "application/http"),
+        write(WarcRecordType.metadata, "text/html"),
+    )
+    others: Counter[str] = Counter()
+    (item,) = [item for item, _ in read_items(str(path), PAGE_BYTES, others=others)]
+    assert decode(item, PAGE_BYTES).html == "café"
+    assert others == {"resource": 1, "revisit": 1, "metadata": 1}
 
 
 @pytest.mark.parametrize("suffix", [".warc.gz", ".warc"])

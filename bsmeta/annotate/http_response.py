@@ -1,0 +1,221 @@
+"""Parses HTTP responses as crawlers stored them: headers may announce codings already undone.
+
+Many writers of WARC files store the body after decoding, and keep the headers of the server. So a
+body is decoded only if it has the announced form.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import brotli
+from backports import zstd
+
+from bsmeta.annotate.warc import parse_fields
+from bsmeta.data.io.compression import BARE_DEFLATE, GZIP_MARK, GZIP_MEMBER
+
+LONGEST_HEADER = 16 << 20
+"""Maximum bytes of the header of a response."""
+
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+
+_OK = 200
+_STATUS = re.compile(rb"HTTP/\d+(?:\.\d+)?[ \t]+(\d{3})")
+_HEADER_END = re.compile(rb"\n\r?\n")
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"';,]+)", re.IGNORECASE)
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_NO_CODINGS = ("", "identity", "none")
+_BLOCK = 1 << 16  # bytes decompressed at a time
+_SAMPLE = 512  # bytes that show whether a body is text
+_BINARY = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # bytes that text hardly has
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")  # text that has such bytes
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response; only pages have a body.
+
+    Attributes:
+        problem: Why there is no page, such as `http_status`; empty if there is one.
+        body: The decoded body, at most one byte more than the limit.
+        charset: The encoding in the header.
+    """
+
+    problem: str = ""
+    body: bytes = b""
+    charset: str | None = None
+
+
+def parse_response(data: bytes, limit: int) -> Response:
+    """Parses a response, and decodes the body of a page.
+
+    Args:
+        data: The response as it is stored, from the status line on.
+        limit: Maximum bytes of a body.
+    """
+    status = _STATUS.match(data)
+    if status is None:
+        return Response("not_http")
+    header_end = _HEADER_END.search(data)
+    if header_end is None:
+        return Response("header_too_large" if len(data) > LONGEST_HEADER else "not_http")
+    if header_end.end() > LONGEST_HEADER:
+        return Response("header_too_large")
+
+    fields = parse_fields(data[: header_end.start()])
+    if int(status[1]) != _OK:
+        return Response("http_status")
+    content_type = fields.get("content-type", "")
+    if not is_html(content_type):
+        return Response("content_type")
+
+    body = data[header_end.end() :]
+    if len(body) > limit:
+        return Response("too_large")
+    if "chunked" in fields.get("transfer-encoding", "").lower():
+        body = join_chunks(body)
+    decoded = decode_content(body, fields.get("content-encoding", ""), limit)
+    if decoded is None:
+        return Response("content_encoding")
+    if len(decoded) > limit:
+        return Response("too_large")
+    return Response(body=decoded, charset=find_charset(content_type))
+
+
+def is_html(content_type: str) -> bool:
+    """Returns whether the value of a `Content-Type` names HTML; also if it is empty.
+
+    Servers repeat the type, or append parameters: `text/html,text/html; charset=utf-8`.
+    """
+    media_type = re.split("[;,]", content_type)[0].strip().lower()
+    return not media_type or media_type in HTML_TYPES
+
+
+def find_charset(content_type: str) -> str | None:
+    """Returns the charset of the value of a `Content-Type`."""
+    match = _CHARSET.search(content_type)
+    return None if match is None else match[1]
+
+
+def join_chunks(body: bytes) -> bytes:
+    """Joins the chunks of a body with `Transfer-Encoding: chunked` (RFC 9112, section 7.1).
+
+    A body that does not begin with a chunk is returned unchanged; after a bad chunk, the body ends.
+    """
+    chunks: list[bytes] = []
+    position = 0
+    while header := _CHUNK.match(body, position):
+        size = int(header[1], 16)
+        end = header.end() + size
+        is_whole = end >= len(body) or body[end : end + 1] in (b"\r", b"\n")
+        if not chunks and not is_whole:
+            return body
+        chunks.append(body[header.end() : end])
+        if size == 0:
+            break
+        position = end + (2 if body[end : end + 2] == b"\r\n" else 1)
+    return b"".join(chunks) if chunks else body
+
+
+def decode_content(body: bytes, content_encoding: str, limit: int) -> bytes | None:
+    """Decodes a body, up to one byte more than a limit.
+
+    Args:
+        content_encoding: The value of `Content-Encoding`. Names that are no codings, such as
+            `utf-8` and `none`, have no effect.
+
+    Returns:
+        None if the body can neither be decoded, nor is text already.
+    """
+    names = [name.strip().lower() for name in content_encoding.split(",")]
+    for name in reversed(names):
+        if name in _NO_CODINGS:
+            continue
+        decode = _DECODERS.get(name)
+        decoded = None if decode is None else decode(body, limit + 1)
+        if decoded is not None:
+            body = decoded
+        elif not _is_text(body):
+            return None
+    return body
+
+
+def _is_text(body: bytes) -> bool:
+    """Returns whether a body is text, judged by its first bytes; compressed data is not."""
+    sample = body[:_SAMPLE]
+    num_binary = len(sample) - len(sample.translate(None, _BINARY))
+    return sample.startswith(_UTF_16) or num_binary <= max(2, len(sample) // 50)
+
+
+def _decode_gzip(body: bytes, limit: int) -> bytes | None:
+    return _inflate(body, limit, GZIP_MEMBER) if body.startswith(GZIP_MARK) else None
+
+
+def _decode_deflate(body: bytes, limit: int) -> bytes | None:
+    """Decodes zlib's format or bare deflate data: servers send either."""
+    content = _inflate(body, limit, zlib.MAX_WBITS)
+    return _inflate(body, limit, BARE_DEFLATE) if content is None else content
+
+
+def _inflate(body: bytes, limit: int, wbits: int) -> bytes | None:
+    decompressor = zlib.decompressobj(wbits)
+    content = bytearray()
+    data = body
+    with suppress(zlib.error):
+        while data and not decompressor.eof and len(content) < limit:
+            content += decompressor.decompress(data, min(limit - len(content), _BLOCK))
+            data = decompressor.unconsumed_tail
+    return _accept(content, limit, body, is_whole=decompressor.eof)
+
+
+def _decode_brotli(body: bytes, limit: int) -> bytes | None:
+    decompressor = brotli.Decompressor()
+    content = bytearray()
+    data = body
+    is_whole = False
+    with suppress(brotli.error):  # after which the decompressor answers no more
+        while not is_whole and len(content) < limit:
+            block = decompressor.process(data, output_buffer_limit=_BLOCK)
+            if not block and decompressor.can_accept_more_data():
+                break  # the body is cut off
+            content += block
+            data = b""
+            is_whole = decompressor.is_finished()
+    return _accept(content[:limit], limit, body, is_whole=is_whole)
+
+
+def _decode_zstd(body: bytes, limit: int) -> bytes | None:
+    decompressor = zstd.ZstdDecompressor()
+    content = bytearray()
+    data = body
+    with suppress(zstd.ZstdError):
+        while not decompressor.eof and len(content) < limit:
+            block = decompressor.decompress(data, min(limit - len(content), _BLOCK))
+            if not block and decompressor.needs_input:
+                break  # the body is cut off
+            content += block
+            data = b""
+    return _accept(content, limit, body, is_whole=decompressor.eof)
+
+
+def _accept(content: bytearray, limit: int, body: bytes, *, is_whole: bool) -> bytes | None:
+    """Returns decoded content, also from before damage, as browsers show it.
+
+    Returns:
+        None if nothing could be decoded, or only a part of a body that is text already.
+    """
+    is_decoded = is_whole or len(content) >= limit
+    return bytes(content) if is_decoded or (content and not _is_text(body)) else None
+
+
+_DECODERS: dict[str, Callable[[bytes, int], bytes | None]] = {
+    "gzip": _decode_gzip,
+    "x-gzip": _decode_gzip,
+    "deflate": _decode_deflate,
+    "br": _decode_brotli,
+    "zstd": _decode_zstd,
+}
