@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import compose
-from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.help_page import describe, list_keys
 from bsmeta.config.launch import ENVIRONMENT, Launch
-from bsmeta.config.saved_runs import changed
 from bsmeta.config.schema_types import entry_schema
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import About, about, bound_problems, leaves
-from bsmeta.reference import PROGRAMS, reference
+from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.tasks import TASKS
 
@@ -126,73 +122,6 @@ def test_the_fixes_are_accepted(schema: type) -> None:
     assert bound_problems(fixed) == []
 
 
-NESTED = {
-    "train.py word detection": (
-        ["--config-name=sed_words", "noise.word_probability=1.2", "small_model.heads=0"],
-        ["noise.word_probability", "small_model.heads"],
-    ),
-    "train.py noise": (
-        ["--config-name=sec", "noise.method=typo", "noise.edit_probability=0"],
-        ["noise.method", "noise.edit_probability"],
-    ),
-    "train.py": (
-        ["--config-name=demo", "data_config.metadata_config.metadata_dropout={url: 2}"],
-        ["data_config.metadata_config.metadata_dropout.url"],
-    ),
-    "explain.py": (["data_config.hub_retries=-1"], ["data_config.hub_retries"]),
-    "prepare.py": (["data_config.max_bad_documents=-1"], ["data_config.max_bad_documents"]),
-    "evaluate.py": (["slices=[{by: size}]", "controls=[form,other]"], ["slices.0.by", "controls"]),
-    "generate.py": (["top_p=0"], ["top_p"]),
-    "predict.py": (["on_bad_row=drop"], ["on_bad_row"]),
-    "annotate.py": (["timestamp_sources=[url,header]"], ["timestamp_sources"]),
-    "entities.py": (["max_candidates=0"], ["max_candidates"]),
-    "download.py": (["timeout=0"], ["timeout"]),
-}
-
-
-def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
-    """The arguments with which a program calls `run_entry_point`."""
-    from bsmeta import annotate, download, entities, evaluate, explain, generate, predict, train
-    from bsmeta.annotate import command
-    from bsmeta.annotate.config import AnnotateConfig
-    from bsmeta.config.copying import PrepareConfig
-    from bsmeta.config.downloading import DownloadConfig
-    from bsmeta.config.entity_table import EntitiesConfig
-    from bsmeta.config.explaining import ExplainConfig
-    from bsmeta.config.generating import GenerateConfig
-    from bsmeta.config.predicting import PredictConfig
-    from bsmeta.data import prepare
-
-    del annotate
-    tasks = [entry.config for entry in TASKS.values()]
-    return {
-        "train.py": (train.main, tasks, "v2", True),
-        "explain.py": (explain.main, [ExplainConfig], "v2", True),
-        "prepare.py": (prepare.main, PrepareConfig, "v2", False),
-        "evaluate.py": (evaluate.main, EvaluateConfig, "evaluate", False),
-        "generate.py": (generate.main, GenerateConfig, "generate", False),
-        "predict.py": (predict.main, PredictConfig, "predict", False),
-        "annotate.py": (command.main, AnnotateConfig, "annotate", False),
-        "entities.py": (entities.main, EntitiesConfig, "entities", False),
-        "download.py": (download.main, DownloadConfig, "download", False),
-    }[name.split()[0]]
-
-
-@pytest.mark.parametrize("case", NESTED)
-def test_programs_refuse_nested_values(
-    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments, named = NESTED[case]
-    main, schemas, config_name, takes_composition = program(case)
-    monkeypatch.setattr(sys, "argv", [case.split()[0], *arguments])
-    with pytest.raises(SystemExit) as caught:
-        run_entry_point(main, schemas, config_name, takes_composition=takes_composition)
-    assert caught.value.code == 2
-    errors = capsys.readouterr().err
-    for name in named:
-        assert f". {name} in Hydra configuration: found " in errors
-
-
 def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(
@@ -210,63 +139,6 @@ def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
     ]
 
 
-def test_overrides_of_a_saved_configuration_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match=r"^overrides\.data_config\.num_streams=0: expec"):
-        changed(CausalLMConfig(), {"data_config": {"num_streams": 0}})
-
-
-def test_null_is_a_value_of_its_own() -> None:
-    assert bound_problems(EvaluateConfig(max_documents=None)) == []
-
-
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_the_defaults_are_within_bounds(schema: type) -> None:
     assert bound_problems(filled(schema)) == []
-
-
-def test_messages() -> None:
-    config = CausalLMConfig(
-        mixed_precision="False",
-        on_nonfinite="stpo",
-        trackers=["tensorboard", "wandbb"],
-        learning_rate=0,
-        adam_beta1=1,
-        gradient_clipping=math.inf,
-        seed=2**32,
-    )
-    config.data_config.metadata_config.random_sample_metadata_weights = {"url": -1.0}
-    assert [(one.key, one.found, one.expected, one.fix) for one in bound_problems(config)] == [
-        (
-            "mixed_precision",
-            '"False" (text)',
-            "one of no, bf16, fp16 (YAML reads no without quotes as false)",
-            'mixed_precision: "no" in YAML, or mixed_precision=no on the command line',
-        ),
-        ("on_nonfinite", '"stpo"', "one of stop, skip (did you mean stop?)", "on_nonfinite=stop"),
-        (
-            "trackers",
-            '"wandbb"',
-            "some of tensorboard, wandb, trackio (did you mean wandb?)",
-            "trackers=[tensorboard, wandb]",
-        ),
-        ("learning_rate", "0", "a number above 0", "learning_rate=5e-05, for example"),
-        ("adam_beta1", "1", "a number below 1", "adam_beta1=0.9, for example"),
-        ("gradient_clipping", "inf", "a finite number", "gradient_clipping=1.0, for example"),
-        ("seed", "4294967296", "0 to 4294967295", "seed=42, for example"),
-        (
-            "data_config.metadata_config.random_sample_metadata_weights.url",
-            "-1.0",
-            "0 or more",
-            "data_config.metadata_config.random_sample_metadata_weights.url=0, for example",
-        ),
-    ]
-
-
-def test_help_and_documentation_show_the_bounds() -> None:
-    page, text = reference(), describe(CausalLMConfig, "train.py", "v2")
-    assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
-    assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
-    assert "packing: str = best_fit  (best_fit | pad)" in text
-    assert {one.name for one in list_keys(CausalLMConfig) if one.about.values} == {
-        name for name, _, field in leaves(CausalLMConfig()) if about(field).values
-    }
