@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-import bsmeta
 from bsmeta import cli
 from bsmeta.core.errors import ConfigurationError
 from tests.conftest import REPOSITORY, run_warm
@@ -40,21 +37,6 @@ def test_an_unknown_program_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert "bsmeta trian: there is no program trian; meant: bsmeta train\n" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["-m", "bsmeta"], [str(REPOSITORY / "bsmeta" / "train.py")], ["-m", "bsmeta", "annotate"]],
-    ids=" ".join,
-)
-def test_every_program_prints_the_versions(command: list[str]) -> None:
-    done = run_warm([sys.executable, *command, "--version"])
-    assert done.returncode == 0, done.stderr
-    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert rows["bsmeta"] == bsmeta.__version__
-    assert rows["torch"] == metadata.version("torch")
-    assert rows["python"].startswith(platform.python_version())
-    assert {"transformers", "accelerate", "deepspeed", "hydra-core", "system"} <= rows.keys()
 
 
 def test_a_misspelled_program_is_suggested() -> None:
