@@ -19,7 +19,7 @@ def test_null_is_a_value_of_its_own() -> None:
     assert bound_problems(EvaluateConfig(max_documents=None)) == []
 
 
-def test_messages() -> None:
+def test_each_problem_names_key_found_expected_and_fix() -> None:
     config = CausalLMConfig(
         mixed_precision="False",
         on_nonfinite="stpo",

@@ -123,7 +123,7 @@ def test_a_renderer_can_be_sent_to_another_process() -> None:
 TEMPLATE = {"url": "URL: {value}\n\n", "timestamp": "{month} {year}: {key}"}
 
 
-def test_templates() -> None:
+def test_a_template_replaces_the_label_of_its_type() -> None:
     settings = config(["timestamp", "url"], metadata_templates=TEMPLATE, url_granularity="host")
     rendered = render(
         settings, "Text.", world("url", "https://a.b/{value}"), world("timestamp", "2018-12-10")

@@ -101,5 +101,7 @@ NAN, INF = float("nan"), float("inf")
         (1.0, -1.0, False),
     ],
 )
-def test_finite(loss: float, norm: float | None, expected: bool) -> None:
+def test_a_step_is_finite_if_its_loss_and_norm_are(
+    loss: float, norm: float | None, expected: bool
+) -> None:
     assert StepStats(DataStats(), stop=0.0, loss=loss, grad_norm=norm).finite is expected

@@ -8,7 +8,7 @@ from bsmeta.training.task import Loss, flops_per_token
 from tests.training.tied_embeddings import Tied
 
 
-def test_flops_of_a_token_leave_out_what_is_only_looked_up() -> None:
+def test_flops_per_token_leave_out_embeddings_that_are_only_looked_up() -> None:
     assert flops_per_token(Tied()) == 6 * (100 * 8 + 8 * 8 + 8)
 
 

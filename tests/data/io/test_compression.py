@@ -12,7 +12,7 @@ from bsmeta.data.io import compression
 
 
 @given(st.text("abc", min_size=1, max_size=300), st.integers(1, 7))
-def test_a_stream_that_begins_inside_a_byte(text: str, bits: int) -> None:
+def test_a_stream_that_begins_inside_a_byte_is_aligned(text: str, bits: int) -> None:
     data = text.encode()
     compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
     stream = compressor.compress(data) + compressor.flush()

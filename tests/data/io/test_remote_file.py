@@ -47,7 +47,7 @@ def test_the_limit_holds_for_whole_files(hub: Hub, tmp_path: Path) -> None:
     assert len(ranges(hub)) == 16
 
 
-def test_no_cache(hub: Hub, tmp_path: Path) -> None:
+def test_without_a_cache_nothing_is_written(hub: Hub, tmp_path: Path) -> None:
     assert read(hub_file(tmp_path, cache_bytes=0)) == CONTENT
     assert not list(tmp_path.iterdir())
 

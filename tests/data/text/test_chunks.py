@@ -197,7 +197,7 @@ def obvious(sizes: list[int], capacity: int) -> list[int]:
 
 
 @given(lengths)
-def test_every_piece_once_and_none_too_many(sizes: list[int]) -> None:
+def test_every_item_is_packed_once_and_no_row_overflows(sizes: list[int]) -> None:
     packed = best_fit(sizes, CAPACITY)
     assert sorted(chunk for sequence in packed for chunk in sequence) == list(range(len(sizes)))
     assert all(sum(sizes[chunk] for chunk in sequence) <= CAPACITY for sequence in packed)
@@ -209,7 +209,7 @@ def test_as_full_as_the_obvious_implementation(sizes: list[int]) -> None:
     assert sorted(rooms) == obvious(sizes, CAPACITY)
 
 
-def test_literal() -> None:
+def test_items_fill_the_row_with_the_least_room_left() -> None:
     assert best_fit([3, 10, 7, 2, 6, 1], 10) == [[1], [2, 0], [4, 3, 5]]
     assert best_fit([], 10) == []
     assert one_each([3, 10], 10) == [[0], [1]]
