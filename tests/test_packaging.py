@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta import cli
-from bsmeta.core.errors import EXTRA_OF, ConfigurationError, missing_extra
+from bsmeta.core.errors import EXTRA_OF
 from tests.conftest import REPOSITORY
 
 STEPS = ["max_train_steps=4", "eval_steps=0", "save_steps=0", "logging_steps=1"]
@@ -95,39 +95,8 @@ def test_the_programs_of_a_wheel_use_its_own_files(unpacked: Path, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_extra_of_a_missing_module_is_named(unpacked: Path) -> None:
+def test_a_wheel_provides_the_extras_that_errors_name(unpacked: Path) -> None:
     assert set(EXTRA_OF.values()) <= set(metadata(unpacked).metadata.get_all("Provides-Extra"))
-    error = missing_extra(ModuleNotFoundError("No module named 'sklearn'", name="sklearn"))
-    assert str(error) == (
-        "No module named 'sklearn', which is installed by: pip install 'bsmeta[tables]'"
-    )
-    assert missing_extra(ModuleNotFoundError("No module named 'x'", name="x")) is None
-
-
-def test_init_copies_the_files_and_overwrites_none(tmp_path: Path) -> None:
-    assert cli.copy_files(tmp_path).startswith("copied hydra_configs, deepspeed_configs, ")
-    for file in ("hydra_configs/demo.yaml", "experiments/train.sh"):
-        assert (tmp_path / file).read_bytes() == (REPOSITORY / file).read_bytes()
-    with pytest.raises(ConfigurationError, match="hydra_configs, .* exist already"):
-        cli.copy_files(tmp_path)
-    with pytest.raises(ConfigurationError, match="is in the folder that it would copy"):
-        cli.copy_files(REPOSITORY / "examples" / "new")
-
-
-@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("--overwrite", 2)])
-def test_an_option_of_init_is_no_folder(tmp_path: Path, option: str, code: int) -> None:
-    command = [sys.executable, "-m", "bsmeta.cli", "init", option]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == code
-    assert "usage: bsmeta PROGRAM" in done.stdout + done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_program_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bsmeta.cli", "trian"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "bsmeta trian: there is no program trian; meant: bsmeta train\n" in done.stderr
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,12 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.explaining import ExplainConfig
-from bsmeta.config.help_page import MAIN_KEYS, describe, list_keys, list_sections
-from bsmeta.config.saved_runs import load_resolved, to_yaml
 from bsmeta.core.errors import ConfigurationError
-from tests.conftest import REPOSITORY, run_warm
+from tests.config.program import TRAIN, start
+from tests.conftest import REPOSITORY
 from tests.waiting import STUCK_S
 
 METADATA = "data_config.metadata_config"
-TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"
 
 
 @pytest.mark.parametrize(
@@ -53,19 +49,6 @@ def test_entries_of_a_mapping_are_set_as_anything_else(plus: str) -> None:
     metadata = compose(CausalLMConfig, "demo", overrides).data_config.metadata_config
     assert metadata.random_sample_metadata_weights == {"url": 2.0}
     assert metadata.local_metadata_special_token_start == {"html": "<HTML>"}
-
-
-def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
-    config = compose(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert load_resolved(tmp_path / "config.yaml", CausalLMConfig) == config
-    same = start(tmp_path, "--config-dir", ".", "--config-name", "config", "check_only=true")
-    assert (same.returncode, same.stderr) == (0, "")
-    assert "0.004 after 30 steps" in same.stdout
-
-
-def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_warm([sys.executable, str(TRAIN), *arguments], folder)
 
 
 def start_cold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -125,35 +108,6 @@ def test_a_check_without_gpus_loads_no_torch(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def test_help_all_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None:
-    text = start(tmp_path, "--help", "all").stdout
-    assert "learning_rate: float = 5e-05" in text
-    assert "[DeepSpeed: gradient_accumulation_steps]" in text
-    assert "data_config.metadata_config.metadata_list: list[str] = ['html', " in text
-    named = [key.name for key in list_keys(CausalLMConfig)]
-    assert [name for name in named if f"\n{name}: " not in text] == []
-    headings = [heading.replace("`", "") for heading, _ in list_sections(CausalLMConfig)]
-    assert [heading for heading in headings if f"\n{heading}\n---" not in text] == []
-
-
-def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
-    lines = start(tmp_path, "--help").stdout.splitlines()
-    named = [line.partition(":")[0] for line in lines if re.match(r"[\w.]+: ", line)]
-    assert named[0] == "usage"
-    assert tuple(named[1:]) == MAIN_KEYS
-    assert len(MAIN_KEYS) == 20
-    assert lines[-1].startswith("--help all shows all ")
-    assert "data_config.metadata_config (" in lines[-1]
-
-
-def test_help_of_other_programs_begins_with_their_own_keys() -> None:
-    text = describe(ExplainConfig, "explain.py", "v2", all_keys=False)
-    own, _, rest = text.partition("The keys that most runs set")
-    assert "Keys of explain.py\n------------------\ndocument: str | None = null" in own
-    assert "learning_rate" not in own
-    assert "learning_rate" in rest
 
 
 def without_reader(*arguments: str) -> tuple[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import loop_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
-from bsmeta.config.metadata import MetadataConfig, Phase
 from bsmeta.config.metric_table import metric_table
 from bsmeta.config.startup_table import launch_notes
-from bsmeta.data.stream.columns import missing_types, type_problems
-from bsmeta.metadata.checks import metadata_problems
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checks import file_problems, notes
 from bsmeta.tasks.causal_lm.evaluation.results import PairedMetrics
@@ -26,139 +22,6 @@ from tests.config.test_refusals import named, start
 
 METADATA = "data_config.metadata_config"
 ALONE = Launch(source="test", num_processes=1)
-
-
-@pytest.mark.parametrize(
-    ("values", "keys"),
-    [
-        ({"metadata_column_list": []}, ["metadata_column_list"]),
-        ({"metadata_column_list": [], "metadata_list": ["meta_tokens"]}, []),
-        ({"metadata_column_list": [], "metadata_list": []}, []),
-        (
-            {"random_sample_metadata_weights": {"url": 0, "website_desc": 0}},
-            ["random_sample_metadata_weights"],
-        ),
-        ({"random_sample_metadata_weights": {"url": 0}}, []),
-        (
-            {
-                "random_sample_metadata_weights": {"url": 0, "website_desc": 0},
-                "random_sample_metadata": False,
-            },
-            [],
-        ),
-        ({"metadata_dropout": {"url": 1.0, "website_description": 1.0}}, ["metadata_dropout"]),
-        ({"metadata_list": ["html"], "html_overall_sample_rate": 0.0}, ["metadata_dropout"]),
-        (
-            {"schedule": [Phase(share=0.5), Phase(share=0.5, metadata_dropout={"url": 1.0})]},
-            [],
-        ),
-        (
-            {
-                "schedule": [
-                    Phase(share=0.5, types=["url"], metadata_dropout={"url": 1.0}),
-                    Phase(share=0.5, types=[]),
-                ]
-            },
-            ["schedule.0.metadata_dropout"],
-        ),
-    ],
-)
-def test_metadata_that_can_never_be_drawn_is_refused(
-    values: dict[str, Any], keys: list[str]
-) -> None:
-    config = MetadataConfig(**{"metadata_list": ["url", "website_description"], **values})
-    found = [problem.key for problem in metadata_problems(config)]
-    assert found == [f"{METADATA}.{key}" for key in keys]
-    config.metadata_probability = 0.0
-    assert keys == ["metadata_column_list"] or metadata_problems(config) == []
-
-
-def test_types_that_no_document_has_are_named_with_the_columns_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = [
-        {"text": "a", "metadata_url": [{"key": "url", "type": "global", "value": "x"}]},
-        {"text": "b", "metadata": [{"key": "author", "type": "global", "value": "y"}]},
-    ]
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in columns)
-    (tmp_path / "broken.jsonl").write_text("[]\n")
-
-    def told(types: str, *overrides: str) -> list[str]:
-        fixed = ["data_config.validation_file=null", f"data_config.train_file={tmp_path}/*.gz"]
-        changed = [*fixed, f"{METADATA}.metadata_list={types}", *overrides]
-        return missing_types(compose(CausalLMConfig, "demo", changed).data_config)
-
-    columns_there_are = "(metadata_list){}. Their columns: author, url"
-    start_of = "none of the first 2 documents of a.jsonl.gz has "
-    alone = "; it would train on text alone"
-    assert told("[html,title]") == [f"{start_of}html, title " + columns_there_are.format(alone)]
-    assert told("[url,title]") == [f"{start_of}title " + columns_there_are.format("")]
-    assert told("[url,meta_tokens,author]") == []
-    assert told("[title]", f"{METADATA}.metadata_probability=0") == []
-    assert told("[url]", f"{METADATA}.metadata_column_list=[html]") == [
-        f"{start_of}url " + columns_there_are.format(alone)
-    ]
-    assert told("[title]", "data_config.train_file=nowhere/*.gz") == []
-    listed = "data_config.train_file=hf://datasets/owner/name/*.jsonl.gz"
-    monkeypatch.setattr(
-        "bsmeta.data.stream.columns.list_shards", lambda _: pytest.fail("the Hub was asked")
-    )
-    assert told("[title]", listed) == []
-    monkeypatch.undo()
-    assert told("[title]", f"data_config.train_file={tmp_path}/broken.jsonl") != []
-
-
-def test_unknown_types_that_no_document_has_are_refused(tmp_path: Path) -> None:
-    """A misspelled type would be left out, and the run train on text alone."""
-    rows = [
-        {
-            "text": "a",
-            "metadata_url": [{"key": "url", "value": "x"}],
-            "metadata_award": [],
-            "metadata_website_desc": [{"key": "website_description", "value": "About."}],
-        },
-        {"text": "b", "metadata": [{"key": "author", "value": "y"}], "score": 0.5},
-    ]
-    for name in "ab":
-        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows * 400)
-    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(rows[0]) + "\n" for _ in range(600))
-        rare = {"text": "c", "metadata_rare": [{"key": "rare", "value": 1}]}
-        file.write(json.dumps(rare) + "\n")
-
-    def refused(types: str, *overrides: str) -> list[str]:
-        fixed = ["data_config.validation_file=null", f"data_config.train_file={tmp_path}/*.gz"]
-        changed = [*fixed, f"{METADATA}.metadata_list={types}", *overrides]
-        problems = type_problems(compose(CausalLMConfig, "demo", changed).data_config)
-        assert {problem.key for problem in problems} <= {f"{METADATA}.metadata_list"}
-        return [f"{one.found}; {one.expected}; {one.fix}" for one in problems]
-
-    where = "which none of the first 1,967 documents has"
-    there = "types that there are: author, award, rare, url, website_description"
-    assert refused("[url,titel]") == [
-        f"titel, {where}; {there} (did you mean title?); "
-        f"{METADATA}.metadata_list=[url,title], or leave titel out"
-    ]
-    assert refused("[score]") == [
-        f"score, {where}; {there} (did you mean datasource?); "
-        "data_config.columns={score: score} uses a plain column"
-    ]
-    assert refused("[url,title,author,award,rare,source,meta_tokens]") == []
-    assert refused("[titel]", f"{METADATA}.metadata_probability=0") == []
-    assert refused("[titel]", "data_config.train_file=nowhere/*.gz") == []
-    assert refused("[titel]", "data_config.train_file=hf://datasets/owner/name/*.gz") == []
-    mapped = ["data_config.columns={quality: score}", f"{METADATA}.metadata_probability=1"]
-    assert refused("[quality,title,dump]", *mapped) == []
-    assert len(refused("[dump]", *mapped)) == 1  # it would train on text alone
-    assert refused("[qualty]", *mapped) == [
-        "qualty, which data_config.columns does not have; types that there are: quality "
-        f"(did you mean quality?); {METADATA}.metadata_list=[quality], or leave qualty out"
-    ]
-    arguments = [f"data_config.train_file={tmp_path}/*.gz", f"{METADATA}.metadata_list=[titel]"]
-    done = start(tmp_path, "--config-name", "demo", "check_only=true", *arguments)
-    assert named(done.stderr) == [f"{METADATA}.metadata_list"]
 
 
 def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:

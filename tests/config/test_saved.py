@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from omegaconf import OmegaConf
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved import LARGEST, mark, parse_saved, read_saved, shielded, unshielded
 from bsmeta.config.saved_runs import (
-    changed,
     load_resolved,
     saved_config,
     saved_task,
@@ -113,32 +110,6 @@ def test_an_interpolation_is_refused_wherever_it_is(
     assert SECRET not in str(error.value)
 
 
-def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
-    """Also by Hydra, which starts a saved run again."""
-    templates = {"title": r"\${oc.env:AWS_SECRET_ACCESS_KEY} for {value}"}
-    config = compose(CausalLMConfig, "demo")
-    metadata = replace(config.data_config.metadata_config, metadata_templates=templates)
-    config.data_config = replace(config.data_config, metadata_config=metadata)
-    config.run_name = "${seed}"
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert r"run_name: \${seed}" in (tmp_path / "config.yaml").read_text()
-
-    read = load_resolved(tmp_path / "config.yaml", CausalLMConfig)
-    assert read == config
-    assert changed(read, {"seed": 1, "model_name": "${seed}"}) == replace(
-        config, seed=1, model_name="${seed}"
-    )
-    assert compose(CausalLMConfig, "config", own_folder=tmp_path) == config
-
-
-def test_a_text_of_yaml_is_not_parsed_again(tmp_path: Path) -> None:
-    """A list that is given as text is one only where Hydra has resolved a variable."""
-    text = r'["\${oc.env:AWS_SECRET_ACCESS_KEY}"]'
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trackers": text}))
-    with pytest.raises(ConfigurationError, match=r"trackers in .*expected a value of type list"):
-        load_resolved(tmp_path / "config.yaml", CausalLMConfig)
-
-
 @given(TEXTS)
 def test_a_marked_text_is_that_text_for_hydra_and_here(text: str) -> None:
     assert OmegaConf.create({"a": mark(text)}).a == text
@@ -198,19 +169,6 @@ def test_a_file_that_no_run_wrote_is_refused_with_its_name(
         read_saved(file)
     assert str(error.value).startswith(f"{file}: ")
     assert reason in str(error.value)
-
-
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"run/config\.yaml: there is no such file"):
-        saved_task(tmp_path / "run" / "config.yaml")
-
-
-def test_a_value_out_of_bounds_is_refused_with_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("data_config: {num_workers: -1}\n")
-    with pytest.raises(ConfigurationError) as error:
-        load_resolved(file, CausalLMConfig)
-    assert f"data_config.num_workers in {file}: found -1, expected 0 or more" in str(error.value)
 
 
 KEYS = st.sampled_from(

@@ -8,8 +8,6 @@ from pathlib import Path
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.launch import Launch
-from bsmeta.config.launch_checks import launch_problems
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, exports_model
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
@@ -45,18 +43,6 @@ def test_the_checkpoints_with_a_model() -> None:
     for every, expected in ((None, [2, 4, 6, 8]), (0, []), (4, [4, 8])):
         config = RunConfig(export_steps=every)
         assert [step for step in (2, 4, 6, 8) if exports_model(config, step)] == expected
-
-
-def test_a_total_batch_that_cannot_be_divided_is_refused() -> None:
-    data = DisambiguationDataConfig(batch_size=10)
-    config = DisambiguationConfig(data_config=data)
-    launch = Launch(source="test", num_processes=4, distributed_type="MULTI_GPU")
-    (problem,) = [p for p in launch_problems(config, launch) if p.key == "data_config.batch_size"]
-    assert (problem.found, problem.fix) == (
-        "10", "data_config.batch_size=12, or data_config.batch_scope=per_device",
-    )  # fmt: skip
-    data.batch_size = 12
-    assert not [p for p in launch_problems(config, launch) if p.key == "data_config.batch_size"]
 
 
 def test_nothing_else_computes_the_global_batch() -> None:

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.launch import Launch
 from bsmeta.config.saved_runs import load_resolved, saved_config
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema
-from bsmeta.config.schema_types import store_name
 from bsmeta.config.startup_table import summary
 from bsmeta.config.steps import Schedule
 from bsmeta.config.task_entry import TaskEntry, entry_of
@@ -41,23 +38,6 @@ ROWS = TaskEntry(
 )
 BOTH = {**TASKS, "rows": ROWS}
 LAUNCH = Launch(source="test", num_processes=2, distributed_type="MULTI_GPU")
-
-
-def test_names_in_defaults_lists() -> None:
-    assert store_name(CausalLMConfig) == "causal_lm_config"
-    assert store_name(RowsConfig) == "rows_config"
-
-
-def test_the_defaults_list_names_the_schema_also_through_another_file(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("defaults: [rows_config, _self_]\n")
-    (tmp_path / "mine.yaml").write_text("defaults:\n  - own\n  - _self_\n")
-    schemas: list[type[RunConfig]] = [CausalLMConfig, RowsConfig]
-    options = ["--config-dir", str(tmp_path), "--config-name"]
-    assert choose_schema([*options, "mine"], schemas, "v2") is RowsConfig
-    assert choose_schema(["seed=1"], schemas, "v2") is CausalLMConfig
-    assert choose_schema([*options, "missing"], schemas, "v2") is CausalLMConfig
-    # Refused where it is read.
-    assert choose_schema(["--config-name"], schemas, "v2") is CausalLMConfig
 
 
 def test_a_key_of_another_task_is_unknown(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ GATED = {
     "data/io/file_sets.py": "tests/data/test_hostile_names.py",
     "data/stage.py": "tests/data/test_hostile_names.py",
     "data/table/store.py": "tests/data/table/test_store.py",
-    "models/manifest.py": "tests/models/test_hostile_names.py",
+    "models/manifest.py": "tests/models/test_manifest.py",
     "tasks/causal_lm/generation/attribute_mode.py": (
         "tests/tasks/causal_lm/generation/test_attribute_mode.py"
     ),

@@ -253,3 +253,22 @@ def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
     with progress.exclusively(tmp_path / "lock", "the work"):
         pass
     os.waitpid(holder, 0)
+
+
+def test_progress_without_a_terminal_is_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with progress.progress_bar("scoring", 1) as show:
+        for second, share in ((1, 0.1), (11, 0.25), (12, 0.3), (40, 1.0)):
+            clock[0] = 100.0 + second
+            show(share)
+    assert capsys.readouterr().err.splitlines() == [
+        "scoring 25%, 11 s, 33 s left",
+        "scoring 100%, 40 s, 0 s left",
+    ]
+    with progress.progress_bar("scoring", 1, shown=False) as show:
+        clock[0] = 200.0
+        show(0.5)
+    assert capsys.readouterr().err == ""

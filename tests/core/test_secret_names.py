@@ -22,7 +22,7 @@ from bsmeta.core.keys import key_names
 from bsmeta.core.secret_names import is_secret, is_secret_variable, looks_random
 from bsmeta.core.secrets import redact_values
 from tests.canary import LETTERS, digits, letters
-from tests.config.test_schema_values import SCHEMAS, filled
+from tests.config.test_schema import SCHEMAS, filled
 
 RANDOM = letters(1, 32)
 

@@ -9,8 +9,7 @@ from importlib import metadata
 import pytest
 
 import bsmeta
-from tests.conftest import run_warm
-from tests.warm import REPOSITORY
+from tests.conftest import REPOSITORY, run_warm
 
 
 @pytest.mark.parametrize(
@@ -26,12 +25,3 @@ def test_every_program_prints_the_versions(command: list[str]) -> None:
     assert rows["torch"] == metadata.version("torch")
     assert rows["python"].startswith(platform.python_version())
     assert {"transformers", "accelerate", "deepspeed", "hydra-core", "system"} <= rows.keys()
-
-
-def test_a_misspelled_program_is_suggested() -> None:
-    done = run_warm([sys.executable, "-m", "bsmeta", "trian", "--config-name", "demo"])
-    assert done.returncode == 2
-    assert done.stderr == (
-        "configuration error: bsmeta trian --config-name demo: there is no program trian; meant: "
-        "bsmeta train --config-name demo\n"
-    )

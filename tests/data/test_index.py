@@ -9,14 +9,10 @@ import random
 import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 from backports import zstd
-from hypothesis import given
-from hypothesis import strategies as st
-from isal import isal_zlib
 
 from bsmeta.data.io import compression
 from bsmeta.data.io import lines as index_module
@@ -206,17 +202,6 @@ def test_the_command(tmp_path: Path) -> None:
     missing = subprocess.run([*command, "gone.gz"], capture_output=True, text=True, check=False)
     assert missing.returncode == 2
     assert "gone.gz does not exist" in missing.stderr
-
-
-@given(st.text("abc", min_size=1, max_size=300), st.integers(1, 7))
-def test_a_stream_that_begins_inside_a_byte(text: str, bits: int) -> None:
-    data = text.encode()
-    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
-    stream = compressor.compress(data) + compressor.flush()
-    shifted = int.from_bytes(stream, "little") << (8 - bits) | 0b1010101 >> (bits - 1)
-    begun = compression.align_to_byte(shifted.to_bytes(len(stream) + 1, "little"), bits)
-    for library in (zlib, isal_zlib):
-        assert library.decompressobj(wbits=-15).decompress(begun) == data
 
 
 DELETES_WHILE_READING = """

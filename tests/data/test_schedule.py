@@ -41,12 +41,6 @@ def types_of(one: Run) -> list[set[int]]:
     return [set(step["document_types"][step["loss_mask"]].unique().tolist()) for step in one.steps]
 
 
-def test_the_steps_at_which_phases_begin() -> None:
-    config = MetadataConfig(schedule=[Phase(share=0.9), Phase(share=0.1)])
-    assert phase_starts(config, 100_000) == [0, 90_000]
-    assert phase_starts(MetadataConfig(), 100_000) == [0]
-
-
 @given(
     starts=st.lists(st.integers(1, 60), max_size=3, unique=True),
     num_streams=st.integers(1, 8),
@@ -170,29 +164,3 @@ def test_a_changed_schedule_or_length_is_refused(folder: Path) -> None:
     changed = small_config(folder, metadata_probability=1.0, schedule=other)
     with pytest.raises(ConfigurationError, match=r"metadata_config\.schedule"):
         run(changed, 1, state=state, total=STEPS)
-
-
-@pytest.mark.parametrize(
-    ("phases", "told"),
-    [
-        (
-            [Phase(share=0.5)],
-            "schedule in Hydra configuration: found the shares [0.5], expected shares",
-        ),
-        (
-            [Phase(share=1.5), Phase(share=-0.5)],
-            "schedule.1.share in Hydra configuration: found -0.5, expected a",
-        ),
-        (
-            [Phase(types=["color"])],
-            "schedule.0.types in Hydra configuration: found the type color",
-        ),
-        (
-            [Phase(metadata_probability=2.0)],
-            "schedule.0.metadata_probability in Hydra configuration: found 2.0",
-        ),
-    ],
-)
-def test_what_cannot_be_a_schedule(phases: list[Phase], told: str) -> None:
-    problems = metadata_problems(MetadataConfig(schedule=phases))
-    assert any(told in str(problem) for problem in problems), problems

@@ -12,7 +12,6 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Renderer
@@ -132,15 +131,3 @@ def test_world_size_and_resume_change_nothing(folder: Path, values: str) -> None
     first = run(config, 2)
     rest = run(config, STEPS - 2, state=first.state)
     assert same(Run(first.steps + rest.steps, first.documents + rest.documents, {}), whole)
-
-
-def test_what_is_not_in_the_prefix_is_refused() -> None:
-    config = MetadataConfig(
-        metadata_list=["html", "url"], metadata_values="constant", metadata_position="both"
-    )
-    shown = [f"{one.key}: {one.found}; {one.fix}" for one in metadata_problems(config)]
-    assert shown == [
-        "data_config.metadata_config.metadata_list: html; leave html out",
-        "data_config.metadata_config.metadata_position: both; "
-        "data_config.metadata_config.metadata_position=prepend",
-    ]

@@ -11,24 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core.errors import DataError
-from bsmeta.models.manifest import write_model_manifest
-from bsmeta.models.pretrained import load_weights, model_damage, record_tokenizer
+from bsmeta.models.pretrained import load_weights, record_tokenizer
+from tests.models.saved_models import save_model
 
 Weights = dict[str, torch.Tensor]
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENIZER = REPOSITORY / "examples" / "tokenizer"
 PROJECTION = "transformer.h.0.mlp.c_proj.weight"
-
-
-def save_model(folder: Path, *, tied: bool = True) -> Path:
-    config = GPT2Config(
-        vocab_size=50, n_positions=16, n_embd=8, n_layer=1, n_head=2, tie_word_embeddings=tied
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
 
 
 def without_projection(weights: Weights) -> Weights:
@@ -89,34 +80,6 @@ def test_a_cut_file_is_a_message(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"model_name=x: .* cannot be loaded: .*not fully covered"):
         load_weights(str(tmp_path / "model"), "model_name=x")
-
-
-def test_a_flipped_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "model")
-    (folder / "README.md").write_text("# A model")
-    write_model_manifest(folder)
-    (folder / "README.md").write_text("# My model")  # people edit it
-    assert model_damage(folder) == []
-    file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=r"is damaged; .*\n .*model.safetensors: \d+ bytes, xxh3"):
-        load_weights(str(folder), "model_name=x")
-    (folder / "config.json").unlink()
-    assert len(model_damage(folder)) == 2
-
-
-def test_a_model_in_a_checkpoint_is_compared_with_the_checkpoints_manifest(tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "checkpoint-3step" / "model")
-    (problem,) = model_damage(folder)
-    assert "manifest.json: cannot be read" in problem
-    write_model_manifest(folder.parent)
-    assert model_damage(folder) == []
-    (folder / "config.json").write_text("{}")
-    (folder.parent / "state").mkdir()  # of no concern to the model
-    (problem,) = model_damage(folder)
-    assert "config.json: 2 bytes" in problem
 
 
 def zeroed(weights: Weights, *names: str) -> Weights:

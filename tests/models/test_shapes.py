@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import EncoderDecoderConfig, GPT2Config, LlamaConfig, MusicgenConfig
+from transformers import GPT2Config, LlamaConfig, MusicgenConfig
 
-from bsmeta.config.model_file import language_part, positions_in
 from bsmeta.models.shapes import count_layers, head_groups, hidden_size_of, positions_of, text_shape
 from tests.models.architectures import SMALL, shape_of
 
@@ -43,32 +41,6 @@ def test_a_config_with_two_language_models_is_that_of_its_decoder() -> None:
         text_encoder={"model_type": "t5"}, audio_encoder={"model_type": "encodec"}, decoder=decoder
     )
     assert hidden_size_of(shape) == 24
-
-
-@pytest.mark.parametrize(
-    ("content", "positions"),
-    [
-        ({"max_position_embeddings": 512}, 512),
-        ({"n_positions": 1024}, 1024),
-        ({"text_config": {"max_position_embeddings": 512}, "vision_config": {}}, 512),
-        ({"decoder": {"n_positions": 256}}, 256),
-        ({"text_config": {}}, None),
-        ({"text_config": None, "max_position_embeddings": 64}, 64),
-        ({"max_position_embeddings": "many"}, None),
-        ({}, None),
-    ],
-)
-def test_positions_in_a_file(content: dict[str, Any], positions: int | None) -> None:
-    assert positions_in(content) == positions
-
-
-def test_the_language_part_of_a_file_is_not_copied() -> None:
-    content: dict[str, Any] = {"model_type": "gemma3", "text_config": {"vocab_size": 4096}}
-    assert language_part(content).pop("vocab_size") == 4096
-    assert content == {"model_type": "gemma3", "text_config": {}}
-    assert language_part(EncoderDecoderConfig.from_encoder_decoder_configs(
-        LlamaConfig(**SMALL), LlamaConfig(**SMALL)
-    ).to_dict())["vocab_size"] == 4096  # fmt: skip
 
 
 def test_no_other_module_reads_a_size_from_a_config() -> None:

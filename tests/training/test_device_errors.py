@@ -16,27 +16,13 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import DeviceError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.training.device_errors import explain_device_errors
-from bsmeta.training.distributed import is_connection_error
-from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
+from bsmeta.training.nccl_errors import NcclError
+from tests.training.nccl_messages import DRIVER
 
 SCRIPT = Path(__file__).with_name("failing_device.py")
 KEYS = ("trackers=[]", "max_train_steps=3", "num_warmup_steps=0")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
-NCCL = "NCCL error in: NCCLUtils.cpp:94, unhandled {}, NCCL version 2.29.3\n"
-REMOTE = NCCL.format("system error") + (
-    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
-    "prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer"
-)
-SHARED_MEMORY = NCCL.format("system error") + (
-    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device "
-    "error.\nLast error:\nError while creating shared memory segment /dev/shm/nccl-a1b2 (size "
-    "9637888), error: No space left on device (28)"
-)
-DRIVER = NCCL.format("cuda error") + (
-    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-    "Cuda failure 35 'CUDA driver version is insufficient for CUDA runtime version'"
-)
 FULL = DRIVER.rpartition("\n")[0] + "\nCuda failure 2 'out of memory'"
 
 
@@ -80,26 +66,6 @@ def test_a_failure_of_nccl_is_reported_by_the_rank_that_had_it(
         "NCCL_DEBUG=INFO in the environment makes NCCL log what it does"
     )
     assert status(tmp_path)["message"] == f"rank 1: {message}"
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        (DRIVER, "a driver that is too old"),
-        (SHARED_MEMORY, "too little shared memory (docker run --shm-size=1g)"),
-        (REMOTE, None),
-    ],
-)
-def test_a_lost_rank_is_no_failure_of_this_one(text: str, cause: str | None) -> None:
-    error = distributed.DistBackendError(text)
-    fault = find_nccl_fault(error)
-    assert is_connection_error(error) == (cause is None)
-    assert (fault is None) == (cause is None)
-    if fault is not None:
-        assert f"The usual cause is {cause}" in str(fault)
-        assert text.splitlines()[-1] in str(fault)
-        assert not is_connection_error(fault)
-        assert find_nccl_fault(fault) is None
 
 
 @pytest.mark.parametrize(

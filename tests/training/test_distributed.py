@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection
 from tests.waiting import STUCK_S
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -70,3 +73,17 @@ def test_a_run_without_make_finds_the_op_that_make_has_compiled(tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "DeepSpeed compiles" not in ended.stderr
     assert not (tmp_path / ".cache" / "torch_extensions").exists()
+
+
+def test_garbage_is_collected_when_it_is_time_to() -> None:
+    with GarbageCollection() as garbage:
+        assert not gc.isenabled()
+        loop: list[Any] = []
+        loop.append(loop)
+        before = gc.get_stats()[2]["collections"]
+        garbage.after(GARBAGE_STEPS - 1)
+        assert gc.get_stats()[2]["collections"] == before
+        garbage.after(GARBAGE_STEPS)
+        assert gc.get_stats()[2]["collections"] == before + 1
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0

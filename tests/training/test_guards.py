@@ -29,22 +29,6 @@ BATCHES = [
 LOSSES = [torch.tensor(1.5), torch.tensor(NAN)]
 
 
-@pytest.mark.parametrize(
-    ("loss", "norm", "expected"),
-    [
-        (1.0, 2.0, True),
-        (1.0, None, True),
-        (NAN, 1.0, False),
-        (INF, None, False),
-        (1.0, NAN, False),
-        (1.0, INF, False),
-        (1.0, -1.0, False),
-    ],
-)
-def test_finite(loss: float, norm: float | None, expected: bool) -> None:
-    assert StepStats(DataStats(), stop=0.0, loss=loss, grad_norm=norm).finite is expected
-
-
 def fail(
     guard: NonFiniteGuard, step: int, norm: float | None = 1.0, *, weights_changed: bool = False
 ) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import random
 import threading
 from pathlib import Path
@@ -278,14 +277,6 @@ def test_closing_ends_what_is_fetched_ahead(hub: Hub, tmp_path: Path) -> None:
     thread = file._prefetch._thread
     file.close()
     assert not thread.is_alive()
-
-
-def test_a_path_survives_pickling(tmp_path: Path) -> None:
-    path = hub_file(tmp_path)
-    again = pickle.loads(pickle.dumps(path))
-    assert again == path
-    assert str(again) == f"hf://datasets/owner/name@c0ffee{'0' * 34}/data.bin"
-    assert (again.path, again.size, again.settings) == ("data.bin", 7700, path.settings)
 
 
 def test_offline_only_what_is_kept(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.compression import BLOCK
 from bsmeta.data.io.lines import IndexCache, LineReader
-from bsmeta.data.io.shard_lines import has_line, open_shard
+from bsmeta.data.io.shard_lines import has_line
 
 LINES = [b"%d %s" % (i, b"x" * (i * 37 % 91)) for i in range(500)]
 
@@ -62,17 +62,6 @@ def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_line(
     assert reader.read(0, 9) == expected
     assert reader.read(1, 1) == expected[1:]
     assert reader.read(0, 1) == expected[:1]
-
-
-@pytest.mark.parametrize("name", ["shard.jsonl", "shard.jsonl.gz", "shard.jsonl.zst", "a.parquet"])
-def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
-    reader = open_shard(str(path))
-    assert reader.read(0, 9) == []
-    assert reader.ended
-    assert reader.damage == "the file is a pointer of Git LFS; fetch its content with git lfs pull"
-    reader.close()
 
 
 def test_a_long_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.chunks import cut, cut_alike
+from bsmeta.data.text.chunks import best_fit, cut, cut_alike, one_each
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
@@ -177,3 +178,44 @@ def test_the_first_character_of_the_text(
     joins = [target for start, end, target in spans if end == start and start == 0]
     assert not any(joins)
     assert chunk.loss_mask[-1]  # EOS
+
+
+CAPACITY = 20
+lengths = st.lists(st.integers(1, CAPACITY), max_size=80)
+
+
+def obvious(sizes: list[int], capacity: int) -> list[int]:
+    """Rooms left by best-fit decreasing, looking at every sequence for every chunk."""
+    rooms: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        fitting = [index for index, room in enumerate(rooms) if room >= size]
+        if fitting:
+            rooms[min(fitting, key=lambda index: rooms[index])] -= size
+        else:
+            rooms.append(capacity - size)
+    return sorted(rooms)
+
+
+@given(lengths)
+def test_every_item_is_packed_once_and_no_row_overflows(sizes: list[int]) -> None:
+    packed = best_fit(sizes, CAPACITY)
+    assert sorted(chunk for sequence in packed for chunk in sequence) == list(range(len(sizes)))
+    assert all(sum(sizes[chunk] for chunk in sequence) <= CAPACITY for sequence in packed)
+
+
+@given(lengths)
+def test_as_full_as_the_obvious_implementation(sizes: list[int]) -> None:
+    rooms = [CAPACITY - sum(sizes[i] for i in sequence) for sequence in best_fit(sizes, CAPACITY)]
+    assert sorted(rooms) == obvious(sizes, CAPACITY)
+
+
+def test_items_fill_the_row_with_the_least_room_left() -> None:
+    assert best_fit([3, 10, 7, 2, 6, 1], 10) == [[1], [2, 0], [4, 3, 5]]
+    assert best_fit([], 10) == []
+    assert one_each([3, 10], 10) == [[0], [1]]
+
+
+def test_fill_of_documents_of_many_lengths() -> None:
+    generator = random.Random(0)
+    sizes = [1 + int(1024 * generator.random() ** 2) for _ in range(2000)]
+    assert sum(sizes) / (1024 * len(best_fit(sizes, 1024))) > 0.995

@@ -16,7 +16,6 @@ from tokenizers import (
     Encoding,
     Regex,
     Tokenizer,
-    models,
     normalizers,
     pre_tokenizers,
     processors,
@@ -33,7 +32,6 @@ from tests.data.made_tokenizers import (
     PLAIN,
     TOKENIZERS,
     byte_level,
-    metaspace_bpe,
     sentencepiece_bpe,
     unigram,
     wordpiece,
@@ -164,18 +162,6 @@ def test_a_forked_process_uses_the_cache_of_its_parent() -> None:
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("cut", [" b", " (b", " b."])
-def test_merges_that_cross_words_are_refused(cut: str) -> None:
-    vocabulary = {token: number for number, token in enumerate(["<unk>", "▁", "a", "b", "a▁"])}
-    model = models.BPE(vocabulary, [("a", "▁")], unk_token="<unk>")
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    with pytest.raises(Inseparable, match="it merges 'a' and '▁' across words"):
-        check_separable(tokenizer)
-    ids = [encoding.tolist() for encoding in BACKENDS["hf"](tokenizer)(["a" + cut])]
-    assert ids == [tokenizer.encode("a" + cut).ids]
-
-
 def changed(tokenizer: Tokenizer, **parts: object) -> Tokenizer:
     for name, part in parts.items():
         setattr(tokenizer, name, part)
@@ -260,12 +246,6 @@ def test_a_tokenizer_that_may_join_words_has_no_cache(
     log_once.cache_clear()
     character_backend(tokenizer, ["a b"])
     assert f"tokenizer backend hf has no cache of words: {reason}" in caplog.text
-
-
-def test_a_merge_without_split_may_begin_with_spaces() -> None:
-    tokenizer = metaspace_bpe("first")
-    assert tokenizer.token_to_id("▁fox") is not None
-    check_separable(tokenizer)
 
 
 @pytest.mark.parametrize("name", ["WordPiece", "SentencePiece BPE", "Unigram"])

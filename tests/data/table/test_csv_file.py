@@ -82,7 +82,9 @@ def read(
         (b'text,label\n"' + b"word " * 60_000 + b'",x\n', [["word " * 60_000, "x"]], ""),
     ],
 )  # fmt: skip
-def test_reads(tmp_path: Path, content: bytes, rows: list[list[str]], note: str) -> None:
+def test_rows_are_read_whatever_the_dialect(
+    tmp_path: Path, content: bytes, rows: list[list[str]], note: str
+) -> None:
     wanted = ("Text of it", "label") if b"Text of it" in content else ("text", "label")
     form, found = read(tmp_path, content, wanted)
     assert found == rows

@@ -50,7 +50,7 @@ def test_an_object_that_is_overwritten(gs: Storage, tmp_path: Path) -> None:
         read(ref)
 
 
-def test_refusals(gs: Storage, tmp_path: Path) -> None:
+def test_a_missing_bucket_and_a_private_one_are_named(gs: Storage, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such bucket: corpse"):
         refs(tmp_path, "gs://corpse/*.jsonl")
     gs.statuses = [401]

@@ -263,14 +263,14 @@ def test_a_manifest_without_the_streams(config: DataConfig, tmp_path: Path) -> N
         run(other, 1)
 
 
-def test_summary(config: DataConfig) -> None:
+def test_the_summary_counts_documents_and_streams(config: DataConfig) -> None:
     line = summary(PrepareConfig(data_config=config, out="data"), manifest_of(config))
     assert line.startswith("data: 312 documents in ")
     assert " of 8 streams, " in line
 
 
 @pytest.mark.slow
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_program_prepares_once_and_refuses_another_seed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bsmeta.data.prepare", "--config-name", "demo"]
     command += [f"data_config.cache_dir={tmp_path}/cache", f"out={tmp_path}/data"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

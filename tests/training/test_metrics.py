@@ -14,12 +14,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.metrics import RUNS, Tracker, arguments, run_name, start_trackers
+from bsmeta.training import metrics as metrics_module
+from bsmeta.training.metrics import (
+    RUNS,
+    Progress,
+    Throughput,
+    Tracker,
+    arguments,
+    run_name,
+    start_trackers,
+)
 from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.task import flops_per_token
+from tests.training.tied_embeddings import Tied
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -158,3 +171,80 @@ def test_trackio_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:
     rows = sqlite3.connect(database).execute("select distinct run_id, run_name from metrics")
     ((_, name),) = rows.fetchall()
     assert name == run_name(run)
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_state_of_the_progress_is_a_copy_that_loads_into_another_run() -> None:
+    progress = Progress(step=3, tokens=40, targets=30)
+    progress.add_counts({"documents": 2.0})
+    state = progress.state_dict()
+    assert state == {
+        "step": 3,
+        "tokens": 40,
+        "targets": 30,
+        "counts": {"documents": 2.0},
+        "unlogged": {"documents": 2.0},
+        "totals": {"documents": 2.0},
+    }
+    progress.add_counts({"documents": 1.0})
+    progress.step = 4
+    progress.load_state_dict(state)
+    assert progress == Progress(3, 40, 30, {"documents": 2.0}, {"documents": 2.0}, state["totals"])
+
+    with pytest.raises(
+        msgspec.ValidationError, match=r"Expected `int`, got `str` - at `\$.tokens`"
+    ):
+        progress.load_state_dict(state | {"tokens": "40"})
+    assert progress.tokens == 40
+
+
+def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 100.0, 101.0])
+    monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(metrics_module, "peak_flops", lambda device: 6 * 872 * 1000.0)
+    speed = Throughput(flops_per_token(Tied()), CPU, world_size=2)
+    speed.add(tokens=90, padding=10, wait=0.25)
+    speed.add(tokens=210, padding=90, wait=0.5)
+    figures = speed.metrics()
+    assert figures.pop("memory_gb") > 0
+    assert figures == {
+        "data_wait_s": 0.75,
+        "step_s": 1.5,
+        "tokens_per_s": 100.0,
+        "mfu": 100.0 / (1000.0 * 2),
+        "padding": 0.25,
+    }
+    speed.start()  # an evaluation until second 100 is not the loop's
+    speed.add(tokens=50, padding=0, wait=0.0)
+    assert speed.metrics()["tokens_per_s"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("Tesla V100-SXM2-32GB", None),  # it has no bf16
+    ],
+)
+def test_the_bf16_peak_of_a_gpu(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert metrics_module.peak_flops(torch.device("cuda")) == peak

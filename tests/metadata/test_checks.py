@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.metadata import MetadataConfig, Phase
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.rendering import Renderer
@@ -104,4 +104,90 @@ def test_one_error_lists_all_problems() -> None:
         "data_config.metadata_config.entity_setting",
         "data_config.metadata_config.metadata_probability",
         "data_config.metadata_config.max_seq_len",
+    ]
+
+
+METADATA = "data_config.metadata_config"
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        ({"metadata_column_list": []}, ["metadata_column_list"]),
+        ({"metadata_column_list": [], "metadata_list": ["meta_tokens"]}, []),
+        ({"metadata_column_list": [], "metadata_list": []}, []),
+        (
+            {"random_sample_metadata_weights": {"url": 0, "website_desc": 0}},
+            ["random_sample_metadata_weights"],
+        ),
+        ({"random_sample_metadata_weights": {"url": 0}}, []),
+        (
+            {
+                "random_sample_metadata_weights": {"url": 0, "website_desc": 0},
+                "random_sample_metadata": False,
+            },
+            [],
+        ),
+        ({"metadata_dropout": {"url": 1.0, "website_description": 1.0}}, ["metadata_dropout"]),
+        ({"metadata_list": ["html"], "html_overall_sample_rate": 0.0}, ["metadata_dropout"]),
+        (
+            {"schedule": [Phase(share=0.5), Phase(share=0.5, metadata_dropout={"url": 1.0})]},
+            [],
+        ),
+        (
+            {
+                "schedule": [
+                    Phase(share=0.5, types=["url"], metadata_dropout={"url": 1.0}),
+                    Phase(share=0.5, types=[]),
+                ]
+            },
+            ["schedule.0.metadata_dropout"],
+        ),
+    ],
+)
+def test_metadata_that_can_never_be_drawn_is_refused(
+    values: dict[str, Any], keys: list[str]
+) -> None:
+    config = MetadataConfig(**{"metadata_list": ["url", "website_description"], **values})
+    found = [problem.key for problem in metadata_problems(config)]
+    assert found == [f"{METADATA}.{key}" for key in keys]
+    config.metadata_probability = 0.0
+    assert keys == ["metadata_column_list"] or metadata_problems(config) == []
+
+
+@pytest.mark.parametrize(
+    ("phases", "told"),
+    [
+        (
+            [Phase(share=0.5)],
+            "schedule in Hydra configuration: found the shares [0.5], expected shares",
+        ),
+        (
+            [Phase(share=1.5), Phase(share=-0.5)],
+            "schedule.1.share in Hydra configuration: found -0.5, expected a",
+        ),
+        (
+            [Phase(types=["color"])],
+            "schedule.0.types in Hydra configuration: found the type color",
+        ),
+        (
+            [Phase(metadata_probability=2.0)],
+            "schedule.0.metadata_probability in Hydra configuration: found 2.0",
+        ),
+    ],
+)
+def test_what_cannot_be_a_schedule(phases: list[Phase], told: str) -> None:
+    problems = metadata_problems(MetadataConfig(schedule=phases))
+    assert any(told in str(problem) for problem in problems), problems
+
+
+def test_what_is_not_in_the_prefix_is_refused() -> None:
+    config = MetadataConfig(
+        metadata_list=["html", "url"], metadata_values="constant", metadata_position="both"
+    )
+    shown = [f"{one.key}: {one.found}; {one.fix}" for one in metadata_problems(config)]
+    assert shown == [
+        "data_config.metadata_config.metadata_list: html; leave html out",
+        "data_config.metadata_config.metadata_position: both; "
+        "data_config.metadata_config.metadata_position=prepend",
     ]

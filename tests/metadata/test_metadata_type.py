@@ -26,7 +26,9 @@ from tests.metadata.helpers import config, local, render, world
         ("1555931454000.0", (2019, "April")),
     ],
 )
-def test_a_timestamp(value: str, expected: tuple[int, str | None]) -> None:
+def test_year_and_month_of_a_timestamp_in_any_notation(
+    value: str, expected: tuple[int, str | None]
+) -> None:
     assert year_and_month(value) == expected
 
 
@@ -38,7 +40,7 @@ def test_what_is_no_timestamp_is_named(value: str) -> None:
     assert repr(value) in caught.value.detail
 
 
-def test_a_year_without_a_month() -> None:
+def test_a_year_without_a_month_is_rendered_as_a_year() -> None:
     assert render(config(["timestamp"]), "", world("timestamp", 2019)).prefix == "Year: 2019 |||"
 
 
@@ -56,7 +58,7 @@ URL = "https://User@News.BBC.co.uk:8080/sport/live%20now/a+b?page=2#top"
         ("hash", "6d60f9156e2c8572"),
     ],
 )
-def test_url_granularity(granularity: str, expected: str) -> None:
+def test_each_granularity_renders_its_part_of_the_url(granularity: str, expected: str) -> None:
     assert readable_url(URL, granularity) == expected
     settings = config(["url"], url_granularity=granularity)
     assert render(settings, "", world("url", URL)).prefix == f"url: {expected} |||"
@@ -93,7 +95,7 @@ def test_an_address_without_the_part_is_left_out() -> None:
     ("value", "expected"),
     [("0.29", "2"), (0.7, "7"), ("0.99", "9"), (1, "10"), ("-0.05", "-1"), (" 0.5 ", "5")],
 )
-def test_a_number_scaled(value: object, expected: str) -> None:
+def test_a_number_is_scaled_before_it_is_rendered(value: object, expected: str) -> None:
     settings = config(["quality"], value_bucket_scale={"quality": 10.0})
     assert render(settings, "", world("quality", value)).prefix == f"quality: {expected} |||"
 
@@ -113,7 +115,7 @@ def test_scaling_is_exact_in_decimals() -> None:
         ("1e9", ">=2000000"),
     ],
 )
-def test_a_number_in_its_interval(value: object, expected: str) -> None:
+def test_a_number_is_rendered_as_its_interval(value: object, expected: str) -> None:
     settings = config(["length"], value_bucket_bounds={"length": [0.5, 500, 2_000_000]})
     assert render(settings, "", world("length", value)).prefix == f"Text Length: {expected} |||"
 

@@ -57,7 +57,9 @@ def names(folder: Path, **values: Any) -> list[str]:
         (URL, [*FILES[:2], "c.jsonl.gz", "d.jsonl.gz", "test.jsonl.gz"]),
     ],
 )
-def test_what_is_meant(files: Hub, tmp_path: Path, train_file: Any, expected: list[str]) -> None:
+def test_names_and_globs_list_the_shards_they_stand_for(
+    files: Hub, tmp_path: Path, train_file: Any, expected: list[str]
+) -> None:
     assert names(tmp_path, train_file=train_file) == expected
 
 
@@ -183,7 +185,9 @@ def test_an_endpoint_that_is_no_hub(files: Hub, tmp_path: Path) -> None:
         (f"{URL}/2019/en/*.zst", "nothing matches"),
     ],
 )
-def test_what_is_not_there(files: Hub, tmp_path: Path, train_file: str, message: str) -> None:
+def test_missing_files_and_repositories_are_named(
+    files: Hub, tmp_path: Path, train_file: str, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         names(tmp_path, train_file=train_file)
 
@@ -212,7 +216,7 @@ def test_a_token_of_a_file_is_hidden_from_then_on(
 
 
 @pytest.mark.parametrize("url", ["hf://owner/name/*.gz", "hf://datasets/owner", "hf://models/a/b"])
-def test_other_forms(tmp_path: Path, url: str) -> None:
+def test_malformed_addresses_are_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         list_shards(config(tmp_path, train_file=url))
     assert f"data_config.train_file={url}: expected hf://datasets/OWNER/NAME" in str(error.value)
@@ -226,7 +230,9 @@ def test_negative_limits(tmp_path: Path, key: str) -> None:
         list_shards(config(tmp_path, train_file=URL, **{key: -1}))
 
 
-def test_offline(files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_a_listing_comes_from_the_cache(
+    files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     online = names(tmp_path, train_file=f"{URL}/[ab].*")
     commit_of.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -254,7 +260,9 @@ def test_offline(files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("[ab].gz", "b.gz", True),
     ],
 )
-def test_globs(pattern: str, file: str, expected: bool) -> None:
+def test_only_two_stars_of_a_glob_match_across_folders(
+    pattern: str, file: str, expected: bool
+) -> None:
     assert Pattern("hf", "owner/name", pattern).matches(file) is expected
 
 

@@ -1,0 +1,73 @@
+"""Saved configurations of runs: read back as they were, and changed only within bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.saved_runs import (
+    changed,
+    load_resolved,
+    saved_task,
+    to_yaml,
+)
+from bsmeta.core.errors import ConfigurationError
+from tests.config.program import start
+
+
+def test_overrides_of_a_saved_configuration_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match=r"^overrides\.data_config\.num_streams=0: expec"):
+        changed(CausalLMConfig(), {"data_config": {"num_streams": 0}})
+
+
+def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    config = compose(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert load_resolved(tmp_path / "config.yaml", CausalLMConfig) == config
+    same = start(tmp_path, "--config-dir", ".", "--config-name", "config", "check_only=true")
+    assert (same.returncode, same.stderr) == (0, "")
+    assert "0.004 after 30 steps" in same.stdout
+
+
+def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
+    """Also by Hydra, which starts a saved run again."""
+    templates = {"title": r"\${oc.env:AWS_SECRET_ACCESS_KEY} for {value}"}
+    config = compose(CausalLMConfig, "demo")
+    metadata = replace(config.data_config.metadata_config, metadata_templates=templates)
+    config.data_config = replace(config.data_config, metadata_config=metadata)
+    config.run_name = "${seed}"
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert r"run_name: \${seed}" in (tmp_path / "config.yaml").read_text()
+
+    read = load_resolved(tmp_path / "config.yaml", CausalLMConfig)
+    assert read == config
+    assert changed(read, {"seed": 1, "model_name": "${seed}"}) == replace(
+        config, seed=1, model_name="${seed}"
+    )
+    assert compose(CausalLMConfig, "config", own_folder=tmp_path) == config
+
+
+def test_a_text_of_yaml_is_not_parsed_again(tmp_path: Path) -> None:
+    """A list that is given as text is one only where Hydra has resolved a variable."""
+    text = r'["\${oc.env:AWS_SECRET_ACCESS_KEY}"]'
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trackers": text}))
+    with pytest.raises(ConfigurationError, match=r"trackers in .*expected a value of type list"):
+        load_resolved(tmp_path / "config.yaml", CausalLMConfig)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"run/config\.yaml: there is no such file"):
+        saved_task(tmp_path / "run" / "config.yaml")
+
+
+def test_a_value_out_of_bounds_is_refused_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("data_config: {num_workers: -1}\n")
+    with pytest.raises(ConfigurationError) as error:
+        load_resolved(file, CausalLMConfig)
+    assert f"data_config.num_workers in {file}: found -1, expected 0 or more" in str(error.value)

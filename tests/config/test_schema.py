@@ -1,0 +1,144 @@
+"""Single values of the configuration: each is checked, and the fix of each refusal is accepted."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import check
+from bsmeta.config.compose import compose
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.launch import ENVIRONMENT, Launch
+from bsmeta.config.schema_types import entry_schema
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import About, about, bound_problems, leaves
+from bsmeta.reference import PROGRAMS
+from bsmeta.studies.config import StudyConfig, load_study
+from bsmeta.tasks import TASKS
+
+LAUNCH = Launch(source=ENVIRONMENT, num_processes=1)
+SCHEMAS = [
+    *dict.fromkeys(
+        [*(schema for _, schema, _ in PROGRAMS), StudyConfig]
+        + [entry.config for entry in TASKS.values()]
+    )
+]
+
+
+def filled(schema: type) -> Any:
+    """The defaults, with an entry in each list and each mapping of sections."""
+    config, types = schema(), typing.get_type_hints(schema)
+    for field in fields(schema):
+        kind = types[field.name]
+        entry = entry_schema(kind)
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            setattr(config, field.name, filled(kind))
+        elif entry is not None:
+            held = filled(entry)
+            is_list = typing.get_origin(kind) is list
+            setattr(config, field.name, [held] if is_list else {"some": held})
+    return config
+
+
+def wrong(values: About, kind: str) -> Iterator[Any]:
+    """Values just out of bounds, of a key of this type."""
+    if values.choices:
+        yield "nothing like it"
+        return
+    if "float" in kind:
+        yield math.nan
+    if values.at_least is not None:
+        yield values.at_least - 1
+    if values.at_most is not None:
+        yield values.at_most + 1
+    if values.above is not None:
+        yield values.above
+        if "float" in kind:
+            yield math.inf
+    if values.below is not None:
+        yield values.below
+    if values.finite:
+        yield math.inf
+
+
+def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
+    """Every key with a bound or choices: its name in a message, a wrong value, and the config."""
+    for number, (name, owner, field) in enumerate(leaves(filled(schema))):
+        values = about(field)
+        if not values.values:
+            continue
+        kind = str(typing.get_type_hints(type(owner))[field.name])
+        for value in wrong(values, kind):
+            config = filled(schema)
+            _, section, _ = [*leaves(config)][number]
+            if kind.startswith("dict"):
+                setattr(section, field.name, {"some": value})
+                yield f"{name}.some", value, config
+            else:
+                setattr(section, field.name, [value] if kind.startswith("list") else value)
+                yield name, value, config
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_every_bound_and_choice_of_every_schema_is_checked(schema: type) -> None:
+    for name, value, config in broken(schema):
+        (problem,) = bound_problems(config)
+        assert problem.key == name, value
+        assert problem.expected
+        assert problem.fix
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_bound_and_choice_of_every_task_is_refused_once(task: str) -> None:
+    entry, seen = TASKS[task], 0
+    for name, value, config in broken(entry.config):
+        with pytest.raises(ConfigurationError) as caught:
+            check(config, LAUNCH, entry)
+        (problem,) = bound_problems(config)
+        assert str(caught.value).count(f". {problem}") == 1, value
+        assert f". {name} in Hydra configuration: found " in str(caught.value)
+        seen += 1
+    assert seen > 60
+
+
+@pytest.mark.parametrize("schema", [CausalLMConfig, EvaluateConfig])
+def test_the_fixes_are_accepted(schema: type) -> None:
+    config_name = {CausalLMConfig: "demo", EvaluateConfig: "evaluate"}[schema]
+    fixes = {}
+    for name, _, config in broken(schema):
+        (problem,) = bound_problems(config)
+        if ".0." not in name:  # the entries of a list are written in a file
+            fixes[name] = problem.fix.removesuffix(", for example")
+    assert len(fixes) > 5
+    fixed = compose(schema, config_name, [*fixes.values()])
+    assert bound_problems(fixed) == []
+
+
+def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        "out_dir: runs/s\nconfig: v2\nbaseline: a\narms: {a: {}}\nseeds: [1, -1]\n"
+        "curve: [0.5, 1.5]\nmeasure: {sites: -1, windows: all}\ndownstream: {limit: 0}\n"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        load_study(file)
+    assert str(caught.value).splitlines() == [
+        f'{file}: measure.windows="all": expected one of sliding, all_pieces, first_piece',
+        f"{file}: seeds=-1: expected 0 to 4294967295",
+        f"{file}: curve=1.5: expected 1 or less",
+        f"{file}: measure.sites=-1: expected 0 or more",
+        f"{file}: downstream.limit=0: expected 1 or more",
+    ]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_defaults_are_within_bounds(schema: type) -> None:
+    assert bound_problems(filled(schema)) == []

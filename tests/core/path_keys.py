@@ -1,0 +1,31 @@
+"""All keys that name files or folders, and configurations with an address in one of them."""
+
+from __future__ import annotations
+
+from bsmeta.core.keys import about, leaves
+from bsmeta.reference import PROGRAMS
+from bsmeta.studies.config import StudyConfig
+
+TAKE_ADDRESSES = {
+    "checkpoint",
+    "data_config.exclude",
+    "data_config.train_file",
+    "data_config.validation_file",
+    "measure.validation_file",
+    "train_file",
+    "validation_file",
+}
+
+
+def path_keys() -> list[tuple[type, str]]:
+    """Every key of every program that names files or folders."""
+    schemas = [*dict.fromkeys([*(schema for _, schema, _ in PROGRAMS), StudyConfig])]
+    return [
+        (schema, name)
+        for schema in schemas
+        for name, _, described in leaves(schema())
+        if about(described).is_path
+    ]
+
+
+PATH_KEYS = path_keys()

@@ -1,0 +1,96 @@
+"""Keys of schemas: bounds and choices, and paths that are no addresses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.core.keys import about, address_problems, bound_problems, leaves
+from bsmeta.studies.config import StudyConfig
+from tests.core.path_keys import PATH_KEYS, TAKE_ADDRESSES
+
+
+def test_null_is_a_value_of_its_own() -> None:
+    assert bound_problems(EvaluateConfig(max_documents=None)) == []
+
+
+def test_each_problem_names_key_found_expected_and_fix() -> None:
+    config = CausalLMConfig(
+        mixed_precision="False",
+        on_nonfinite="stpo",
+        trackers=["tensorboard", "wandbb"],
+        learning_rate=0,
+        adam_beta1=1,
+        gradient_clipping=math.inf,
+        seed=2**32,
+    )
+    config.data_config.metadata_config.random_sample_metadata_weights = {"url": -1.0}
+    assert [(one.key, one.found, one.expected, one.fix) for one in bound_problems(config)] == [
+        (
+            "mixed_precision",
+            '"False" (text)',
+            "one of no, bf16, fp16 (YAML reads no without quotes as false)",
+            'mixed_precision: "no" in YAML, or mixed_precision=no on the command line',
+        ),
+        ("on_nonfinite", '"stpo"', "one of stop, skip (did you mean stop?)", "on_nonfinite=stop"),
+        (
+            "trackers",
+            '"wandbb"',
+            "some of tensorboard, wandb, trackio (did you mean wandb?)",
+            "trackers=[tensorboard, wandb]",
+        ),
+        ("learning_rate", "0", "a number above 0", "learning_rate=5e-05, for example"),
+        ("adam_beta1", "1", "a number below 1", "adam_beta1=0.9, for example"),
+        ("gradient_clipping", "inf", "a finite number", "gradient_clipping=1.0, for example"),
+        ("seed", "4294967296", "0 to 4294967295", "seed=42, for example"),
+        (
+            "data_config.metadata_config.random_sample_metadata_weights.url",
+            "-1.0",
+            "0 or more",
+            "data_config.metadata_config.random_sample_metadata_weights.url=0, for example",
+        ),
+    ]
+
+
+def with_value(schema: type, name: str, address: str) -> Any:
+    """The default configuration, with an address in a key."""
+    config = schema()
+    *sections, last = name.split(".")
+    owner = config
+    for section in sections:
+        owner = getattr(owner, section)
+    value = [address] if isinstance(getattr(owner, last), list) else address
+    setattr(owner, last, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), PATH_KEYS, ids=[f"{schema.__name__}.{name}" for schema, name in PATH_KEYS]
+)
+def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: str) -> None:
+    config = with_value(schema, name, "s3://user:pass@bucket/runs?token=1")
+    problems = [problem for problem in address_problems(config) if problem.key == name]
+    field = next(found for key, _, found in leaves(config) if key == name)
+    if about(field).takes_addresses:
+        assert name in TAKE_ADDRESSES
+        assert problems == []
+        return
+    (problem,) = problems
+    assert problem.expected == f"a path on this machine: {name} takes no address"
+    assert "pass" not in problem.found
+
+
+def test_the_address_of_a_local_file_is_replaced_by_its_path() -> None:
+    config = with_value(StudyConfig, "out_dir", "file:///data/study")
+    (problem,) = address_problems(config)
+    assert problem.fix == "out_dir=/data/study"
+
+
+def test_paths_with_colons_are_paths(tmp_path: Path) -> None:
+    for path in ("a:b", "runs/12:30", str(tmp_path), "C:/runs", "~/runs"):
+        assert [*address_problems(with_value(StudyConfig, "out_dir", path))] == []

@@ -1,0 +1,20 @@
+"""Shards of any format as lines: opened, and asked for a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bsmeta.data.io.shard_lines import open_shard
+
+
+@pytest.mark.parametrize("name", ["shard.jsonl", "shard.jsonl.gz", "shard.jsonl.zst", "a.parquet"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    reader = open_shard(str(path))
+    assert reader.read(0, 9) == []
+    assert reader.ended
+    assert reader.damage == "the file is a pointer of Git LFS; fetch its content with git lfs pull"
+    reader.close()

@@ -1,0 +1,33 @@
+"""Micro-batches, and the worker processes that prepare them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+from torch.utils.data import DataLoader
+
+from bsmeta.data.batch import set_up_worker
+from bsmeta.data.stream.train_stream import (
+    CONTAINERS,
+    SequenceBlocks,
+)
+from bsmeta.data.text.chunks import PackedSequence
+from bsmeta.training.distributed import GarbageCollection
+from tests.data.sequences import sequence
+
+
+def collecting(_: int) -> Iterator[PackedSequence]:
+    """Sequences that begin with the state of the garbage collector in this process."""
+    while True:
+        yield sequence(gc.isenabled(), 1, types=[gc.get_threshold()[0]])
+
+
+def test_a_process_forked_while_the_trainer_collects_no_garbage_collects_its_own() -> None:
+    with GarbageCollection():
+        blocks = SequenceBlocks(collecting, size=1, length=1, pad=0)
+        loader = DataLoader(blocks, batch_size=None, num_workers=1, worker_init_fn=set_up_worker)
+        block = next(iter(loader))
+        assert not gc.isenabled()
+    assert block.tensors["input_ids"].tolist() == [[True]]
+    assert block.tensors["document_types"].tolist() == [[CONTAINERS]]
