@@ -34,7 +34,7 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
             all others, and refused.
     """
     is_main = rank() == 0
-    set_branch_length(config)
+    config = set_branch_length(config)
     with refusal_in_status(config):
         checked = check_run(config, os.environ, TASKS, composition)
         entry = TASKS[config.task]

@@ -9,7 +9,7 @@ from bsmeta.config.data import EXTRACTORS
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AnnotateConfig:
     """Raw pages, made into shards of text with metadata."""
 
@@ -165,7 +165,7 @@ class AnnotateConfig:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DescriptionsConfig:
     """A table of domains and descriptions, made from a dump of Wikipedia's articles."""
 

@@ -134,7 +134,7 @@ def users_of(key: str) -> str:
     return ", ".join(name for name, entry in OPTIMIZERS.items() if key in entry.keys)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCardConfig:
     """Facts for the model card that only the author knows, in the Hub's notation.
 
@@ -152,7 +152,7 @@ class ModelCardConfig:
     data_config.csv or datasets); a run on other data omits them; null: any data"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A training run of any task."""
 
@@ -335,7 +335,7 @@ class RunConfig:
     A100: with 80 GB"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PretrainedConfig(RunConfig):
     """A training run of a model from transformers."""
 
@@ -347,7 +347,7 @@ class PretrainedConfig(RunConfig):
     """a folder or Hub name; null: model_name"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TableDataConfig:
     """Keys of the data section that all tasks on tables share."""
 

@@ -6,12 +6,15 @@ The length of a run and its global batch are computed only here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.core.errors import ConfigurationError
+
+Run = TypeVar("Run", bound=RunConfig)
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
 """The name of a checkpoint's folder."""
@@ -156,11 +159,15 @@ def branch_step(config: RunConfig) -> int | None:
     return int(match[1]) if config.decay_from and match else None
 
 
-def set_branch_length(config: RunConfig) -> None:
-    """Sets the length of a run that only decays: the steps of its parent, and of the decay."""
+def set_branch_length(config: Run) -> Run:
+    """Returns a configuration with the length of a run that only decays, if it is one.
+
+    It has the steps of the checkpoint that it begins with, and of the decay.
+    """
     step = branch_step(config)
-    if step is not None and config.num_decay_steps is not None:
-        config.max_train_steps = step + config.num_decay_steps
+    if step is None or config.num_decay_steps is None:
+        return config
+    return replace(config, max_train_steps=step + config.num_decay_steps)
 
 
 def _epoch(key: str, steps_per_epoch: int | None) -> int:

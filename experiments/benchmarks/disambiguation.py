@@ -21,6 +21,7 @@ import torch
 from common import own_arguments
 
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.core.changed_values import replace_values
 from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score
@@ -96,8 +97,8 @@ def main(config: DisambiguationConfig) -> None:
     if OWN["documents"]:
         print(json.dumps(measure_detection(config, OWN["documents"])), flush=True)
     for encoding in ("sentence", "window"):
-        config.data_config.mention_encoding = encoding
-        print(json.dumps(measure(config, int(OWN["steps"]), int(OWN["rows"]))), flush=True)
+        variant = replace_values(config, {"data_config.mention_encoding": encoding})
+        print(json.dumps(measure(variant, int(OWN["steps"]), int(OWN["rows"]))), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.machine_checks import machine_problems, precision_problems
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.files import SHARED_MEMORY
 from tests.disks import small_disk
 
@@ -41,8 +42,7 @@ def test_shared_memory_that_is_too_small(small_disk: Path) -> None:
 def test_shared_memory_of_other_tasks(tmp_path: Path) -> None:
     from bsmeta.tasks.classification.config import ClassificationConfig
 
-    config = ClassificationConfig()
-    config.data_config.num_workers = 1
+    config = replace_values(ClassificationConfig(), {"data_config.num_workers": 1})
     (problem,) = machine_problems(config, tmp_path / "none")
     assert problem.key == "data_config.num_workers"
 

@@ -26,10 +26,11 @@ from bsmeta.config.saved_runs import (
     to_config,
     to_yaml,
 )
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location, open_task, task_of, training_run
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.training.checkpoint import Checkpoint
 from bsmeta.training.resuming import changed_settings
 
@@ -117,9 +118,11 @@ def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
     """Also by Hydra, which starts a saved run again."""
     templates = {"title": r"\${oc.env:AWS_SECRET_ACCESS_KEY} for {value}"}
     config = compose(CausalLMConfig, "demo")
-    metadata = replace(config.data_config.metadata_config, metadata_templates=templates)
-    config.data_config = replace(config.data_config, metadata_config=metadata)
-    config.run_name = "${seed}"
+    changes = {
+        "data_config.metadata_config.metadata_templates": templates,
+        "run_name": "${seed}",
+    }
+    config = replace_values(config, changes)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert r"run_name: \${seed}" in (tmp_path / "config.yaml").read_text()
 
@@ -246,15 +249,15 @@ def test_a_run_may_not_write_where_its_configuration_says(
 ) -> None:
     """An evaluation would otherwise write a file of any name, with content of its author."""
     keys = tmp_path / "authorized_keys"
-    config = ClassificationConfig()
-    config.data_config.csv, config.data_config.database = str(tmp_path / "t.csv"), str(keys)
+    data = ClassificationDataConfig(csv=str(tmp_path / "t.csv"), database=str(keys))
+    config = ClassificationConfig(data_config=data)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     location = Location("run", "run", tmp_path / "config.yaml", tmp_path)
     evaluation = EvaluateConfig()
     assert training_run(evaluation, location, ClassificationConfig).data_config.database is None
     assert f"data_config.database={str(keys)!r} does not exist" in caplog.text
 
-    evaluation.overrides = {"data_config": {"database": str(keys)}}
+    evaluation = EvaluateConfig(overrides={"data_config": {"database": str(keys)}})
     train = training_run(evaluation, location, ClassificationConfig)
     assert train.data_config.database == str(keys)
     keys.touch()

@@ -12,6 +12,7 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.launch_checks import launch_problems
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, exports_model
+from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 
 PRODUCT = re.compile(
@@ -37,7 +38,7 @@ def test_a_total_batch_is_divided_among_processes_and_accumulation() -> None:
     plan = BatchPlan.of(config, 4)
     assert plan == BatchPlan(2, 3, 4, key="data_config.batch_size", is_total=True)
     assert plan.rows_per_step == 24
-    data.batch_scope = "per_device"
+    config = replace_values(config, {"data_config.batch_scope": "per_device"})
     assert BatchPlan.of(config, 4).rows_per_step == 24 * 3 * 4
 
 
@@ -55,7 +56,7 @@ def test_a_total_batch_that_cannot_be_divided_is_refused() -> None:
     assert (problem.found, problem.fix) == (
         "10", "data_config.batch_size=12, or data_config.batch_scope=per_device",
     )  # fmt: skip
-    data.batch_size = 12
+    config = replace_values(config, {"data_config.batch_size": 12})
     assert not [p for p in launch_problems(config, launch) if p.key == "data_config.batch_size"]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bsmeta.config.compose import compose
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import about, address_problems, leaves
 from bsmeta.reference import PROGRAMS
@@ -42,13 +44,8 @@ PATH_KEYS = path_keys()
 def with_value(schema: type, name: str, address: str) -> Any:
     """The default configuration, with an address in a key."""
     config = schema()
-    *sections, last = name.split(".")
-    owner = config
-    for section in sections:
-        owner = getattr(owner, section)
-    value = [address] if isinstance(getattr(owner, last), list) else address
-    setattr(owner, last, value)
-    return config
+    default = attrgetter(name)(config)
+    return replace_values(config, {name: [address] if isinstance(default, list) else address})
 
 
 @pytest.mark.parametrize(

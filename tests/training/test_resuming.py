@@ -222,9 +222,7 @@ def branch(**changes: Any) -> CausalLMConfig:
         decay_from="runs/stable/checkpoint-400step",
         out_dir="runs/branch",
     )
-    config = replace(config, **changes)
-    set_branch_length(config)
-    return config
+    return set_branch_length(replace(config, **changes))
 
 
 def test_the_length_of_a_branch_follows_from_its_checkpoint() -> None:

@@ -374,9 +374,11 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
     has_other_data = config.validation_file is not None
     for location in locations:
         train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
-        begin_with(train, location)
-        train.benchmarks = config.validation_file or train.benchmarks
-        train.benchmark_lines = config.max_documents
+        train = replace(
+            begin_with(train, location),
+            benchmarks=config.validation_file or train.benchmarks,
+            benchmark_lines=config.max_documents,
+        )
         if train.benchmarks is None:
             raise ConfigurationError(
                 f"checkpoint={location.name}: its run has no test sets; name a folder of "

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AlbertConfig, AlbertModel, AutoModel, BertConfig, BertModel
 
 import bsmeta
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.classification.classifier import (
     CONFIG,
@@ -312,17 +313,16 @@ def test_a_small_lead_on_the_validation_split_is_no_reason_for_the_larger_system
     ("key", "values"),
     [
         ("pooling", {"pooling": "head"}),
-        ("method", {"split_fractions": [0.8, 0.0, 0.2]}),
-        ("method", {"split_fractions": [0.8, 0.0, 0.2], "method": "fine_tune"}),
+        ("method", {"data_config.split_fractions": [0.8, 0.0, 0.2]}),
+        ("method", {"data_config.split_fractions": [0.8, 0.0, 0.2], "method": "fine_tune"}),
         ("train_layers", {"train_layers": 1, "method": "linear"}),
         ("layer_decay", {"layer_decay": 0.9, "method": "fine_tune", "pooling": "head"}),
         ("estimate", {"estimate": True, "method": "combined"}),
     ],
 )
 def test_keys_that_do_not_go_with_the_method(key: str, values: dict[str, Any]) -> None:
-    data = ClassificationDataConfig(csv=__file__)
-    data.split_fractions = values.pop("split_fractions", data.split_fractions)
-    config = ClassificationConfig(data_config=data, **values)
+    config = ClassificationConfig(data_config=ClassificationDataConfig(csv=__file__))
+    config = replace_values(config, values)
     (problem,) = value_problems(config)
     assert problem.key == key
 

@@ -12,10 +12,18 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ("bank", "bass", "crane", "seal", "spring", "match")
 CONTEXTS = {"river": ("water", "fish", "boat"), "money": ("coin", "loan", "price")}
 FILLERS = ("the", "a", "near", "with", "old", "new", "saw", "by")
+
+
+def full_names(values: dict[str, Any]) -> dict[str, Any]:
+    """The same values, those of the data section under their dotted keys."""
+    data_keys = DisambiguationDataConfig.__dataclass_fields__
+    return {f"data_config.{key}" if key in data_keys else key: values[key] for key in values}
 
 
 def write_encoder(folder: Path, dropout: float = 0.1, layers: int = 1) -> Path:

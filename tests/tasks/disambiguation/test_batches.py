@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.core.changed_values import replace_values
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.tasks.disambiguation.texts import Row
+from tests.tasks.disambiguation.helpers import full_names
 
 Make = Callable[..., EntityDisambiguator]
 
@@ -20,15 +22,18 @@ Make = Callable[..., EntityDisambiguator]
 @pytest.fixture
 def make(world: Path, encoder: Path, tmp_path: Path) -> Make:
     def task(**more: Any) -> EntityDisambiguator:
-        config = DisambiguationConfig(model_name=str(encoder), log_prior="scores")
-        data = config.data_config
-        data.train_file, data.entity_table = f"{world}/train.jsonl", f"{world}/entities"
-        data.dev_file, data.prep_dir = f"{world}/dev.jsonl", f"{tmp_path}/prep"
-        data.max_entity_length, data.window_length = 48, 16
-        data.mask_rarest = data.mask_most_frequent = 0.0
-        for name, value in more.items():
-            setattr(data if hasattr(data, name) else config, name, value)
-        return EntityDisambiguator(config)
+        data = DisambiguationDataConfig(
+            train_file=f"{world}/train.jsonl",
+            dev_file=f"{world}/dev.jsonl",
+            entity_table=f"{world}/entities",
+            prep_dir=f"{tmp_path}/prep",
+            max_entity_length=48,
+            window_length=16,
+            mask_rarest=0.0,
+            mask_most_frequent=0.0,
+        )
+        config = DisambiguationConfig(model_name=str(encoder), log_prior="scores", data_config=data)
+        return EntityDisambiguator(replace_values(config, full_names(more)))
 
     return task
 
