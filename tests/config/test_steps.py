@@ -44,8 +44,7 @@ def test_a_total_batch_is_divided_among_processes_and_accumulation() -> None:
 
 def test_the_checkpoints_with_a_model() -> None:
     for every, expected in ((None, [2, 4, 6, 8]), (0, []), (4, [4, 8])):
-        config = RunConfig(export_steps=every)
-        assert [step for step in (2, 4, 6, 8) if exports_model(config, step)] == expected
+        assert [step for step in (2, 4, 6, 8) if exports_model(every, step)] == expected
 
 
 def test_a_total_batch_that_cannot_be_divided_is_refused() -> None:
