@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ class Profile:
         folder: The run folder.
     """
 
-    def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int) -> None:
-        self._first, self._last = steps or (0, 0)
+    def __init__(self, steps: Sequence[int] | None, folder: Path, rank: int) -> None:
+        self._first, self._last = (0, 0) if steps is None else (steps[0], steps[1])
         self._file = folder / PROFILES / f"steps-{self._first}-{self._last}-rank{rank}.json"
         self._running: profile | None = None
 

@@ -176,8 +176,8 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         return saved
 
     if saved is not None:  # the branch has saved already
-        stable = load_resolved(saved.folder / CONFIG, type(config))
-        _check_same_branch(saved, stable.decay_from, config.decay_from)
+        saved_config = load_resolved(saved.folder / CONFIG, type(config))
+        _check_same_branch(saved, saved_config.decay_from, config.decay_from)
         return saved
     saved = open_named(Path(config.decay_from), processes, "decay_from")  # of another run
     stable = load_resolved(saved.folder / CONFIG, type(config))

@@ -116,8 +116,7 @@ class Trainer:
         self.engine = make_engine(accelerator, model, optimizer)
         torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
 
-        first_step, last_step = config.profile_steps
-        profiled_steps = (first_step, last_step) if config.profile else None
+        profiled_steps = config.profile_steps if config.profile else None
         self.profile = Profile(profiled_steps, run.path, rank)
         self.saver = Saver(config, task, self.engine, run, self.processes)
         self.steps = StepRunner(

@@ -59,6 +59,13 @@ def test_every_schema_is_frozen(name: str) -> None:
         setattr(config, first, getattr(config, first))
 
 
+def test_every_structure_is_made_here() -> None:
+    """Elsewhere it would be read-only for a frozen schema, and no value could be set."""
+    package = Path(bsmeta.__file__).parent
+    files = [file for file in package.rglob("*.py") if ".structured(" in file.read_text()]
+    assert [file.relative_to(package).as_posix() for file in files] == ["config/structures.py"]
+
+
 def test_a_structure_is_writable_at_every_level() -> None:
     structure = open_structure(CausalLMConfig)
     structure.seed = 7
