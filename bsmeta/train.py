@@ -10,20 +10,27 @@ if __name__ == "__main__":
 
     hold_signals()  # until the folder of the run is known
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bsmeta.config.checks import check_run
+from bsmeta.config.checks import CheckedRun, check_run
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.hydra_files import short_path
+from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.startup_table import launch_notes, print_summary, summary
 from bsmeta.config.steps import set_branch_length
+from bsmeta.config.task_entry import Row
 from bsmeta.core.rank import checks_for_all, rank
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
 from bsmeta.training.run_folder import note_early_stop, refusal_in_status
+
+if TYPE_CHECKING:  # imports torch
+    from bsmeta.training.task import Task
 
 
 def main(config: RunConfig, composition: Composition = NOTHING) -> int:
@@ -33,23 +40,22 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
         composition: The configuration as it was written; its problems are reported together with
             all others, and refused.
     """
-    is_main = rank() == 0
-    set_branch_length(config)
-    with refusal_in_status(config):
+    config = set_branch_length(config)
+    status_folder = None if config.check_only or config.estimate else Path(config.out_dir)
+
+    with refusal_in_status(status_folder):
         checked = check_run(config, os.environ, TASKS, composition)
         entry = TASKS[config.task]
         sampled = [*entry.sample_rows(config)] if checks_for_all() else []
-    if is_main:
-        launch = checked.launch
-        remarks = [*launch_notes(launch), *entry.notes(config, composition)]
-        remarks += entry.start_notes(config, launch)
-        files = [*map(short_path, composition.files)]
-        print_summary(summary(config, launch, entry, files, sampled), remarks)
+    if rank() == 0:
+        print_table(config, composition, checked.launch, sampled)
+
     if config.check_only:
         return 0
     if getattr(config, "prep_only", False):  # of tasks on tables
         entry.prepare(config)
         return 0
+
     stop = StopRequest()
     if config.estimate:
         release_signals()
@@ -57,18 +63,41 @@ def main(config: RunConfig, composition: Composition = NOTHING) -> int:
         stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT)
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
-    with refusal_in_status(config):
+    with refusal_in_status(status_folder):
         task = entry.make(config)
+
     if config.estimate:
         from bsmeta.training.estimate import estimate
 
-        estimate(config, task, checked, is_main=is_main)
+        estimate(config, task, checked, is_main=rank() == 0)
         return 0
+    return train(config, task, checked, stop)
 
-    if is_main:
+
+def print_table(
+    config: RunConfig, composition: Composition, launch: Launch, sampled: Sequence[Row]
+) -> None:
+    """Prints the start-up table, and notes on settings that are valid but probably unintended.
+
+    Args:
+        sampled: Rows about the data.
+    """
+    entry = TASKS[config.task]
+    notes = [
+        *launch_notes(launch),
+        *entry.notes(config, composition),
+        *entry.start_notes(config, launch),
+    ]
+    files = [*map(short_path, composition.files)]
+    print_summary(summary(config, launch, entry, files, sampled), notes)
+
+
+def train(config: RunConfig, task: Task, checked: CheckedRun, stop: StopRequest) -> int:
+    """Prints the memory that the run needs, then trains; returns the exit code."""
+    if rank() == 0:
         from bsmeta.training.estimate import print_memory
 
-        with refusal_in_status(config):
+        with refusal_in_status(Path(config.out_dir)):
             print_memory(config, task, checked)
 
     from bsmeta.training.run import run

@@ -552,6 +552,7 @@ OTHER_MODULES = {
     "api/": "paths that a program gives",
     "config/": "the configuration of the user; `config/saved.py` has a splitter",
     "core/errors.py": "keys of the configuration",
+    "core/changed_values.py": "keys of the configuration",
     "core/keys.py": "keys of the configuration, and docstrings",
     "annotate/plan.py": "constants",
     "annotate/pool.py": "messages of this program",

@@ -20,7 +20,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.saved_runs import to_yaml
 from bsmeta.config.schema import RunConfig
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
 from tests.conftest import REPOSITORY
 from tests.waiting import STUCK_S
@@ -110,8 +110,8 @@ def test_code_beside_a_model_is_not_run(program: str, tmp_path: Path) -> None:
     write_model(tmp_path / "TOKENIZER", marker, in_tokenizer=True)
     (tmp_path / "TABLE.csv").write_text("text,label\nhello there,a\nand here,b\n")
     (tmp_path / "TEXT").write_text("Hello.\n")
-    table = ClassificationConfig()
-    table.data_config.csv = str(tmp_path / "TABLE.csv")
+    data = ClassificationDataConfig(csv=str(tmp_path / "TABLE.csv"))
+    table = ClassificationConfig(data_config=data)
     write_run(tmp_path / "CLASSIFIER", table, marker)
     write_run(tmp_path / "CORRECTOR", SecConfig(model_name="x"), marker)
     write_run(tmp_path / "DETECTOR", SedWordsConfig(model_name="x"), marker)

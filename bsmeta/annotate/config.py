@@ -9,7 +9,7 @@ from bsmeta.config.data import EXTRACTORS
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AnnotateConfig:
     """Annotates raw pages and writes shards of text with metadata."""
 
@@ -174,7 +174,7 @@ class AnnotateConfig:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DescriptionsConfig:
     """Makes a table of domains and descriptions from a dump of Wikipedia's articles."""
 

@@ -10,7 +10,7 @@ from bsmeta.config.schema import DEFAULT_TASK, PretrainedConfig
 from bsmeta.core.keys import inherited, key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoraKeys:
     """Low-rank adapters, trained instead of the weights of a pretrained model."""
 
@@ -24,7 +24,7 @@ class LoraKeys:
     """names of the layers with adapters (q_proj); []: all linear layers except the output"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CausalLMConfig(PretrainedConfig):
     """A training run of a causal language model."""
 

@@ -14,7 +14,7 @@ import importlib.util
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from bsmeta.config.composition import NOTHING, Composition
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import fsdp_problems, launch_problems
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.machine_checks import machine_problems
 from bsmeta.config.metric_table import list_best_metrics
 from bsmeta.config.schema import (
@@ -30,10 +31,11 @@ from bsmeta.config.schema import (
     TRACKERS,
     UNDER_DEEPSPEED,
     WSD,
+    ModelCardConfig,
     PretrainedConfig,
     RunConfig,
 )
-from bsmeta.config.steps import branch_step, decays_in_warm_up, how_to_export, lacks_model
+from bsmeta.config.steps import branch_step, how_to_export, lacks_model
 from bsmeta.config.task_entry import TaskEntry, entry_of
 from bsmeta.core.errors import (
     HYDRA,
@@ -108,7 +110,8 @@ def check(
     problems = [*composition.problems, *_launch_free_problems(config, entry, composition)]
     problems += launch_problems(config, launch)
     problems += fsdp_problems(config, launch, entry)
-    problems += machine_problems(config)
+    if not config.check_only:  # a checked run may start on another machine
+        problems += machine_problems(_loader_processes(config))
 
     document = deepspeed = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
@@ -126,6 +129,13 @@ def check(
 
     filled = None if deepspeed is None else deepspeed.filled()
     return CheckedRun(launch=launch, deepspeed_config=filled)
+
+
+def _loader_processes(config: RunConfig) -> int:
+    """Returns the loader processes of each rank; 0 for a task without the key."""
+    data: Any = getattr(config, "data_config", None)
+    workers: int = getattr(data, "num_workers", 0)
+    return workers
 
 
 def _launch_free_problems(
@@ -161,14 +171,15 @@ def value_problems(config: RunConfig, composition: Composition = NOTHING) -> Ite
         expected = "OWNER/NAME, of letters, digits, '-', '_' and '.'"
         yield _refused(config, "push_to_hub", expected, "push_to_hub=me/my-model, for example")
 
-    yield from _model_card_problems(config)
-    yield from _tracker_problems(config)
+    yield from _model_card_problems(config.model_card)
+    yield from _tracker_problems(config.trackers)
     yield from _decay_problems(config)
 
 
 def _decay_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields a decay that does not fit into the run, and a branch that is not a separate run."""
-    if config.num_train_epochs is None and decays_in_warm_up(config, config.max_train_steps):
+    has_known_length = config.num_train_epochs is None
+    if has_known_length and RatePlan.of(config, config.max_train_steps).decays_in_warm_up:
         found = f"{WSD}, with warm-up and decay longer than {config.max_train_steps:,} steps"
         expected = "both within the run (max_train_steps)"
         fix = "lower num_warmup_steps (warmup_share) or num_decay_steps (decay_share)"
@@ -177,7 +188,7 @@ def _decay_problems(config: RunConfig) -> Iterator[Problem]:
     if config.decay_from is None:
         return
 
-    if branch_step(config) is None:
+    if branch_step(config.decay_from) is None:
         expected = "a checkpoint folder, named checkpoint-{step}step"
         fix = "decay_from=runs/stable/checkpoint-1000step, for example"
         yield _refused(config, "decay_from", expected, fix)
@@ -196,18 +207,18 @@ def _decay_problems(config: RunConfig) -> Iterator[Problem]:
         yield _refused(config, "num_train_epochs", expected, "num_train_epochs=null")
 
 
-def _model_card_problems(config: RunConfig) -> Iterator[Problem]:
+def _model_card_problems(model_card: ModelCardConfig) -> Iterator[Problem]:
     """Yields values that the Hub would reject in the front matter of the model card."""
     for name, (pattern, expected, example) in _CARD_FORMS.items():
-        values = getattr(config.model_card, name)
+        values = getattr(model_card, name)
         if not all(re.fullmatch(pattern, value) for value in values):
             key = f"model_card.{name}"
             yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
 
 
-def _tracker_problems(config: RunConfig) -> Iterator[Problem]:
+def _tracker_problems(trackers: Sequence[str]) -> Iterator[Problem]:
     """Yields trackers whose library is not installed."""
-    for name in config.trackers:
+    for name in trackers:
         # Without TensorBoard, tensorboardX also writes its files.
         modules = (name, "tensorboardX") if name == "tensorboard" else (name,)
         if name in TRACKERS and not any(map(importlib.util.find_spec, modules)):

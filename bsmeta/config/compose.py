@@ -32,6 +32,7 @@ from bsmeta.config.interpolation import finish
 from bsmeta.config.misfits import COMMAND_LINE, Misfit
 from bsmeta.config.overrides import Override, read_overrides, value_at
 from bsmeta.config.schema_types import store_name
+from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse
 from bsmeta.core.files import ROOT
 from bsmeta.core.keys import key_names, type_hints
@@ -244,7 +245,7 @@ class _Composer:
 
     def _fill_schema(self) -> DictConfig:
         """Sets the fields of the schema, and notes the values that do not fit."""
-        values = OmegaConf.structured(self._schema)
+        values = open_structure(self._schema)
         overrides = self._valid_overrides()
         for misfit in fill(values, self.written):
             self._note_misfit(misfit, overrides)
@@ -252,7 +253,7 @@ class _Composer:
         valid_overrides = self._valid_overrides()
         if valid_overrides != overrides and self._merge(valid_overrides) is None:
             # The values that the wrong overrides have replaced count again.
-            values = OmegaConf.structured(self._schema)
+            values = open_structure(self._schema)
             list(fill(values, self.written))
         return values
 

@@ -8,7 +8,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PrepareConfig(CausalLMConfig):
     """Training sequences, prepared for a run with these keys."""
 
@@ -20,7 +20,7 @@ class PrepareConfig(CausalLMConfig):
     """processes of the run, which determine where a schedule of the metadata switches"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StageConfig(CausalLMConfig):
     """The files of a run with these keys, copied to a disk."""
 

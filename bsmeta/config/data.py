@@ -46,7 +46,7 @@ _ALIASES = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
 """Other names of the schemes of buckets."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """One source of a mixture (`data_config.sources`)."""
 
@@ -60,7 +60,7 @@ class SourceConfig:
     """share of the sequences, relative to the other weights"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Documents, and their way into batches."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
     """Files of a manifest to download, verify and unpack."""
 

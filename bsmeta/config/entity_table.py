@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EntitiesConfig:
     """The table of entities that mentions may refer to: build it, extend it, or describe it."""
 

@@ -28,6 +28,7 @@ from bsmeta.config.interpolation import finish
 from bsmeta.config.overrides import Override, describe_repetitions, key_of, read_overrides
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.schema_choice import choose_schema, list_offered
+from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, refuse, show
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import bound_problems, leaves
@@ -186,7 +187,7 @@ def _run_by_hydra(
             record.write_text(redact(record.read_text()))
 
         written = plain_values(composed)
-        values = OmegaConf.structured(schema)
+        values = open_structure(schema)
         problems = [misfit.problem(HYDRA, schema) for misfit in fill(values, written)]
         result = Composed(values, written, tuple(reader.files), overridden, problems)
         # An exception would leave this function through Hydra, which prints a report of its own.

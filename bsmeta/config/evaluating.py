@@ -12,7 +12,7 @@ SLICE_KINDS = ("site", "length", "time")
 WINDOWS = ("sliding", "all_pieces", "first_piece")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SliceConfig:
     """Documents to report separately, such as `{by: length, edges: [1000, 10000]}`."""
 
@@ -26,7 +26,7 @@ class SliceConfig:
     """length, time: values at which a new slice begins"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """An evaluation of a trained model on held-out documents."""
 

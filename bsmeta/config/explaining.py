@@ -8,7 +8,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExplainConfig(CausalLMConfig):
     """Documents as a training run with these keys reads them."""
 

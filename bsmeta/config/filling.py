@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bsmeta.config.from_file import MISSING, NO_VALUE
 from bsmeta.config.misfits import Misfit, Names, dotted
 from bsmeta.config.schema_types import entry_schema, type_name, without_none
+from bsmeta.config.structures import open_structure, unlock
 from bsmeta.core.errors import show
 from bsmeta.core.keys import type_hints
 from bsmeta.core.parsing import parse_json
@@ -125,7 +126,7 @@ def _set(section: DictConfig, value: Any, value_type: Any, path: Names) -> Itera
         for index, entry in enumerate(value):
             typed_entry = entry
             if isinstance(entry, Mapping):
-                typed_entry = OmegaConf.structured(schema_of_entries)
+                typed_entry = open_structure(schema_of_entries)
                 misfits += fill(typed_entry, entry, (*path, index))
             typed_entries.append(typed_entry)
         if misfits:
@@ -138,6 +139,8 @@ def _set(section: DictConfig, value: Any, value_type: Any, path: Names) -> Itera
         return
     try:
         section[path[-1]] = value
+        if schema_of_entries is not None and isinstance(value, list):
+            unlock(section[path[-1]])
     except OmegaConfBaseException as error:
         yield _misfit_of_error(value, value_type, path, error)
 

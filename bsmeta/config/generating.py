@@ -9,7 +9,7 @@ from bsmeta.config.precision import PRECISIONS
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
     """Text under given metadata (mode=text), or metadata of given text (mode=attribute)."""
 

@@ -24,8 +24,10 @@ from omegaconf.errors import (
 
 from bsmeta.config.filling import misread_booleans
 from bsmeta.config.schema_types import type_name, without_none
+from bsmeta.config.structures import open_structure
+from bsmeta.core.changed_values import expand_home
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
-from bsmeta.core.keys import address_problems, expand_home, type_hints
+from bsmeta.core.keys import address_problems, type_hints
 from bsmeta.core.parsing import parse_yaml
 
 Config = TypeVar("Config")
@@ -42,10 +44,11 @@ def finish(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Pro
         problems.
     """
     problems = resolve(composed)
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, schema)
+    written = OmegaConf.to_object(composed)
+    assert isinstance(written, schema)
 
-    for name, path in expand_home(config):
+    config, unknown_users = expand_home(written)
+    for name, path in unknown_users:
         user = path.partition("/")[0]
         expected = f"a path; there is no user {user[1:]} on this machine"
         fix = f"{name}=./{path}, or correct it"
@@ -115,7 +118,7 @@ def _convert(section: DictConfig | ListConfig, name: Any, value_type: Any) -> No
         value = OmegaConf.to_container(value, resolve=True)  # it may itself contain interpolations
 
     if is_section:
-        value = OmegaConf.merge(OmegaConf.structured(value_type), value)
+        value = OmegaConf.merge(open_structure(value_type), value)
     section[name] = value
 
 

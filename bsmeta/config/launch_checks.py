@@ -53,7 +53,7 @@ def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
 
     yield from _machine_problems(launch)
     yield from _batch_problems(config, launch)
-    yield from _device_problems(config, launch)
+    yield from _device_problems(config.mixed_precision, launch)
 
     for key in ("mixed_precision", "gradient_accumulation_steps", "gradient_clipping"):
         value_of_launch = getattr(launch, key)
@@ -213,9 +213,9 @@ def _multi_machine_problems(launch: Launch) -> Iterator[Problem]:
         yield Problem("main_process_port", launch.source, found, expected, fix)
 
 
-def _device_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+def _device_problems(mixed_precision: str, launch: Launch) -> Iterator[Problem]:
     """Yields launches that need other GPUs than there are."""
-    if launch.gpus == 0 and config.mixed_precision == "fp16":
+    if launch.gpus == 0 and mixed_precision == "fp16":
         expected = '"no" or "bf16": there is no GPU, and fp16 does not train on a CPU'
         fix = "mixed_precision=bf16 or mixed_precision=no"
         yield Problem("mixed_precision", HYDRA, show("fp16"), expected, fix)

@@ -6,9 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import HYDRA, Problem
 from bsmeta.core.files import SHARED_MEMORY, format_bytes, free_bytes
 
@@ -17,18 +15,15 @@ BF16_CAPABILITY = 8
 LEAST_SHARED = 16 << 20  # bytes: a few batches of each loader process
 
 
-def machine_problems(config: RunConfig, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
-    """Yields too little shared memory for loader processes, except under `check_only`.
-
-    A checked run may start on another machine.
+def machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
+    """Yields too little shared memory for loader processes.
 
     Args:
+        workers: Loader processes of each rank (`data_config.num_workers`).
         shared_memory: The folder through which loader processes pass batches. By default,
             containers have 64 MB of it, or none.
     """
-    data: Any = getattr(config, "data_config", None)
-    workers = getattr(data, "num_workers", 0)
-    if config.check_only or not workers or sys.platform != "linux":
+    if not workers or sys.platform != "linux":
         return
 
     if not shared_memory.is_dir():
@@ -50,7 +45,7 @@ def machine_problems(config: RunConfig, shared_memory: Path = SHARED_MEMORY) -> 
 
 
 def precision_problems(
-    config: RunConfig, gpu: str, capability: tuple[int, int]
+    mixed_precision: str, gpu: str, capability: tuple[int, int]
 ) -> Iterator[Problem]:
     """Yields bf16 on a GPU of NVIDIA without instructions for it, which would emulate them.
 
@@ -58,7 +53,7 @@ def precision_problems(
         gpu: Its name, for the message.
         capability: Its compute capability, major and minor.
     """
-    if config.mixed_precision == "bf16" and capability[0] < BF16_CAPABILITY:
+    if mixed_precision == "bf16" and capability[0] < BF16_CAPABILITY:
         version = ".".join(map(str, capability))
         yield Problem(
             "mixed_precision",

@@ -12,7 +12,7 @@ MOST_TYPES = 31
 """Largest number of metadata types in a run: the types of a document are bits of an int32."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HtmlTagRules:
     """Rules that apply to every html tag (`html_parser_config.all_tags_rules`)."""
 
@@ -26,7 +26,7 @@ class HtmlTagRules:
     """tag names to which the length rule does not apply"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HtmlParserConfig:
     """Which html tags and attributes are rendered."""
 
@@ -40,7 +40,7 @@ class HtmlParserConfig:
     """for each of these tag names: smallest number of characters around which it is dropped"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of the run with its own choice of metadata; null keeps the value of the whole run."""
 
@@ -63,7 +63,7 @@ class Phase:
     """chance that html may be drawn at all"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetadataConfig:
     """Selection and rendering of a document's metadata."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from bsmeta.core.keys import key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictConfig:
     """Predictions of a trained model for new records."""
 

@@ -20,6 +20,7 @@ from bsmeta.config.misfits import Misfit
 from bsmeta.config.saved import changed_texts, mark, read_saved, shielded, unshielded
 from bsmeta.config.schema import DEFAULT_TASK, RunConfig
 from bsmeta.config.schema_types import store_name
+from bsmeta.config.structures import open_structure
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.keys import bound_problems, refuse_out_of_bounds
@@ -59,7 +60,7 @@ def to_config(values: Mapping[Any, Any], schema: type[Config], file: str) -> Con
     Raises:
         ConfigurationError: Listing the values that do not fit.
     """
-    composed = OmegaConf.structured(schema)
+    composed = open_structure(schema)
     misfits: list[Misfit] = unshielded([*fill(composed, shielded(values))])
     refuse([misfit.problem(file, schema) for misfit in misfits])
 
@@ -106,7 +107,7 @@ def changed(config: Run, overrides: Mapping[str, Any]) -> Run:
     """
     try:
         merged = OmegaConf.merge(
-            OmegaConf.structured(shielded(config)), OmegaConf.create(shielded(dict(overrides)))
+            open_structure(shielded(config)), OmegaConf.create(shielded(dict(overrides)))
         )
         changed_config = unshielded(OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:

@@ -134,7 +134,7 @@ def users_of(key: str) -> str:
     return ", ".join(name for name, entry in OPTIMIZERS.items() if key in entry.keys)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCardConfig:
     """Facts for the model card that only the author knows, in the Hub's notation.
 
@@ -156,7 +156,7 @@ DEFAULT_TASK = "causal_lm"
 """The task of a `config.yaml` that names none, and of a model without one."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A training run of any task."""
 
@@ -340,7 +340,7 @@ class RunConfig:
     A100: with 80 GB"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PretrainedConfig(RunConfig):
     """A training run of a model from transformers."""
 
@@ -352,7 +352,7 @@ class PretrainedConfig(RunConfig):
     """a folder or Hub name; null: model_name"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TableDataConfig:
     """Keys of the data section that all tasks on tables share."""
 

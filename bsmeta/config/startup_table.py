@@ -40,9 +40,9 @@ def summary(
         "resume from": config.resume_from_checkpoint_dir or "– (a fresh start)",
     }
     last = {
-        "launch": _launch(config, launch),
+        "launch": _launch(launch, config.mixed_precision),
         "global batch": _batch(BatchPlan.of(config, launch.num_processes)),
-        "steps": _length(config),
+        "steps": _length(config.max_train_steps, config.num_train_epochs),
         "learning rate": _schedule(config),
         "evaluation": evaluations(config),
         "checkpoints": _checkpoints(config),
@@ -88,33 +88,32 @@ def _batch(plan: BatchPlan) -> str:
     return f"{plan.micro_batch} (micro-batch) x {split} = {plan.global_batch:,} rows"
 
 
-def _length(config: RunConfig) -> str:
+def _length(max_steps: int, epochs: float | None) -> str:
     """Describes the number of steps."""
-    if config.num_train_epochs is None:
-        return f"{config.max_train_steps:,}"
-    if config.num_train_epochs == 1:
-        return "those of 1 epoch"
-    return f"those of {config.num_train_epochs:g} epochs"
+    if epochs is None:
+        return f"{max_steps:,}"
+    return "those of 1 epoch" if epochs == 1 else f"those of {epochs:g} epochs"
 
 
 def evaluations(config: RunConfig) -> str:
     """Describes the steps at which a run evaluates."""
-    return ", ".join(_occasions(config, config.eval_steps, config.evals_per_epoch)) or "–"
+    extra_steps = config.extra_steps_to_eval_save_at
+    return ", ".join(_occasions(config.eval_steps, config.evals_per_epoch, extra_steps)) or "–"
 
 
-def _occasions(config: RunConfig, steps: int, per_epoch: int | None) -> list[str]:
+def _occasions(steps: int, per_epoch: int | None, extra_steps: Sequence[int]) -> list[str]:
     """Describes the interval of evaluations or checkpoints, and their extra steps; [] if never."""
     occasions = []
     if per_epoch is not None:
         occasions.append(f"{per_epoch:,} an epoch")
     elif steps:
         occasions.append(f"every {steps:,} steps")
-    if config.extra_steps_to_eval_save_at:
-        occasions.append(f"at {config.extra_steps_to_eval_save_at}")
+    if extra_steps:
+        occasions.append(f"at {extra_steps}")
     return occasions
 
 
-def _launch(config: RunConfig, launch: Launch) -> str:
+def _launch(launch: Launch, mixed_precision: str) -> str:
     """Describes the processes, their engine and their precision."""
     parts = ["1 process" if launch.num_processes == 1 else f"{launch.num_processes} processes"]
     if launch.deepspeed:
@@ -122,7 +121,7 @@ def _launch(config: RunConfig, launch: Launch) -> str:
     elif launch.distributed_type != "NO":
         names = {"MULTI_GPU": "data parallel", "FSDP": "FSDP2"}
         parts.append(names.get(launch.distributed_type, launch.distributed_type))
-    return ", ".join([*parts, f"precision {config.mixed_precision}"])
+    return ", ".join([*parts, f"precision {mixed_precision}"])
 
 
 def _schedule(config: RunConfig) -> str:
@@ -149,7 +148,8 @@ def _schedule(config: RunConfig) -> str:
 
 def _checkpoints(config: RunConfig) -> str:
     """Describes when checkpoints are written, which are kept, and which have `model/`."""
-    occasions = _occasions(config, config.save_steps, config.saves_per_epoch)
+    extra_steps = config.extra_steps_to_eval_save_at
+    occasions = _occasions(config.save_steps, config.saves_per_epoch, extra_steps)
     occasions.append("and at the end" if occasions else "at the end")
 
     count = config.keep_last_checkpoints

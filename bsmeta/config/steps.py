@@ -6,12 +6,16 @@ The length of a run and its global batch are computed only here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.core.errors import ConfigurationError
+
+Run = TypeVar("Run", bound=RunConfig)
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
 """The name of a checkpoint's folder."""
@@ -55,7 +59,7 @@ class Schedule:
         if steps_per_epoch == 0:
             max_steps = 0
 
-        if decays_in_warm_up(config, max_steps):
+        if RatePlan.of(config, max_steps).decays_in_warm_up:
             raise ConfigurationError(
                 f"lr_scheduler_type={WSD}: warm-up and decay are longer than the run, which has "
                 f"{max_steps:,} steps; lower num_warmup_steps (warmup_share) or num_decay_steps "
@@ -101,10 +105,9 @@ class Schedule:
         return step in self.extra_steps
 
 
-def exports_model(config: RunConfig, step: int) -> bool:
+def exports_model(export_steps: int | None, step: int) -> bool:
     """Whether the checkpoint of a step has `model/`."""
-    interval = config.export_steps
-    return interval is None or (interval > 0 and step % interval == 0)
+    return export_steps is None or (export_steps > 0 and step % export_steps == 0)
 
 
 def lacks_model(folder: Path) -> bool:
@@ -127,40 +130,21 @@ def how_to_export(folder: Path) -> str:
     )
 
 
-def warm_up_steps(config: RunConfig, max_steps: int) -> int:
-    """Returns the number of steps in which the learning rate rises."""
-    share = config.warmup_share
-    return config.num_warmup_steps if share is None else round(share * max_steps)
-
-
-def decay_start(config: RunConfig, max_steps: int) -> int | None:
-    """Returns the last step before the decay under `lr_scheduler_type=wsd`; else None."""
-    if config.lr_scheduler_type != WSD:
-        return None
-
-    decay_steps = config.num_decay_steps
-    if decay_steps is None:
-        decay_steps = max(1, round(config.decay_share * max_steps))
-    return max_steps - decay_steps
-
-
-def decays_in_warm_up(config: RunConfig, max_steps: int) -> bool:
-    """Whether the decay would begin before the warm-up ends."""
-    start = decay_start(config, max_steps)
-    return start is not None and start < warm_up_steps(config, max_steps)
-
-
-def branch_step(config: RunConfig) -> int | None:
+def branch_step(decay_from: str | None) -> int | None:
     """Returns the step of the checkpoint that `decay_from` names; None if it names none."""
-    match = CHECKPOINT_NAME.fullmatch(Path(config.decay_from or "").resolve().name)
-    return int(match[1]) if config.decay_from and match else None
+    match = CHECKPOINT_NAME.fullmatch(Path(decay_from or "").resolve().name)
+    return int(match[1]) if decay_from and match else None
 
 
-def set_branch_length(config: RunConfig) -> None:
-    """Sets the length of a run that only decays: the steps of its parent, and of the decay."""
-    step = branch_step(config)
-    if step is not None and config.num_decay_steps is not None:
-        config.max_train_steps = step + config.num_decay_steps
+def set_branch_length(config: Run) -> Run:
+    """Returns a configuration with the length of a run that only decays, if it is one.
+
+    It has the steps of the checkpoint that it begins with, and of the decay.
+    """
+    step = branch_step(config.decay_from)
+    if step is None or config.num_decay_steps is None:
+        return config
+    return replace(config, max_train_steps=step + config.num_decay_steps)
 
 
 def _epoch(key: str, steps_per_epoch: int | None) -> int:

@@ -9,7 +9,6 @@ import ast
 import inspect
 import itertools
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -230,23 +229,6 @@ def key_names(schema: type) -> list[str]:
         parts = leaf.name.split(".")
         names.update(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
     return sorted(names)
-
-
-def expand_home(section: Any) -> Iterator[tuple[str, str]]:
-    """Expands a leading `~` in every path of a configuration, in place.
-
-    Yields:
-        The dotted key and the value of each path that names an unknown user.
-    """
-    for name, owner, schema_field in leaves(section):
-        value = getattr(owner, schema_field.name)
-        if not about(schema_field).is_path or value is None:
-            continue
-
-        values = value if isinstance(value, list) else [value]
-        paths = [os.path.expanduser(path) if isinstance(path, str) else path for path in values]
-        yield from ((name, path) for path in paths if str(path).startswith("~"))
-        setattr(owner, schema_field.name, paths if isinstance(value, list) else paths[0])
 
 
 def address_problems(section: Any) -> Iterator[Problem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 from bsmeta.core.version import __version__
 
@@ -38,6 +37,9 @@ def versions() -> dict[str, str]:
 def _version(name: str) -> str:
     if name == "bsmeta":  # a clone need not be installed
         return __version__
+
+    from importlib import metadata  # loads the modules of e-mail, which no run needs
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

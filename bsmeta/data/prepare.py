@@ -36,8 +36,9 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, check_data, row_length
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved_runs import to_yaml
-from bsmeta.config.steps import BatchPlan, decay_start
+from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
 from bsmeta.core.files import file_hash
 from bsmeta.core.parsing import parse_json
@@ -435,7 +436,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     data = config.data_config
     steps = config.max_train_steps
     plan = BatchPlan.of(config, config.world_size)
-    phases = phases_of(data, steps, plan.global_batch, decay_start(config, steps))
+    phases = phases_of(data, steps, plan.global_batch, RatePlan.of(config, steps).decay_start)
 
     survey = survey_data(data)
     measure_sample(config, tokenizer, survey.lines)

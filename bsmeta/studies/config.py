@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.evaluating import WINDOWS
 from bsmeta.config.schema import LARGEST_SEED
+from bsmeta.config.structures import merge_into_structure
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import address_problems, bound_lines, key
 from bsmeta.core.parsing import parse_yaml
@@ -59,7 +60,7 @@ _SHARED_KEYS = (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ArmConfig:
     """One way to train, with every seed."""
 
@@ -85,7 +86,7 @@ class ArmConfig:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClaimConfig:
     """Claim that one arm needs fewer bits per byte of held-out text than another.
 
@@ -146,7 +147,7 @@ class ClaimConfig:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
     """How each checkpoint is measured: on the same bytes for all arms."""
 
@@ -187,7 +188,7 @@ class MeasureConfig:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DownstreamConfig:
     """Tasks of lm-evaluation-harness, on the finished models."""
 
@@ -201,7 +202,7 @@ class DownstreamConfig:
     limit: int | None = key(None, "number of questions per task, from the first", at_least=1)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     """A study: every arm is trained with every seed, and declared claims are tested."""
 
@@ -258,7 +259,7 @@ def load_study(path: Path) -> StudyConfig:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8")) or {}
         values = OmegaConf.create(_escape_overrides(content))
-        study = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(StudyConfig), values))
+        study = OmegaConf.to_object(merge_into_structure(StudyConfig, values))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; expected a study's file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -274,8 +275,7 @@ def load_study(path: Path) -> StudyConfig:
     problems = list(_shape_problems(study)) or list(_problems(study))
     if problems:
         raise ConfigurationError("\n".join(f"{path}: {problem}" for problem in problems))
-    study.title = study.title or path.stem
-    return study
+    return study if study.title else replace(study, title=path.stem)
 
 
 def _escape_overrides(values: Any) -> Any:

@@ -106,8 +106,7 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     evaluation = EvaluateConfig(
         checkpoint=str(run.folder), validation_file=study.measure.validation_file
     )
-    config = resolve_config(evaluation, locate(str(run.folder)))
-    set_branch_length(config)
+    config = set_branch_length(resolve_config(evaluation, locate(str(run.folder))))
     steps = curve_steps(study, run.arm, config.max_train_steps)
     locations = [locate(str(run.folder / f"checkpoint-{step}step")) for step in steps]
     check_not_trained_on(config.data_config, locations[-1], config)

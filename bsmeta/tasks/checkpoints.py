@@ -217,7 +217,7 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
             "it was trained for; expected a run folder, or a checkpoint folder in one"
         )
     config = _without_permissions(saved_config(location.config, TASKS, overrides), overrides)
-    begin_with(config, location)
+    config = begin_with(config, location)
     return TASKS[config.task].make(config), Path(location.model)
 
 
@@ -248,8 +248,8 @@ def _without_permissions(config: RunConfig, overrides: Mapping[str, Any]) -> Run
     return replace(config, **{"data_config": replace(cast(Any, data), **changes)})
 
 
-def begin_with(config: RunConfig, location: Location) -> None:
-    """Names the checkpoint's model in a run's configuration, in place of its initial model.
+def begin_with(config: Config, location: Location) -> Config:
+    """Returns a run's configuration with the checkpoint's model as its initial model.
 
     The initial model of the run may not be on this machine.
     """
@@ -258,9 +258,10 @@ def begin_with(config: RunConfig, location: Location) -> None:
         "model_config_file": None,
         "tokenizer_name": location.model,
     }
-    for name, value in values.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
+    accepted: dict[str, Any] = {
+        name: value for name, value in values.items() if hasattr(config, name)
+    }
+    return replace(config, **accepted)
 
 
 def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:

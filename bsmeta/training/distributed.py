@@ -194,7 +194,7 @@ def start(
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
 
-    fsdp = None if reshards is None else _fsdp_plugin(config, reshards)
+    fsdp = None if reshards is None else _fsdp_plugin(config.mixed_precision, reshards)
     deepspeed = None
     if deepspeed_config is not None:
         use_cores_for_offload(deepspeed_config)
@@ -205,7 +205,7 @@ def start(
     meet(config.distributed_timeout_s)
     listen_on_loopback()
     accelerator = _connect(config, deepspeed, fsdp)
-    _check_precision(config, accelerator.device)
+    _check_precision(config.mixed_precision, accelerator.device)
 
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     is_one_world = launched == 1 or accelerator.distributed_type != DistributedType.NO
@@ -246,12 +246,12 @@ def _connect(
         ) from error
 
 
-def _check_precision(config: RunConfig, device: torch.device) -> None:
+def _check_precision(mixed_precision: str, device: torch.device) -> None:
     """Refuses bf16 on a GPU that has no instructions for it and would emulate them slowly."""
     if device.type == "cuda" and torch.version.hip is None:
         name = torch.cuda.get_device_name(device)
         capability = torch.cuda.get_device_capability(device)
-        refuse([*precision_problems(config, name, capability)])
+        refuse([*precision_problems(mixed_precision, name, capability)])
 
 
 def _create_accelerator(
@@ -296,9 +296,9 @@ def _create_accelerator(
     return accelerator
 
 
-def _fsdp_plugin(config: RunConfig, reshards: bool) -> FullyShardedDataParallelPlugin:
+def _fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataParallelPlugin:
     """Sets every option of FSDP2: Accelerate takes missing ones from the environment."""
-    half = {"no": None, "bf16": torch.bfloat16}[config.mixed_precision]
+    half = {"no": None, "bf16": torch.bfloat16}[mixed_precision]
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=reshards,

@@ -1,14 +1,13 @@
 """The optimizer and its learning rate.
 
-The learning rate is a pure function of the step number: it has no state to save, and a resumed run
-cannot deviate from it. It is applied to the optimizer's groups before each step, under DeepSpeed as
-well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
+The learning rate (`bsmeta.config.learning_rate`) is applied to the optimizer's groups before each
+step, under DeepSpeed as well, so that neither Accelerate nor DeepSpeed steps a scheduler of its
+own.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
-from bsmeta.config.steps import decay_start, warm_up_steps
+from bsmeta.config.schema import OPTIMIZERS, RunConfig
 from bsmeta.core.errors import ConfigurationError
 
 RATE_SCALE = "rate_scale"
@@ -25,13 +23,6 @@ RATE_SCALE = "rate_scale"
 
 IN_LAYERS = "in_layers"
 """Key of a parameter group: whether it holds the matrices of repeated layers, for Muon."""
-
-SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda progress: 1.0 - progress,
-    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
-    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
-}
-"""Factor of the learning rate after a given share of the decay."""
 
 
 def build_optimizer(
@@ -145,34 +136,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for optimizer in self._optimizers:
             optimizer.step()
-
-
-def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
-    """Returns the learning rate of a step.
-
-    A linear warm-up reaches the peak at step `num_warmup_steps`, or after `warmup_share` of the
-    steps. Then the rate stays at the peak (`constant`), or decays linearly (`linear`) or along half
-    a cosine (`cosine`) such that it would reach `min_learning_rate_ratio` of the peak one step
-    after the last. Under `wsd` (Hu et al. 2024, arXiv 2404.06395) it stays at the peak and decays
-    only in the last `num_decay_steps`, or `decay_share` of the steps; `1-sqrt` is the shape that
-    Hägele et al. 2024 (arXiv 2405.18392) found best.
-
-    Args:
-        step: The step number, from 1 to `max_steps`.
-    """
-    start = warm_up_steps(config, max_steps)
-    if step <= start:
-        return config.learning_rate * step / start
-    if config.lr_scheduler_type == "constant":
-        return config.learning_rate
-
-    shape = config.lr_scheduler_type
-    if shape == WSD:
-        start = decay_start(config, max_steps) or 0
-        shape = config.decay_shape
-    progress = min(1.0, max(0, step - 1 - start) / max(1, max_steps - start))
-    lowest = config.min_learning_rate_ratio
-    return config.learning_rate * (lowest + (1.0 - lowest) * SHAPES[shape](progress))
 
 
 def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bsmeta.config.schema import RunConfig
 from bsmeta.core.progress import opaque_work
 
 PROFILES = "profile"
@@ -17,15 +17,19 @@ PROFILES = "profile"
 
 
 class Profile:
-    """`profile=true`: records a trace of some steps by torch's profiler; does nothing if disabled.
+    """Records a trace of some steps by torch's profiler.
 
     Chrome's about:tracing and https://ui.perfetto.dev read it. Its ranges are named `bsmeta: …`
     after the phases of the loop. Each rank writes `profile/steps-{first}-{last}-rank{r}.json` in
     the run folder.
+
+    Args:
+        steps: The first and the last step to record (`profile_steps`); None: record nothing.
+        folder: The run folder.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, rank: int) -> None:
-        self._first, self._last = config.profile_steps if config.profile else (0, 0)
+    def __init__(self, steps: Sequence[int] | None, folder: Path, rank: int) -> None:
+        self._first, self._last = (0, 0) if steps is None else (steps[0], steps[1])
         self._file = folder / PROFILES / f"steps-{self._first}-{self._last}-rank{rank}.json"
         self._running: profile | None = None
 

@@ -27,10 +27,11 @@ from typing import Any
 import xxhash
 from torch import nn
 
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved import parse_saved, read_saved
 from bsmeta.config.saved_runs import load_resolved, to_yaml
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
-from bsmeta.config.steps import BatchPlan, branch_step, decay_start, lacks_model, warm_up_steps
+from bsmeta.config.steps import BatchPlan, branch_step, lacks_model
 from bsmeta.core.errors import (
     CheckpointError,
     ConfigurationError,
@@ -108,19 +109,19 @@ class Resume:
             processes.on_main(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-def resumes(config: RunConfig, out_dir: Path) -> bool:
+def resumes(resume_from_checkpoint_dir: str | None, out_dir: Path) -> bool:
     """Whether a run may continue in `out_dir`.
 
     A run that begins with the checkpoint of another run may do so until it has saved: false if
     `out_dir` has checkpoints. A checkpoint that does not exist is refused later, before anything in
     the folder is replaced.
     """
-    if config.resume_from_checkpoint_dir is None:
+    if resume_from_checkpoint_dir is None:
         return False
-    if config.resume_from_checkpoint_dir == "latest":
+    if resume_from_checkpoint_dir == "latest":
         return True
 
-    folder = Path(config.resume_from_checkpoint_dir)
+    folder = Path(resume_from_checkpoint_dir)
     return _is_in(folder, out_dir) or not folder.is_dir() or not list_checkpoints(out_dir)
 
 
@@ -144,14 +145,15 @@ def find_resume_point(
     if saved is None:
         return None
 
-    check_task(saved, config)
+    check_task(saved, config.task)
     state = saved.state()
     plan = BatchPlan.of(config, processes.size)
     with naming_file(saved.folder / STATE):
         check_launch(saved, state, name_engine(accelerator), plan)
-    check_origin(saved, name_engine(accelerator), config, out_dir)
+    check_origin(saved, name_engine(accelerator), out_dir, trusted=config.trust_checkpoint)
     check_steps(saved, max_steps)
-    check_exports(config, out_dir, saved.step)
+    if config.export_best:
+        check_exports(out_dir, saved.step)
     changed = changed_settings(saved, config)
     check_optimizer(saved, changed)
     if is_readable(state, processes.size):
@@ -174,11 +176,12 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         return saved
 
     if saved is not None:  # the branch has saved already
-        _check_same_branch(saved, config)
+        saved_config = load_resolved(saved.folder / CONFIG, type(config))
+        _check_same_branch(saved, saved_config.decay_from, config.decay_from)
         return saved
     saved = open_named(Path(config.decay_from), processes, "decay_from")  # of another run
     stable = load_resolved(saved.folder / CONFIG, type(config))
-    refuse([*find_branch_problems(saved, stable, config)])
+    refuse([*find_branch_problems(saved, stable, config.learning_rate)])
     return saved
 
 
@@ -221,13 +224,13 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any
     return changed
 
 
-def check_task(saved: Checkpoint, config: RunConfig) -> None:
+def check_task(saved: Checkpoint, task: str) -> None:
     """Refuses a checkpoint of another task, before its launch and its model are compared."""
-    saved_task = read_saved(saved.folder / CONFIG).get("task", config.task)
-    if saved_task != config.task:
+    saved_task = read_saved(saved.folder / CONFIG).get("task", task)
+    if saved_task != task:
         raise ConfigurationError(
             f"{saved.folder} is a checkpoint of task={saved_task}, this run has "
-            f"task={config.task}; expected a checkpoint of the same task, or another out_dir for "
+            f"task={task}; expected a checkpoint of the same task, or another out_dir for "
             "this run"
         )
 
@@ -247,13 +250,13 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: Ba
         )
 
 
-def check_origin(saved: Checkpoint, engine: str, config: RunConfig, out_dir: Path) -> None:
+def check_origin(saved: Checkpoint, engine: str, out_dir: Path, *, trusted: bool) -> None:
     """Refuses states of DeepSpeed that another run has saved, unless the user trusts them.
 
     They are pickles. Torch restricts them to values, but this restriction has had holes (such as
     CVE-2025-32434), and nothing in a folder proves who wrote it.
     """
-    if engine in (PLAIN, FSDP) or config.trust_checkpoint or _is_in(saved.folder, out_dir):
+    if engine in (PLAIN, FSDP) or trusted or _is_in(saved.folder, out_dir):
         return
     raise ConfigurationError(
         f"trust_checkpoint=false: {saved.folder} has states of DeepSpeed, which are pickles, and "
@@ -283,11 +286,11 @@ def check_steps(saved: Checkpoint, max_steps: int) -> None:
         )
 
 
-def check_exports(config: RunConfig, out_dir: Path, step: int) -> None:
+def check_exports(out_dir: Path, step: int) -> None:
     """Refuses `export_best` if a checkpoint that may be the best one has no `model/`."""
     past = [saved.folder for saved in list_checkpoints(out_dir) if saved.step <= step]
     lacking = [folder.name for folder in past if lacks_model(folder)]
-    if config.export_best and lacking:
+    if lacking:
         raise ConfigurationError(
             f"export_best=true: {', '.join(lacking)} in {out_dir} have no model/, which "
             "export_steps has left out; expected it in every checkpoint, because each may be the "
@@ -378,13 +381,13 @@ def convert(saved: Checkpoint, folder: Path) -> None:
 
 
 def find_branch_problems(
-    saved: Checkpoint, stable: RunConfig, config: RunConfig
+    saved: Checkpoint, stable: RunConfig, learning_rate: float
 ) -> Iterator[Problem]:
     """Yields why a run cannot branch off at a checkpoint and only decay.
 
     Args:
         stable: Configuration of the run that saved the checkpoint.
-        config: Configuration of the branch.
+        learning_rate: Peak learning rate of the branch.
     """
     file = str(saved.folder / CONFIG)
     step = saved.step
@@ -395,7 +398,8 @@ def find_branch_problems(
         yield Problem("lr_scheduler_type", file, show(schedule), expected, fix)
         return
 
-    start = decay_start(stable, stable.max_train_steps)
+    rates = RatePlan.of(stable, stable.max_train_steps)
+    start = rates.decay_start
     if start is not None and stable.num_train_epochs is not None:
         expected = "null: it does not say at which step the decay began"
         yield Problem("num_train_epochs", file, show(stable.num_train_epochs), expected, fix)
@@ -403,22 +407,22 @@ def find_branch_problems(
         position = f"step {step}, in the decay from step {start} on"
         yield Problem("decay_from", file, position, f"a step up to {start}", fix)
 
-    warm_up = warm_up_steps(stable, stable.max_train_steps)
-    if step < warm_up:
+    if step < rates.warm_up_steps:
         position = f"step {step}, in the warm-up"
-        yield Problem("decay_from", file, position, f"a step from {warm_up} on", fix)
+        yield Problem("decay_from", file, position, f"a step from {rates.warm_up_steps} on", fix)
 
-    if stable.learning_rate != config.learning_rate:
-        expected = f"{config.learning_rate:g}, the learning_rate of this run: it would jump"
+    if stable.learning_rate != learning_rate:
+        expected = f"{learning_rate:g}, the learning_rate of this run: it would jump"
         fix = f"learning_rate={stable.learning_rate:g}"
         yield Problem("learning_rate", file, show(stable.learning_rate), expected, fix)
 
 
-def _check_same_branch(saved: Checkpoint, config: RunConfig) -> None:
+def _check_same_branch(
+    saved: Checkpoint, saved_decay_from: str | None, decay_from: str | None
+) -> None:
     """Refuses to resume a branch from a checkpoint of another branch."""
-    saved_config = load_resolved(saved.folder / CONFIG, type(config))
-    if branch_step(saved_config) != branch_step(config):
+    if branch_step(saved_decay_from) != branch_step(decay_from):
         raise ConfigurationError(
-            f"{saved.folder} is of a run with decay_from={saved_config.decay_from}, this one has "
-            f"decay_from={config.decay_from}; expected the same to resume it, or another out_dir"
+            f"{saved.folder} is of a run with decay_from={saved_decay_from}, this one has "
+            f"decay_from={decay_from}; expected the same to resume it, or another out_dir"
         )

@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import CheckpointError, ConfigurationError
 from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, list_faults
 from bsmeta.training.processes import ALONE
@@ -53,11 +52,20 @@ class Retention:
 
     A checkpoint that this process did not write is read and verified once; after that, only the
     sizes and modification times of its files are compared.
+
+    Args:
+        keep_last: Number of most recent checkpoints to keep; 0: all.
+        keep_every: Steps whose multiples are kept; 0: none.
+        keep_best_by: Evaluation metric whose best checkpoint is kept; None: none.
     """
 
-    def __init__(self, out_dir: Path, config: RunConfig) -> None:
+    def __init__(
+        self, out_dir: Path, *, keep_last: int, keep_every: int, keep_best_by: str | None
+    ) -> None:
         self._out_dir = out_dir
-        self._config = config
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._keep_best_by = keep_best_by
         self._verified: dict[Path, _Verification] = {}
         self._resumed_from: Path | None = None
 
@@ -86,8 +94,8 @@ class Retention:
 
         As few checkpoints as possible are verified, because their files may have to be read.
         """
-        count = self._config.keep_last_checkpoints
-        interval = self._config.keep_every_checkpoint_steps
+        count = self._keep_last
+        interval = self._keep_every
         if count == 0:
             return set(checkpoints)
 
@@ -110,7 +118,7 @@ class Retention:
         """Finds the first intact checkpoint with the best finite value of the metric."""
         ranked = []
         for saved in checkpoints:
-            for cost in _read_costs(saved, self._config.keep_best_by):
+            for cost in _read_costs(saved, self._keep_best_by):
                 ranked.append(_RankedCheckpoint(cost, saved))
         ranked.sort(key=lambda entry: entry.cost)
 

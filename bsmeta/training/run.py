@@ -75,17 +75,18 @@ def run(
         UserError: If the folder, the data or the launch does not match the configuration.
         TrainingError: If the run diverged, or one of its processes died.
     """
-    with refusal_in_status(config):
+    out_dir = Path(config.out_dir)
+    with refusal_in_status(out_dir):
         accelerator = start(config, deepspeed_config, reshards)
     processes = Processes.of_group(accelerator.device)
 
     with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
-        with refusal_in_status(config):
+        with refusal_in_status(out_dir):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
-        stop.leave = lambda name: _leave_start(config, watchdog, name)
+        stop.leave = lambda name: _leave_start(out_dir, watchdog, name)
 
-        folder = RunFolder(Path(config.out_dir).resolve())
-        resume = resumes(config, folder.path)
+        folder = RunFolder(out_dir.resolve())
+        resume = resumes(config.resume_from_checkpoint_dir, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
         )
@@ -181,7 +182,7 @@ def resuming_command(arguments: Sequence[str], processes: int) -> str:
     return shlex.join([*program, *unchanged, resuming])
 
 
-def _leave_start(config: RunConfig, watchdog: Watchdog, name: str) -> int:
+def _leave_start(out_dir: Path, watchdog: Watchdog, name: str) -> int:
     """Writes the status when a signal ends the start; returns the exit code.
 
     The signal may mean that another rank has failed: when a rank is killed, by the kernel for lack
@@ -190,7 +191,7 @@ def _leave_start(config: RunConfig, watchdog: Watchdog, name: str) -> int:
     failure = watchdog.failure_of_another()
     if watchdog.run is None:  # the folder is not locked, and may be another run's
         if failure is None:
-            note_early_stop(Path(config.out_dir), name)
+            note_early_stop(out_dir, name)
     elif watchdog.is_reporter():
         if failure is None:
             write_stopped_start(watchdog.run.path, name)

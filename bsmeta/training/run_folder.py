@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from bsmeta.config.saved_runs import to_yaml
-from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.files import is_full, replacing, write_text
@@ -194,15 +193,18 @@ def write_refusal(out_dir: Path, message: str) -> None:
 
 
 @contextmanager
-def refusal_in_status(config: RunConfig) -> Iterator[None]:
-    """Records a user error in the status of the run, if the run writes one."""
+def refusal_in_status(out_dir: Path | None) -> Iterator[None]:
+    """Records a user error in the status of the run.
+
+    Args:
+        out_dir: The run folder; None for a start that writes no status.
+    """
     try:
         yield
     except UserError as error:
         keys = error.keys if isinstance(error, ConfigurationError) else ()
-        is_run = not config.check_only and not config.estimate
-        if rank() == 0 and is_run and "out_dir" not in keys:
-            write_refusal(Path(config.out_dir), str(error))
+        if rank() == 0 and out_dir is not None and "out_dir" not in keys:
+            write_refusal(out_dir, str(error))
         raise
 
 

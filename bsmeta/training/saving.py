@@ -92,7 +92,12 @@ class Saver:
         self._engine = engine
         self._run = run
         self._processes = processes
-        self.retention = Retention(run.path, config)
+        self.retention = Retention(
+            run.path,
+            keep_last=config.keep_last_checkpoints,
+            keep_every=config.keep_every_checkpoint_steps,
+            keep_best_by=config.keep_best_by,
+        )
         # Its thread is no daemon: a run that fails for another reason completes the checkpoint.
         self._writer = ThreadPoolExecutor(1, "checkpoint writer")
         self._saving: Future[None] | None = None  # the last asynchronous save
@@ -140,7 +145,7 @@ class Saver:
         return Snapshot(self._processes, self._engine.save, lambda _: self._engine.weights())
 
     def _exports(self, step: int) -> bool:
-        return isinstance(self._task, Exports) and exports_model(self._config, step)
+        return isinstance(self._task, Exports) and exports_model(self._config.export_steps, step)
 
     def _write_with_retries(
         self, step: int, source: Snapshot, write: Callable[[Snapshot], None]

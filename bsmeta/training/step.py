@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.training.device_copy import copy_to
 from bsmeta.training.engine import Engine
-from bsmeta.training.optimization import learning_rate, set_learning_rate
+from bsmeta.training.optimization import set_learning_rate
 from bsmeta.training.processes import Processes
 from bsmeta.training.profile import Profile
 from bsmeta.training.saving import Saver
@@ -67,30 +67,32 @@ class StepRunner:
     """Runs the steps of this rank. All ranks call each method together.
 
     Args:
-        last_step: The last step of the run; no data is fetched after it.
+        rates: The learning rate of each step; no data is fetched after the last one.
         stop: Records whether this rank was asked to stop; also ends the wait for data.
         saver: Reports whether a checkpoint of this rank could not be written.
+        largest_norm: Norm to which gradients are clipped; infinity: they are not.
         lag: How many further steps may start before the statistics of a step are read.
     """
 
     def __init__(
         self,
-        config: RunConfig,
         task: Task,
         engine: Engine,
-        last_step: int,
+        rates: RatePlan,
         stop: StopRequest,
         saver: Saver,
         watchdog: Watchdog,
         profile: Profile,
         *,
+        largest_norm: float,
         lag: int,
     ) -> None:
-        self._config = config
         self._task = task
         self._engine = engine
         self._processes = Processes.of_group(engine.accelerator.device)
-        self._last_step = last_step
+        self._rates = rates
+        self._last_step = rates.max_steps
+        self._largest_norm = largest_norm
         self._stop = stop
         self._saver = saver
         self._watchdog = watchdog
@@ -150,7 +152,7 @@ class StepRunner:
 
         self._watchdog.step = step - 1
         self._profile.before(step)
-        rate = learning_rate(self._config, self._last_step, step)
+        rate = self._rates.rate(step)
         set_learning_rate(engine.optimizer.param_groups, rate)
 
         # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
@@ -172,7 +174,7 @@ class StepRunner:
         self._next = None if step == self._last_step else self._prefetch(step + 1)
 
         with self._enter_phase(step, "all-reduce"):
-            norm = engine.clip(self._config.gradient_clipping or float("inf"))
+            norm = engine.clip(self._largest_norm)
             reduced = ReducedStats(
                 self._processes, self._rank_stats(), losses, norm, scaled=engine.scaled
             )

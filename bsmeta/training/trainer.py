@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.progress import opaque_work
@@ -115,17 +116,18 @@ class Trainer:
         self.engine = make_engine(accelerator, model, optimizer)
         torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
 
-        self.profile = Profile(config, run.path, rank)
+        profiled_steps = config.profile_steps if config.profile else None
+        self.profile = Profile(profiled_steps, run.path, rank)
         self.saver = Saver(config, task, self.engine, run, self.processes)
         self.steps = StepRunner(
-            config,
             task,
             self.engine,
-            schedule.max_steps,
+            RatePlan.of(config, schedule.max_steps),
             self.stop,
             self.saver,
             watchdog,
             self.profile,
+            largest_norm=config.gradient_clipping or float("inf"),
             lag=self._lag,
         )
         self.guards = Guards.of(config, run.path, rank)

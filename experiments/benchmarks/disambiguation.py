@@ -21,12 +21,14 @@ import torch
 from common import own_arguments
 
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.learning_rate import RatePlan
+from bsmeta.core.changed_values import replace_values
 from bsmeta.data.io.shard_lines import first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.evaluate import candidate_embeddings, score
 from bsmeta.tasks.disambiguation.predict import open_detector
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
-from bsmeta.training.optimization import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from bsmeta.training.processes import ALONE
 
 
@@ -36,6 +38,7 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     task = EntityDisambiguator(config)
     model = task.build_model()
     optimizer = build_optimizer(model, config)
+    rates = RatePlan.of(config, steps + 1)
     trained = 0.0
     # The first step also opens the data, and is not timed.
     stream = itertools.islice(task.train_stream(0, 1, None), steps + 1)
@@ -43,7 +46,7 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     for number, step in enumerate(stream):
         (batch,) = step.micro_batches
         model.train()
-        set_learning_rate(optimizer.param_groups, learning_rate(config, steps + 1, number + 1))
+        set_learning_rate(optimizer.param_groups, rates.rate(number + 1))
         with torch.autocast("cpu", torch.bfloat16, enabled=config.mixed_precision == "bf16"):
             loss = task.loss(model, batch.tensors).sum / max(batch.weight, 1.0)
         loss.backward()
@@ -96,8 +99,8 @@ def main(config: DisambiguationConfig) -> None:
     if OWN["documents"]:
         print(json.dumps(measure_detection(config, OWN["documents"])), flush=True)
     for encoding in ("sentence", "window"):
-        config.data_config.mention_encoding = encoding
-        print(json.dumps(measure(config, int(OWN["steps"]), int(OWN["rows"]))), flush=True)
+        variant = replace_values(config, {"data_config.mention_encoding": encoding})
+        print(json.dumps(measure(variant, int(OWN["steps"]), int(OWN["rows"]))), flush=True)
 
 
 if __name__ == "__main__":

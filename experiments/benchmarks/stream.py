@@ -78,8 +78,7 @@ def measure_stream(
     config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
     """Read micro-batches for at least `seconds`, from the start of a window to that of another."""
-    data = config.data_config
-    data.num_streams = max(data.num_workers, 1)
+    data = replace(config.data_config, num_streams=max(config.data_config.num_workers, 1))
     stream = TrainStream(
         data,
         tokenizer,

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,8 @@ def test_pages_have_their_types(shards: Path) -> None:
 
 def test_training_reads_every_record(shards: Path) -> None:
     config = compose(CausalLMConfig, "v2", [f"data_config.metadata_config.metadata_list={TYPES}"])
-    config.data_config.metadata_config.metadata_column_list = None
-    decoder = DocumentDecoder(config.data_config.metadata_config)
+    metadata = replace(config.data_config.metadata_config, metadata_column_list=None)
+    decoder = DocumentDecoder(metadata)
     for path in sorted(shards.glob("*.gz")):
         for row in rows(path):
             document = decoder.decode(json.dumps(row).encode())

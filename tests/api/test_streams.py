@@ -90,10 +90,8 @@ def test_processes_share_a_step_and_one_continues_for_two(config: CausalLMConfig
 
 
 def test_a_table_is_streamed_as_well(encoder: Path, tmp_path: Path) -> None:  # noqa: F811
-    table = ClassificationConfig(
-        data_config=data_config(write_leanings(tmp_path)), model_name=str(encoder)
-    )
-    table.data_config.num_workers = 0
+    data = replace(data_config(write_leanings(tmp_path)), num_workers=0)
+    table = ClassificationConfig(data_config=data, model_name=str(encoder))
     stream = bsmeta.stream(table)
     expected = taken(stream, 5)
     assert expected[0].documents[0].startswith("leanings.csv:")

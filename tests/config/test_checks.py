@@ -12,6 +12,8 @@ import glob
 import json
 import re
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from bsmeta.config.checks import check
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import ModelCardConfig
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import exit_code
 from bsmeta.tasks import BUILT_IN, TASKS
@@ -79,16 +82,11 @@ def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """A copy with the values of dotted keys set, or dropped."""
     result = copy.deepcopy(base)
     for key, value in changes.items():
-        *blocks, name = key.split(".")
-        node = result
-        for block in blocks:
-            node = node[block] if isinstance(node, dict) else getattr(node, block)
         if value is DROP:
-            del node[name]
-        elif isinstance(node, dict):
-            node[name] = value
+            *blocks, name = key.split(".")
+            del reduce(getitem, blocks, result)[name]
         else:
-            setattr(node, name, value)
+            result = replace_values(result, {key: value})
     return result
 
 

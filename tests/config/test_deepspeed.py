@@ -40,12 +40,12 @@ def test_another_value_is_refused(twin: str, tmp_path: Path) -> None:
     assert twin in refused.value.keys
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Section:
     zero_buckets: int = key(7, "a key in a block", deepspeed="zero_optimization.sub_group_size")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Predivided(RunConfig):
     predivide: float = key(2.0, "a key", deepspeed="gradient_predivide_factor", above=0)
     section: Section = key(Section, "")

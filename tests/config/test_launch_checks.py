@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bsmeta.config.launch import Launch
 from bsmeta.config.launch_checks import launch_problems
+from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 
 
@@ -15,5 +16,5 @@ def test_a_total_batch_that_cannot_be_divided_is_refused() -> None:
     assert (problem.found, problem.fix) == (
         "10", "data_config.batch_size=12, or data_config.batch_scope=per_device",
     )  # fmt: skip
-    data.batch_size = 12
+    config = replace_values(config, {"data_config.batch_size": 12})
     assert not [p for p in launch_problems(config, launch) if p.key == "data_config.batch_size"]

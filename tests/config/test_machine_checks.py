@@ -6,18 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig
+from bsmeta.config.checks import check
+from bsmeta.config.launch import Launch
 from bsmeta.config.machine_checks import machine_problems, precision_problems
+from bsmeta.core.changed_values import replace_values
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import SHARED_MEMORY
+from bsmeta.tasks import TASKS
 from tests.disks import small_disk
 
 __all__ = ["small_disk"]
 
+LAUNCH = Launch(source="test", num_processes=1)
 
-def problems(folder: Path, workers: int = 2, *, check_only: bool = False) -> list[str]:
-    config = CausalLMConfig(data_config=DataConfig(num_workers=workers), check_only=check_only)
-    return [*map(str, machine_problems(config, folder))]
+
+def problems(folder: Path, workers: int = 2) -> list[str]:
+    return [*map(str, machine_problems(workers, folder))]
 
 
 def test_loader_processes_need_shared_memory(tmp_path: Path) -> None:
@@ -29,7 +33,6 @@ def test_loader_processes_need_shared_memory(tmp_path: Path) -> None:
     ]
     assert problems(tmp_path) == problems(SHARED_MEMORY) == []
     assert problems(tmp_path / "none", workers=0) == []
-    assert problems(tmp_path / "none", check_only=True) == []
 
 
 def test_shared_memory_that_is_too_small(small_disk: Path) -> None:
@@ -37,14 +40,21 @@ def test_shared_memory_that_is_too_small(small_disk: Path) -> None:
     assert f"found 2, but {small_disk} has 410 kB free" in problem
 
 
-@pytest.mark.faults
-def test_shared_memory_of_other_tasks(tmp_path: Path) -> None:
-    from bsmeta.tasks.classification.config import ClassificationConfig
+@pytest.mark.parametrize("task", ["causal_lm", "classification", "disambiguation"])
+def test_every_task_needs_it_unless_it_is_only_checked(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bsmeta.config.machine_checks.LEAST_SHARED", 1 << 60)
+    entry = TASKS[task]
 
-    config = ClassificationConfig()
-    config.data_config.num_workers = 1
-    (problem,) = machine_problems(config, tmp_path / "none")
-    assert problem.key == "data_config.num_workers"
+    def refused(*, check_only: bool) -> set[str]:
+        changes = {"data_config.num_workers": 1, "check_only": check_only}
+        with pytest.raises(ConfigurationError) as caught:
+            check(replace_values(entry.config(decay_from="x"), changes), LAUNCH, entry)
+        return {*caught.value.keys}
+
+    assert "data_config.num_workers" in refused(check_only=False)
+    assert "data_config.num_workers" not in refused(check_only=True)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +71,7 @@ def test_shared_memory_of_other_tasks(tmp_path: Path) -> None:
 def test_bf16_that_a_gpu_would_emulate(
     precision: str, capability: tuple[int, int], refused: bool
 ) -> None:
-    config = CausalLMConfig(mixed_precision=precision)
-    found = [*map(str, precision_problems(config, "Tesla V100-SXM2-32GB", capability))]
+    found = [*map(str, precision_problems(precision, "Tesla V100-SXM2-32GB", capability))]
     version = f"{capability[0]}.{capability[1]}"
     expected = (
         'mixed_precision in Hydra configuration: found "bf16", but Tesla V100-SXM2-32GB (compute '

@@ -37,7 +37,7 @@ HELD_OUT = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredConfig(RunConfig):
     """A run whose table is in this file."""
 
@@ -45,7 +45,7 @@ class MeasuredConfig(RunConfig):
     task: str = key("measured", "what is trained")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UnknownConfig(RunConfig):
     """A run whose metrics are known only when it evaluates."""
 

@@ -15,6 +15,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metric_table import metric_table
 from bsmeta.config.startup_table import launch_notes
+from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checks import file_problems, notes
 from bsmeta.tasks.causal_lm.evaluation.results import PairedMetrics
@@ -56,8 +57,8 @@ def test_a_model_that_is_not_used(tmp_path: Path) -> None:
     config = compose(CausalLMConfig, "demo", ["model_name=gpt2-xl"])
     note = "model_name: gpt2-xl is not used: model_config_file and tokenizer_name are set"
     assert notes(config) == [note]
-    config.tokenizer_name = None  # then it is model_name's
-    assert notes(config) == []
+    with_its_tokenizer = replace(config, tokenizer_name=None)  # then it is model_name's
+    assert notes(with_its_tokenizer) == []
     for name in ("gpt2", "gpt2-xl"):
         command = ["--config-name", "demo", "check_only=true", f"model_name={name}"]
         refused = start(tmp_path, *command)
@@ -91,21 +92,19 @@ def test_options_of_accelerate_without_effect_are_noted() -> None:
     ],
 )
 def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[str]) -> None:
-    config = compose(CausalLMConfig, "demo")
-    for key, value in values.items():
-        setattr(config, key, value)
+    config = replace(compose(CausalLMConfig, "demo"), **values)
     launch = Launch(source="test", num_processes=1)
     entry = TASKS["causal_lm"]
 
-    def found() -> list[str]:
+    def found(config: CausalLMConfig) -> list[str]:
         loop = loop_problems(config, launch, None, entry)
         return [problem.key for problem in [*loop, *entry.start_problems(config, launch, None)]]
 
-    assert found() == keys
-    config.data_config.validation_file = None
+    assert found(config) == keys
     asked = ["keep_best_by"] if config.keep_best_by else []
-    config.start_with_eval = True
-    assert sorted(found()) == sorted([*keys, *asked, "start_with_eval"])
+    changes = {"data_config.validation_file": None, "start_with_eval": True}
+    without_held_out_data = replace_values(config, changes)
+    assert sorted(found(without_held_out_data)) == sorted([*keys, *asked, "start_with_eval"])
 
 
 def test_the_figures_are_those_of_the_evaluation() -> None:
@@ -147,8 +146,7 @@ def test_room_for_metadata_that_no_row_has_is_noted() -> None:
     config = compose(CausalLMConfig, "demo", ["data_config.row_metadata_budget=80"])
     (note,) = notes(config)
     assert note.startswith("data_config.row_metadata_budget is not used: under row_budget=sequence")
-    config.data_config.row_budget = "text"
-    assert notes(config) == []
+    assert notes(replace_values(config, {"data_config.row_budget": "text"})) == []
 
 
 def test_data_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:

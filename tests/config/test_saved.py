@@ -26,7 +26,7 @@ from bsmeta.config.saved_runs import (
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location, open_task, task_of, training_run
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.training.checkpoint import Checkpoint
 from bsmeta.training.resuming import changed_settings
 
@@ -204,15 +204,15 @@ def test_a_run_may_not_write_where_its_configuration_says(
 ) -> None:
     """An evaluation would otherwise write a file of any name, with content of its author."""
     keys = tmp_path / "authorized_keys"
-    config = ClassificationConfig()
-    config.data_config.csv, config.data_config.database = str(tmp_path / "t.csv"), str(keys)
+    data = ClassificationDataConfig(csv=str(tmp_path / "t.csv"), database=str(keys))
+    config = ClassificationConfig(data_config=data)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     location = Location("run", "run", tmp_path / "config.yaml", tmp_path)
     evaluation = EvaluateConfig()
     assert training_run(evaluation, location, ClassificationConfig).data_config.database is None
     assert f"data_config.database={str(keys)!r} does not exist" in caplog.text
 
-    evaluation.overrides = {"data_config": {"database": str(keys)}}
+    evaluation = EvaluateConfig(overrides={"data_config": {"database": str(keys)}})
     train = training_run(evaluation, location, ClassificationConfig)
     assert train.data_config.database == str(keys)
     keys.touch()

@@ -16,6 +16,7 @@ from bsmeta.config.saved_runs import (
     saved_task,
     to_yaml,
 )
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from tests.config.program import start
 
@@ -38,9 +39,11 @@ def test_text_that_looks_like_an_interpolation_is_kept(tmp_path: Path) -> None:
     """Also by Hydra, which starts a saved run again."""
     templates = {"title": r"\${oc.env:AWS_SECRET_ACCESS_KEY} for {value}"}
     config = compose(CausalLMConfig, "demo")
-    metadata = replace(config.data_config.metadata_config, metadata_templates=templates)
-    config.data_config = replace(config.data_config, metadata_config=metadata)
-    config.run_name = "${seed}"
+    changes = {
+        "data_config.metadata_config.metadata_templates": templates,
+        "run_name": "${seed}",
+    }
+    config = replace_values(config, changes)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert r"run_name: \${seed}" in (tmp_path / "config.yaml").read_text()
 

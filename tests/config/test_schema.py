@@ -17,6 +17,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.launch import ENVIRONMENT, Launch
 from bsmeta.config.schema_types import entry_schema
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import About, about, bound_problems, leaves
 from bsmeta.reference import PROGRAMS
@@ -34,18 +35,19 @@ SCHEMAS = [
 
 def filled(schema: type) -> Any:
     """The defaults, with an entry in each list and each mapping of sections."""
-    config, types = schema(), typing.get_type_hints(schema)
+    types = typing.get_type_hints(schema)
+    values: dict[str, Any] = {}
     for field in fields(schema):
         kind = types[field.name]
         entry = entry_schema(kind)
         if is_dataclass(kind):
             assert isinstance(kind, type)
-            setattr(config, field.name, filled(kind))
+            values[field.name] = filled(kind)
         elif entry is not None:
             held = filled(entry)
             is_list = typing.get_origin(kind) is list
-            setattr(config, field.name, [held] if is_list else {"some": held})
-    return config
+            values[field.name] = [held] if is_list else {"some": held}
+    return schema(**values)
 
 
 def wrong(values: About, kind: str) -> Iterator[Any]:
@@ -71,20 +73,18 @@ def wrong(values: About, kind: str) -> Iterator[Any]:
 
 def broken(schema: type) -> Iterator[tuple[str, Any, Any]]:
     """Every key with a bound or choices: its name in a message, a wrong value, and the config."""
-    for number, (name, owner, field) in enumerate(leaves(filled(schema))):
+    config = filled(schema)
+    for name, owner, field in leaves(config):
         values = about(field)
         if not values.values:
             continue
         kind = str(typing.get_type_hints(type(owner))[field.name])
         for value in wrong(values, kind):
-            config = filled(schema)
-            _, section, _ = [*leaves(config)][number]
             if kind.startswith("dict"):
-                setattr(section, field.name, {"some": value})
-                yield f"{name}.some", value, config
+                yield f"{name}.some", value, replace_values(config, {name: {"some": value}})
             else:
-                setattr(section, field.name, [value] if kind.startswith("list") else value)
-                yield name, value, config
+                changed_value = [value] if kind.startswith("list") else value
+                yield name, value, replace_values(config, {name: changed_value})
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

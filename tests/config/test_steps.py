@@ -10,6 +10,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, exports_model
+from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 
 PRODUCT = re.compile(
@@ -35,14 +36,13 @@ def test_a_total_batch_is_divided_among_processes_and_accumulation() -> None:
     plan = BatchPlan.of(config, 4)
     assert plan == BatchPlan(2, 3, 4, key="data_config.batch_size", is_total=True)
     assert plan.rows_per_step == 24
-    data.batch_scope = "per_device"
+    config = replace_values(config, {"data_config.batch_scope": "per_device"})
     assert BatchPlan.of(config, 4).rows_per_step == 24 * 3 * 4
 
 
 def test_the_checkpoints_with_a_model() -> None:
     for every, expected in ((None, [2, 4, 6, 8]), (0, []), (4, [4, 8])):
-        config = RunConfig(export_steps=every)
-        assert [step for step in (2, 4, 6, 8) if exports_model(config, step)] == expected
+        assert [step for step in (2, 4, 6, 8) if exports_model(every, step)] == expected
 
 
 def test_nothing_else_computes_the_global_batch() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from bsmeta.tasks.spelling.task import SequenceDetection, WordDetection
 from bsmeta.training.task import Task
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowsConfig(RunConfig):
     """A run on the rows of a table."""
 
@@ -60,7 +60,7 @@ def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> Non
     config = RowsConfig(out_dir=str(tmp_path / "run"), num_train_epochs=2, batch_max_length=0)
     with pytest.raises(ConfigurationError, match="1 problem in .*\n1. batch_max_length in"):
         check(config, LAUNCH, ROWS)
-    config.batch_max_length = 64
+    config = replace(config, batch_max_length=64)
     assert check(config, LAUNCH, ROWS).deepspeed_config is None
     rows = dict(summary(config, LAUNCH, ROWS))
     assert rows["global batch"] == ("rows vary; 1 (accumulation) x 2 (processes) = 2 micro-batches")
@@ -96,6 +96,6 @@ def test_a_schedule_turns_epochs_into_steps() -> None:
     assert Schedule.of(config, 10) == Schedule(25, logging_steps=1, eval_steps=3, save_steps=7)
     assert Schedule.of(RowsConfig(), 10).max_steps == 100_000
     assert Schedule.of(RowsConfig(saves_per_epoch=2), 10).save_steps == 5
-    config.extra_steps_to_eval_save_at = [25, 26]
+    config = replace(config, extra_steps_to_eval_save_at=[25, 26])
     with pytest.raises(ConfigurationError, match=r"\[25, 26\]: the run has 25 steps"):
         Schedule.of(config, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.keys import about, address_problems, bound_problems, leaves
 from bsmeta.studies.config import StudyConfig
 from tests.core.path_keys import PATH_KEYS, TAKE_ADDRESSES
@@ -29,7 +31,8 @@ def test_each_problem_names_key_found_expected_and_fix() -> None:
         gradient_clipping=math.inf,
         seed=2**32,
     )
-    config.data_config.metadata_config.random_sample_metadata_weights = {"url": -1.0}
+    weights = "data_config.metadata_config.random_sample_metadata_weights"
+    config = replace_values(config, {weights: {"url": -1.0}})
     assert [(one.key, one.found, one.expected, one.fix) for one in bound_problems(config)] == [
         (
             "mixed_precision",
@@ -60,13 +63,8 @@ def test_each_problem_names_key_found_expected_and_fix() -> None:
 def with_value(schema: type, name: str, address: str) -> Any:
     """The default configuration, with an address in a key."""
     config = schema()
-    *sections, last = name.split(".")
-    owner = config
-    for section in sections:
-        owner = getattr(owner, section)
-    value = [address] if isinstance(getattr(owner, last), list) else address
-    setattr(owner, last, value)
-    return config
+    default = attrgetter(name)(config)
+    return replace_values(config, {name: [address] if isinstance(default, list) else address})
 
 
 @pytest.mark.parametrize(

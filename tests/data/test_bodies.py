@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,8 +35,10 @@ def encoded(
     tokenizer: PreTrainedTokenizerBase = WORDS,
     **changes: object,
 ) -> EncodedDocument:
-    metadata = MetadataConfig(metadata_list=["html", "url"], **{**LOCAL, **changes})
-    metadata.add_local_metadata_special_tokens_in_prefix = False
+    metadata = replace(
+        MetadataConfig(metadata_list=["html", "url"], **{**LOCAL, **changes}),
+        add_local_metadata_special_tokens_in_prefix=False,
+    )
     records = {"html": tags, "url": [Record(url, "url", "global")] if url else []}
     document = Document(text, None, {key: own for key, own in records.items() if own})
     rendered = Renderer(metadata).render(document, ("html", "url"))

@@ -16,6 +16,7 @@ import pytest
 from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.core import files as core_files
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.stage import stage
 from tests.conftest import REPOSITORY
@@ -65,9 +66,10 @@ def staged(data: DataConfig, out: Path) -> dict[str, str]:
 
 
 def batches(config: DataConfig, keys: dict[str, str] | None = None) -> Run:
-    for name, value in (keys or {}).items():
-        setattr(config, name.removeprefix("data_config."), value.strip("'"))
-    return run(config, STEPS)
+    values = {
+        name.removeprefix("data_config."): value.strip("'") for name, value in (keys or {}).items()
+    }
+    return run(replace_values(config, values), STEPS)
 
 
 def test_a_run_on_the_copy_has_the_batches_of_the_original(stored: Hub, tmp_path: Path) -> None:
@@ -108,10 +110,8 @@ def test_local_sources_with_equal_file_names(folder: Path, tmp_path: Path) -> No
         "data_config.sources.0.train_file": f"'{tmp_path}/copy/train/0/**'",
         "data_config.sources.1.train_file": f"{tmp_path}/copy/train/1/",
     }
-    for source, key in zip(sources, keys.values(), strict=True):
-        source.train_file = key.strip("'")
     shutil.rmtree(tmp_path / "data")
-    assert same(batches(data), whole)
+    assert same(batches(data, keys), whole)
 
 
 def test_an_interrupted_copy_continues_at_the_missing_byte(stored: Hub, tmp_path: Path) -> None:

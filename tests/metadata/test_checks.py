@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bsmeta.config.metadata import MetadataConfig, Phase
+from bsmeta.config.metadata import HtmlParserConfig, MetadataConfig, Phase
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.rendering import Renderer
@@ -86,11 +87,11 @@ def test_a_problem_is_named(changes: dict[str, Any], problem: str) -> None:
 
 
 def test_problems_of_the_html_rules() -> None:
-    config = MetadataConfig()
-    rules = config.html_parser_config
-    rules.tags_to_remove_alone_tag_name = ["p", "p"]
-    rules.tags_to_remove_alone_txt_max_chr_len = [1.0, 2.0]
-    few, repeated = metadata_problems(config)
+    rules = HtmlParserConfig(
+        tags_to_remove_alone_tag_name=["p", "p"],
+        tags_to_remove_alone_txt_max_chr_len=[1.0, 2.0],
+    )
+    few, repeated = metadata_problems(MetadataConfig(html_parser_config=rules))
     assert few.key.endswith("html_parser_config.tags_to_remove_alone_txt_min_chr_len")
     assert few.found == "0 lengths"
     assert repeated.found == "p more than once"
@@ -151,8 +152,8 @@ def test_metadata_that_can_never_be_drawn_is_refused(
     config = MetadataConfig(**{"metadata_list": ["url", "website_description"], **values})
     found = [problem.key for problem in metadata_problems(config)]
     assert found == [f"{METADATA}.{key}" for key in keys]
-    config.metadata_probability = 0.0
-    assert keys == ["metadata_column_list"] or metadata_problems(config) == []
+    never_drawn = replace(config, metadata_probability=0.0)
+    assert keys == ["metadata_column_list"] or metadata_problems(never_drawn) == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules
+from bsmeta.core.changed_values import replace_values
 from tests.metadata.helpers import chunks, config, html, local, render, world
 
 APPLE = "An apple is an edible fruit produced by an apple tree (Malus domestica)."
@@ -85,17 +87,18 @@ def test_entities_at_the_end_of_their_paragraph() -> None:
 
 def test_html_attributes_to_keep() -> None:
     record = html("a", 0, 1, 0, 0, href="https://x.y", id="", **{"class": "c d"})
+    attributes = "html_parser_config.all_tags_rules.attributes_to_keep"
     settings = config(["html"])
     assert render(settings, "t", record).body == "<a id: class:c d>t</a>"
-    settings.html_parser_config.all_tags_rules.attributes_to_keep = None
+    settings = replace_values(settings, {attributes: None})
     assert render(settings, "t", record).body == "<a href:https://x.y id: class:c d>t</a>"
-    settings.html_parser_config.all_tags_rules.attributes_to_keep = []
+    settings = replace_values(settings, {attributes: []})
     assert render(settings, "t", record).body == "<a>t</a>"
 
 
 def test_an_html_attribute_may_be_a_number_or_have_no_value() -> None:
-    settings = config(["html"])
-    settings.html_parser_config.all_tags_rules.attributes_to_keep = None
+    rules = HtmlParserConfig(all_tags_rules=HtmlTagRules(attributes_to_keep=None))
+    settings = config(["html"], html_parser_config=rules)
     tag = html("td", 0, 1, colspan=2, tabindex=0, width=1.5, hidden=None, title="")
     assert (
         render(settings, "a", tag).body
@@ -115,14 +118,17 @@ def test_html_without_attributes() -> None:
 
 
 def test_html_tags_are_dropped_by_length_and_name() -> None:
-    settings = config(["html"])
-    rules = settings.html_parser_config
-    rules.all_tags_rules.txt_min_chr_len = 0
-    rules.all_tags_rules.txt_max_chr_len = 1
-    rules.all_tags_rules.tags_exceptions_to_txt_max_min_chr_len = ["td"]
-    rules.tags_to_remove_alone_tag_name = ["body", "td"]
-    rules.tags_to_remove_alone_txt_min_chr_len = [0, 3]
-    rules.tags_to_remove_alone_txt_max_chr_len = [float("inf"), 4]
+    rules = HtmlParserConfig(
+        all_tags_rules=HtmlTagRules(
+            txt_min_chr_len=0,
+            txt_max_chr_len=1,
+            tags_exceptions_to_txt_max_min_chr_len=["td"],
+        ),
+        tags_to_remove_alone_tag_name=["body", "td"],
+        tags_to_remove_alone_txt_min_chr_len=[0, 3],
+        tags_to_remove_alone_txt_max_chr_len=[float("inf"), 4],
+    )
+    settings = config(["html"], html_parser_config=rules)
     rendered = render(
         settings,
         "abcdef",

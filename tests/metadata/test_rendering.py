@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules
 from bsmeta.metadata.rendering import Renderer
 from tests.metadata.helpers import config, document, html, local, render, world
 
@@ -83,8 +84,11 @@ def test_wrappers_go_around_each_run_of_tags() -> None:
 
 
 def test_wrappers_without_any_tag_kept_are_left_out() -> None:
-    settings = config(["html"], local_metadata_special_token_start={"html": "<HTML>"})
-    settings.html_parser_config.all_tags_rules.txt_max_chr_len = 99
+    settings = config(
+        ["html"],
+        local_metadata_special_token_start={"html": "<HTML>"},
+        html_parser_config=HtmlParserConfig(all_tags_rules=HtmlTagRules(txt_max_chr_len=99)),
+    )
     rendered = render(settings, "ab", html("b", 0, 2, 0, 0))
     assert (rendered.prefix, rendered.body) == ("html |||", "ab")
     assert len(rendered.spans) == 0

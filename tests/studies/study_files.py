@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -45,9 +46,7 @@ def study_file(folder: Path, **changes: object) -> Path:
 
 
 def loaded(folder: Path, **changes: object) -> StudyConfig:
-    study = load_study(study_file(folder, **changes))
-    study.out_dir = str(folder / "study")
-    return study
+    return replace(load_study(study_file(folder, **changes)), out_dir=str(folder / "study"))
 
 
 def finished(folder: Path, name: str, step: int, targets: int) -> None:

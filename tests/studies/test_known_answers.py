@@ -51,10 +51,15 @@ def test_a_measurement_has_the_records_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = make_study(tmp_path, monkeypatch)
-    study.arms = {study.baseline: study.arms[study.baseline]}
-    study.seeds, study.curve = [2, 1], [1.0]
-    study.out_dir, study.results_dir = str(tmp_path / "study"), None
-    study.overrides = [*study.overrides, "max_train_steps=2"]
+    study = replace(
+        study,
+        arms={study.baseline: study.arms[study.baseline]},
+        seeds=[2, 1],
+        curve=[1.0],
+        out_dir=str(tmp_path / "study"),
+        results_dir=None,
+        overrides=[*study.overrides, "max_train_steps=2"],
+    )
     train(study)
     orders = []
     for run in runs_of(study):

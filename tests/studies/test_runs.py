@@ -295,9 +295,14 @@ def test_only_the_last_override_of_a_key_is_printed(overrides: list[str], kept: 
 
 def test_no_command_of_a_run_gives_a_key_twice(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path))
-    study.overrides += ["max_train_steps=60", "keep_last_checkpoints=3"]
-    for arm in study.arms.values():
-        arm.overrides.append("max_train_steps=50")
+    study = replace(
+        study,
+        overrides=[*study.overrides, "max_train_steps=60", "keep_last_checkpoints=3"],
+        arms={
+            name: replace(arm, overrides=[*arm.overrides, "max_train_steps=50"])
+            for name, arm in study.arms.items()
+        },
+    )
     for run in runs_of(study):
         overrides = overrides_of(study, run)
         if overrides is None:  # waits for another run

@@ -36,7 +36,7 @@ ROWS = 90
 VOCABULARY = 32
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BudgetConfig(RunConfig):
     """A run of this task."""
 

@@ -34,11 +34,12 @@ from torch.distributed.tensor import DTensor
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.core.signals import StopRequest
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer
-from bsmeta.training.optimization import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from bsmeta.training.task import Loss
 
 
@@ -48,12 +49,11 @@ def bare(config: CausalLMConfig) -> list[float]:
     torch.manual_seed(config.seed)
     model = task.build_model()
     optimizer = build_optimizer(model, config)
+    rates = RatePlan.of(config, config.max_train_steps)
     batches = iter(task.train_stream(0, 1, None))
     losses = []
     for step in range(1, config.max_train_steps + 1):
-        set_learning_rate(
-            optimizer.param_groups, learning_rate(config, config.max_train_steps, step)
-        )
+        set_learning_rate(optimizer.param_groups, rates.rate(step))
         micro_batches = next(batches).micro_batches
         targets = sum(batch.weight for batch in micro_batches)
         total = 0.0

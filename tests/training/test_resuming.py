@@ -16,8 +16,9 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import value_problems
 from bsmeta.config.compose import compose
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved_runs import to_yaml
-from bsmeta.config.steps import decay_start, set_branch_length
+from bsmeta.config.steps import set_branch_length
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import Manifest, describe_file, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint
@@ -64,13 +65,13 @@ def test_a_checkpoint_of_another_task_is_refused_as_such(tmp_path: Path) -> None
     folder.mkdir()
     (folder / "config.yaml").write_text("task: classification\n")
     with pytest.raises(ConfigurationError) as error:
-        check_task(Checkpoint(folder, 2), CausalLMConfig())
+        check_task(Checkpoint(folder, 2), "causal_lm")
     assert str(error.value) == (
         f"{folder} is a checkpoint of task=classification, this run has task=causal_lm; expected a "
         "checkpoint of the same task, or another out_dir for this run"
     )
     (folder / "config.yaml").write_text("task: causal_lm\n")
-    check_task(Checkpoint(folder, 2), CausalLMConfig())
+    check_task(Checkpoint(folder, 2), "causal_lm")
 
 
 def test_the_task_is_compared_before_the_launch(
@@ -112,11 +113,9 @@ def test_the_best_cannot_be_exported_if_it_may_have_no_model(tmp_path: Path) -> 
         (tmp_path / f"checkpoint-{step}step").mkdir()
         (tmp_path / f"checkpoint-{step}step" / "manifest.json").touch()
     (tmp_path / "checkpoint-2step" / "model").mkdir()
-    check_exports(CausalLMConfig(), tmp_path, 6)
-    best = CausalLMConfig(keep_best_by="loss", export_best=True)
-    check_exports(best, tmp_path, 2)  # those of later steps are set aside
+    check_exports(tmp_path, 2)  # those of later steps are set aside
     with pytest.raises(ConfigurationError, match="true: checkpoint-4step in .* have no model/"):
-        check_exports(best, tmp_path, 4)
+        check_exports(tmp_path, 4)
 
 
 def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
@@ -222,18 +221,17 @@ def branch(**changes: Any) -> CausalLMConfig:
         decay_from="runs/stable/checkpoint-400step",
         out_dir="runs/branch",
     )
-    config = replace(config, **changes)
-    set_branch_length(config)
-    return config
+    return set_branch_length(replace(config, **changes))
 
 
 def test_the_length_of_a_branch_follows_from_its_checkpoint() -> None:
     assert branch().max_train_steps == 500
     assert branch(decay_from=None).max_train_steps == 100_000
-    assert decay_start(branch(), 500) == 400
+    assert RatePlan.of(branch(), 500).decay_start == 400
     shares = CausalLMConfig(lr_scheduler_type="wsd", decay_share=0.2)
-    assert decay_start(shares, 1000) == 800
-    assert decay_start(CausalLMConfig(lr_scheduler_type="constant"), 1000) is None
+    assert RatePlan.of(shares, 1000).decay_start == 800
+    constant = CausalLMConfig(lr_scheduler_type="constant")
+    assert RatePlan.of(constant, 1000).decay_start is None
 
 
 @pytest.mark.parametrize(
@@ -266,7 +264,7 @@ def test_the_length_of_a_branch_follows_from_its_checkpoint() -> None:
 def test_what_a_branch_may_begin_from(stable: dict[str, Any], problem: str | None) -> None:
     saved = Checkpoint(Path("runs/stable/checkpoint-400step"), 400)
     before = replace(CausalLMConfig(max_train_steps=1000, num_warmup_steps=50), **stable)
-    found = [str(one) for one in find_branch_problems(saved, before, branch())]
+    found = [str(one) for one in find_branch_problems(saved, before, branch().learning_rate)]
     assert len(found) == (problem is not None)
     assert all(problem in one for one in found if problem)
 
@@ -293,7 +291,7 @@ def test_what_is_no_decay(changes: dict[str, Any], keys: list[str]) -> None:
 def test_the_group_of_the_schedule() -> None:
     config = compose(CausalLMConfig, "demo", ["schedule=wsd"])
     assert (config.lr_scheduler_type, config.decay_shape) == ("wsd", "1-sqrt")
-    assert decay_start(config, config.max_train_steps) == 540
+    assert RatePlan.of(config, config.max_train_steps).decay_start == 540
 
 
 def test_another_runs_checkpoint_begins_a_run_only_where_there_is_none(tmp_path: Path) -> None:
@@ -303,7 +301,7 @@ def test_another_runs_checkpoint_begins_a_run_only_where_there_is_none(tmp_path:
     own.mkdir()
 
     def answer(named: str | None) -> bool:
-        return resumes(CausalLMConfig(resume_from_checkpoint_dir=named), own.resolve())
+        return resumes(named, own.resolve())
 
     assert (answer(None), answer("latest"), answer(f"{other}/checkpoint-4step")) == (
         False, True, True,
@@ -323,8 +321,7 @@ def test_states_of_deepspeed_need_trust_unless_they_are_the_runs_own(tmp_path: P
     link_in_own.symlink_to(other)
 
     def check(folder: Path, *, engine: str = "zero2", trusted: bool = False) -> None:
-        config = CausalLMConfig(trust_checkpoint=trusted)
-        check_origin(Checkpoint(folder, 2), engine, config, own.parent)
+        check_origin(Checkpoint(folder, 2), engine, own.parent, trusted=trusted)
 
     for folder in (own, link_to_own, link_in_own):
         check(folder)

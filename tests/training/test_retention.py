@@ -41,8 +41,17 @@ def damage(out_dir: Path, *steps: int) -> None:
         (out_dir / f"checkpoint-{step}step" / "config.yaml").write_text("seed: 2\n")
 
 
+def retention_of(out_dir: Path, config: CausalLMConfig) -> Retention:
+    return Retention(
+        out_dir,
+        keep_last=config.keep_last_checkpoints,
+        keep_every=config.keep_every_checkpoint_steps,
+        keep_best_by=config.keep_best_by,
+    )
+
+
 def prune(out_dir: Path, config: CausalLMConfig, written: int) -> None:
-    Retention(out_dir, config).prune(Checkpoint(out_dir / f"checkpoint-{written}step", written))
+    retention_of(out_dir, config).prune(Checkpoint(out_dir / f"checkpoint-{written}step", written))
 
 
 def kept(out_dir: Path) -> list[int]:
@@ -100,7 +109,7 @@ def test_stray_ones_neither_count_nor_are_touched(tmp_path: Path) -> None:
 def test_the_one_resumed_from_and_the_one_just_written_stay(tmp_path: Path) -> None:
     make(tmp_path, dict.fromkeys((10, 20, 30, 40)))
     config = CausalLMConfig(keep_last_checkpoints=1)
-    retention = Retention(tmp_path, config)
+    retention = retention_of(tmp_path, config)
     retention.protect(Checkpoint(tmp_path / "checkpoint-10step", 10))
     for written in (20, 30, 40):
         retention.prune(Checkpoint(tmp_path / f"checkpoint-{written}step", written))
@@ -125,7 +134,7 @@ def test_one_that_was_verified_is_read_again_only_when_it_has_changed(
 
     monkeypatch.setattr("bsmeta.training.retention.list_faults", problems)
     make(tmp_path, dict.fromkeys((1, 2, 3)))
-    keep_two = Retention(tmp_path, CausalLMConfig(keep_last_checkpoints=2))
+    keep_two = retention_of(tmp_path, CausalLMConfig(keep_last_checkpoints=2))
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
     assert read == [2]
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))

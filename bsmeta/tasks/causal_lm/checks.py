@@ -28,10 +28,11 @@ from bsmeta.config.data import (
     train_files,
 )
 from bsmeta.config.launch import Launch
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.model_file import positions_in
 from bsmeta.config.startup_table import evaluations
-from bsmeta.config.steps import BatchPlan, decay_start
+from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, look_up, show
 from bsmeta.core.parsing import parse_json
@@ -389,7 +390,7 @@ def notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
             "are set"
         )
 
-    start_of_decay = decay_start(config, config.max_train_steps)
+    start_of_decay = RatePlan.of(config, config.max_train_steps).decay_start
     lines += _list_empty_phases(metadata, config.max_train_steps, start_of_decay)
     lines += _list_unused_exclusions(data)
 

@@ -25,8 +25,9 @@ from transformers import (
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, DataConfig, row_length
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import phase_configs
-from bsmeta.config.steps import BatchPlan, decay_start
+from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import new_model, read_shape
@@ -311,7 +312,7 @@ class CausalLanguageModel(Task):
             world_size=world_size,
             global_batch_size=BatchPlan.of(config, world_size).global_batch,
             max_train_steps=config.max_train_steps,
-            decay_start=decay_start(config, config.max_train_steps),
+            decay_start=RatePlan.of(config, config.max_train_steps).decay_start,
             is_branch=config.decay_from is not None,
             state=state,
             survey=self._survey,

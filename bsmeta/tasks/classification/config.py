@@ -34,7 +34,7 @@ POOLINGS = ("mean", "cls", "max", "last")  # the values of `pooling` for a linea
 HEAD = "head"  # the value of `pooling` for the architecture's own head
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassificationDataConfig(TableDataConfig):
     """The table of texts and labels, its chunks and its splits."""
 
@@ -78,7 +78,7 @@ class ClassificationDataConfig(TableDataConfig):
     """rows in a micro-batch of one process"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(PretrainedConfig):
     """A training run of a text classifier."""
 

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, nearest
 from bsmeta.core.files import replacing
 from bsmeta.core.parsing import parse_json
@@ -128,7 +129,8 @@ def _evaluate(config: EvaluateConfig, location: Location, context: Processes) ->
     else:
         file = Path(config.validation_file)
         if file.name.endswith(JSON_LINES) and data.csv_encoding == training_table.csv_encoding:
-            data.csv_encoding = AUTO  # the encoding of the training table does not apply
+            # The encoding of the training table does not apply.
+            train = replace_values(train, {"data_config.csv_encoding": AUTO})
         folding = Folding(tokenizer, data.fold_by, data.max_length)
         test = read_table(file, train, folding, labels)
 

@@ -30,7 +30,7 @@ FILES = {
 REQUIRED = ("train_file", "entity_table")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DisambiguationDataConfig(TableDataConfig):
     """The sentences, the table of entities, and how both become batches."""
 
@@ -121,7 +121,7 @@ class DisambiguationDataConfig(TableDataConfig):
     per_device_eval_batch_size: int = inherited(TableDataConfig, "per_device_eval_batch_size", 64)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DisambiguationConfig(PretrainedConfig):
     """A training run of an entity disambiguator."""
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import saved_config
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS, checkpoints
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
@@ -262,9 +263,10 @@ def run(
     checkpoints.check_keys(config, "task=disambiguation", "per_device_eval_batch_size")
     for location in locations:
         train = checkpoints.training_run(config, location, DisambiguationConfig)
-        checkpoints.begin_with(train, location)
-        if config.per_device_eval_batch_size is not None:
-            train.data_config.per_device_eval_batch_size = config.per_device_eval_batch_size
+        train = checkpoints.begin_with(train, location)
+        batch_size = config.per_device_eval_batch_size
+        if batch_size is not None:
+            train = replace_values(train, {"data_config.per_device_eval_batch_size": batch_size})
         data = Data(train)
 
         if context.is_main:
@@ -384,7 +386,7 @@ def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Locati
     other = saved_config(location.config, {"disambiguation": TASKS["disambiguation"]}, {})
     assert isinstance(other, DisambiguationConfig)
     data = config.data_config
-    other.data_config = replace(
+    other_data = replace(
         other.data_config,
         train_file=data.train_file,
         entity_table=data.entity_table,
@@ -392,5 +394,5 @@ def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Locati
         max_mentions=data.max_mentions,
         max_words=data.max_words,
     )
-    checkpoints.begin_with(other, location)
+    other = checkpoints.begin_with(replace(other, data_config=other_data), location)
     return location, Data(other)

@@ -52,7 +52,7 @@ _VARIANT = "document.variant.type"
 _PUBLISHED_NOISE = "document.variant.preprocessing"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
     """The errors that clean text gets, drawn again for each sample and epoch."""
 
@@ -85,7 +85,7 @@ class NoiseConfig:
     """edit words without known misspellings like words with them, with edits counted by letter"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SmallModelConfig:
     """The small model, which scores the candidates of each word, where no model is named."""
 
@@ -99,7 +99,7 @@ class SmallModelConfig:
     """dropout"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpellingConfig(RunConfig):
     """The configuration that all spelling tasks share."""
 
@@ -174,7 +174,7 @@ class SpellingConfig(RunConfig):
     """resamples of the lines of a test set for each interval"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DetectionConfig(SpellingConfig):
     """The configuration that the two tasks that detect errors share."""
 
@@ -187,21 +187,21 @@ class DetectionConfig(SpellingConfig):
     are more likely wrong than right (predict.py, evaluate.py: +overrides.abstains=true)"""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SedWordsConfig(DetectionConfig):
     """A training run that detects the words with errors."""
 
     task: str = inherited(RunConfig, "task", "sed_words")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SedSequenceConfig(DetectionConfig):
     """A training run that detects the sequences with errors."""
 
     task: str = inherited(RunConfig, "task", "sed_sequence")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SecConfig(SpellingConfig):
     """A training run that corrects errors: by candidates, or with a seq2seq model."""
 

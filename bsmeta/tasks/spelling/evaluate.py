@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -396,9 +396,11 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Processe
     has_other_data = config.validation_file is not None
     for location in locations:
         train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
-        begin_with(train, location)
-        train.benchmarks = config.validation_file or train.benchmarks
-        train.benchmark_lines = config.max_documents
+        train = replace(
+            begin_with(train, location),
+            benchmarks=config.validation_file or train.benchmarks,
+            benchmark_lines=config.max_documents,
+        )
         if train.benchmarks is None:
             raise ConfigurationError(
                 f"checkpoint={location.name}: its run has no test sets; name a folder of "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -182,8 +183,7 @@ def test_a_text_column_of_another_name_must_be_mapped(folder: Path) -> None:
 
 
 def test_types_of_plain_columns_are_suggested(folder: Path) -> None:
-    found = config("c4_en", folder)
-    found.columns = {}
+    found = replace(config("c4_en", folder), columns={})
     (note,) = missing_types(found)
     assert "it would train on text alone" in note
     assert note.endswith("(data_config.columns={url: url} uses a plain column)")

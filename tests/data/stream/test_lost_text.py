@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, SourceConfig
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.prepare import prepare
 from bsmeta.data.stream.lost_text import local_lines, lost_text_rows, sample_texts
@@ -97,11 +99,11 @@ def test_the_run_logs_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 def test_data_and_tokenizers_elsewhere_are_not_measured_by_the_checks(tmp_path: Path) -> None:
     config = config_of(tmp_path, word_piece(), TEXTS)
-    config.tokenizer_name = "no-owner/no-tokenizer-of-this-name"
+    config = replace(config, tokenizer_name="no-owner/no-tokenizer-of-this-name")
     rows = [("lost text", "not measured before the run reads its data")]
     assert lost_text_rows(config) == rows
-    remote = config_of(tmp_path, word_piece(), TEXTS)
-    remote.data_config.train_file = "hf://datasets/owner/name/*.jsonl.gz"
+    remote_files = {"data_config.train_file": "hf://datasets/owner/name/*.jsonl.gz"}
+    remote = replace_values(config_of(tmp_path, word_piece(), TEXTS), remote_files)
     assert lost_text_rows(remote) == rows
 
 

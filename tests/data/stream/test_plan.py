@@ -182,7 +182,7 @@ def test_every_document_of_a_source_once_in_its_epoch(folder: Path) -> None:
 def test_counts_of_each_source(folder: Path) -> None:
     """Sequences, tokens, and epochs, of which the smaller sources complete more."""
     config = mixture(folder, num_streams=2, window_documents=4)
-    config.per_device_train_batch_size = 10
+    config = dataclasses.replace(config, per_device_train_batch_size=10)
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=10
     )

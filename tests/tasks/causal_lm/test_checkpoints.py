@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import checkpoints
 from bsmeta.tasks.causal_lm.checkpoints import read_run_config
@@ -45,11 +47,9 @@ def test_a_model_says_only_how_its_metadata_is_rendered(
         "  metadata_config: {metadata_list: [url], metadata_sep: ' / '}\n"
     )
     config = read_run_config(locate(str(tmp_path)), None, {"seed": 7})
-    expected = CausalLMConfig(seed=7)
-    expected.data_config.row_budget = "text"
-    expected.data_config.metadata_config.metadata_list = ["url"]
-    expected.data_config.metadata_config.metadata_sep = " / "
-    assert config == expected
+    metadata = MetadataConfig(metadata_list=["url"], metadata_sep=" / ")
+    data = DataConfig(row_budget="text", metadata_config=metadata)
+    assert config == CausalLMConfig(seed=7, data_config=data)
     assert (
         '"data_config.validation_file, data_config.cache_dir, push_to_hub" ignored, because a '
         "model says only how its metadata is rendered"
@@ -67,11 +67,11 @@ def test_nothing_in_the_recipe_of_a_model_is_resolved(value: str, tmp_path: Path
 
 
 def test_the_recipe_of_an_exported_model_is_read_as_it_was(tmp_path: Path) -> None:
-    config = CausalLMConfig()
-    config.data_config.row_budget = "text"
-    config.data_config.row_metadata_budget = 9
-    config.data_config.metadata_config.metadata_list = ["title"]
-    config.data_config.metadata_config.metadata_templates = {"title": "${value}{value}"}
+    metadata = MetadataConfig(
+        metadata_list=["title"], metadata_templates={"title": "${value}{value}"}
+    )
+    data = DataConfig(row_budget="text", row_metadata_budget=9, metadata_config=metadata)
+    config = CausalLMConfig(data_config=data)
     write_card(config, tmp_path / "metrics.jsonl", [], tmp_path)
     assert set(read_recipe(tmp_path / "metadata.yaml")["data_config"]) == set(RECIPE_KEYS)
     (tmp_path / "config.json").write_text("{}")

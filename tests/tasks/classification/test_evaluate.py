@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -311,13 +312,13 @@ def test_result_files_are_named_as_in_the_seed_document(table: str) -> None:
         "folder/ads_train_test_stats.json",
         "folder/ads_trained_model.sav",
     ]
-    config.results_dir = "elsewhere"
+    config = replace(config, results_dir="elsewhere")
     assert str(result_file(config, MODEL)) == "elsewhere/ads_trained_model.sav"
 
 
 def test_the_saved_model_holds_tensors_and_plain_values_only(tmp_path: Path, encoder: Path) -> None:
-    config = ClassificationConfig(model_name=str(encoder))
-    config.data_config.max_length = 16
+    data = ClassificationDataConfig(max_length=16)
+    config = ClassificationConfig(model_name=str(encoder), data_config=data)
     model = build_with_head(config, bert_tokenizer(), LABELS).eval()
     save_model(tmp_path / "ads_trained_model.sav", model, config)
     saved = torch.load(tmp_path / "ads_trained_model.sav", weights_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def global_steps(
     """The chunks of each step over all ranks, sorted, and the state after the last."""
     rows = BATCH // world_size // accumulation
     task = task_of(examples, folder, per_device_train_batch_size=rows, num_workers=workers)
-    task.config.gradient_accumulation_steps = accumulation
+    config = replace(task.config, gradient_accumulation_steps=accumulation)
+    task = TextClassifier(config)
     ranks = [task.train_stream(rank, world_size, state) for rank in range(world_size)]
     data = [list(islice(iter(rank), steps)) for rank in ranks]
     found = [

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.profiles import build_entities
 
@@ -36,6 +37,12 @@ CITY = {
     "title": "Lincoln (Nebraska)",
     "types": {"wiki": ["city"]},
 }
+
+
+def full_names(values: dict[str, Any]) -> dict[str, Any]:
+    """The same values, those of the data section under their dotted keys."""
+    data_keys = DisambiguationDataConfig.__dataclass_fields__
+    return {f"data_config.{key}" if key in data_keys else key: values[key] for key in values}
 
 
 def write_encoder(folder: Path, dropout: float = 0.1, layers: int = 1) -> Path:

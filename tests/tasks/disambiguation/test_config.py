@@ -8,16 +8,23 @@ from typing import Any
 import pytest
 
 from bsmeta.config.launch import Launch
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig, start_problems, value_problems
+from bsmeta.core.changed_values import replace_values
+from bsmeta.tasks.disambiguation.config import (
+    DisambiguationConfig,
+    DisambiguationDataConfig,
+    start_problems,
+    value_problems,
+)
+from tests.tasks.disambiguation.helpers import full_names
 
 
 def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
-    config = DisambiguationConfig()
-    data = config.data_config
-    data.train_file = data.dev_file = str(folder / "train.jsonl")
-    data.entity_table = str(folder / "entities")
-    for name, value in more.items():
-        setattr(data if hasattr(data, name) else config, name, value)
+    data = DisambiguationDataConfig(
+        train_file=str(folder / "train.jsonl"),
+        dev_file=str(folder / "train.jsonl"),
+        entity_table=str(folder / "entities"),
+    )
+    config = replace_values(DisambiguationConfig(data_config=data), full_names(more))
     return {problem.key: (problem.found, problem.fix) for problem in value_problems(config)}
 
 

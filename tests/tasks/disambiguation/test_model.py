@@ -22,7 +22,7 @@ from transformers import (
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import model as models
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.model import (
     BiEncoder,
     average_tokens,
@@ -37,8 +37,8 @@ from tests.tasks.disambiguation.helpers import write_encoder
 
 
 def built(encoder: Path, **more: Any) -> BiEncoder:
-    config = replace(DisambiguationConfig(model_name=str(encoder)), **more)
-    config.data_config.max_entity_length = config.data_config.window_length = 32
+    data = DisambiguationDataConfig(max_entity_length=32, window_length=32)
+    config = replace(DisambiguationConfig(model_name=str(encoder), data_config=data), **more)
     return build_model(config, load_tokenizer(str(encoder))).eval()
 
 

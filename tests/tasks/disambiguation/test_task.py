@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.tasks.disambiguation.texts import Row
-from tests.tasks.disambiguation.helpers import lines, write_lines
+from tests.tasks.disambiguation.helpers import full_names, lines, write_lines
 
 Start = Callable[..., int]
 
@@ -94,15 +95,18 @@ def test_the_model_that_is_compared(start: Start, tmp_path: Path, encoder: Path)
 @pytest.fixture
 def make(world: Path, encoder: Path, tmp_path: Path) -> Make:
     def task(**more: Any) -> EntityDisambiguator:
-        config = DisambiguationConfig(model_name=str(encoder), log_prior="scores")
-        data = config.data_config
-        data.train_file, data.entity_table = f"{world}/train.jsonl", f"{world}/entities"
-        data.dev_file, data.prep_dir = f"{world}/dev.jsonl", f"{tmp_path}/prep"
-        data.max_entity_length, data.window_length = 48, 16
-        data.mask_rarest = data.mask_most_frequent = 0.0
-        for name, value in more.items():
-            setattr(data if hasattr(data, name) else config, name, value)
-        return EntityDisambiguator(config)
+        data = DisambiguationDataConfig(
+            train_file=f"{world}/train.jsonl",
+            dev_file=f"{world}/dev.jsonl",
+            entity_table=f"{world}/entities",
+            prep_dir=f"{tmp_path}/prep",
+            max_entity_length=48,
+            window_length=16,
+            mask_rarest=0.0,
+            mask_most_frequent=0.0,
+        )
+        config = DisambiguationConfig(model_name=str(encoder), log_prior="scores", data_config=data)
+        return EntityDisambiguator(replace_values(config, full_names(more)))
 
     return task
 

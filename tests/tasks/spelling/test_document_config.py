@@ -16,6 +16,7 @@ from bsmeta.config.compose import compose_with_sources, register
 from bsmeta.config.from_file import Expansion
 from bsmeta.config.hydra_files import ConfigReader
 from bsmeta.config.interpolation import finish
+from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import ConfigurationError, refuse
 from bsmeta.tasks.spelling.config import (
     SecConfig,
@@ -47,7 +48,7 @@ def compose(
     assert values.pop("defaults")[1:3] == ["published", "_self_"]
     shared = yaml.safe_load((folder / "published.yaml").read_text())
     expanded = Expansion(folder, lambda _: None).expand(values, name)
-    composed = OmegaConf.merge(OmegaConf.structured(schema), shared, expanded, overrides)
+    composed = OmegaConf.merge(open_structure(schema), shared, expanded, overrides)
     assert isinstance(composed, DictConfig)
     OmegaConf.set_struct(composed, True)
     config, problems = finish(composed, schema)

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, train_files
 from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, phase_starts
-from bsmeta.config.steps import decay_start
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
@@ -144,7 +144,9 @@ class Selection:
             self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
 
         steps = config.max_train_steps
-        starts = phase_starts(self._data.metadata_config, steps, decay_start(config, steps))
+        starts = phase_starts(
+            self._data.metadata_config, steps, RatePlan.of(config, steps).decay_start
+        )
         self._phase = bisect.bisect_left(starts, config.step) - 1
 
         corpora = open_corpora(self._data)

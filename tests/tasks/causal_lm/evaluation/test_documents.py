@@ -52,8 +52,7 @@ def test_bad_empty_and_repeated_documents_are_left_out_and_counted(tmp_path: Pat
 
 def test_a_document_that_is_too_long_is_left_out(tmp_path: Path) -> None:
     config = shard(tmp_path / "a.jsonl.gz", text("x" * 101), text("x" * 100))
-    config.max_document_chars = 100
-    documents = read(config)
+    documents = read(replace(config, max_document_chars=100))
     assert documents.name(0) == "a.jsonl.gz:1"
     assert dict(documents.left_out) == {"document_too_long": 1}
 

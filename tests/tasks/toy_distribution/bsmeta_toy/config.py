@@ -9,7 +9,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.keys import inherited, key
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ToyLineConfig(RunConfig):
     """A run that fits a line to numbers."""
 

@@ -1,0 +1,68 @@
+"""Copies of configurations, which are frozen, with other values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from bsmeta.core.keys import about, leaves
+
+Section = TypeVar("Section")
+
+
+def replace_values(section: Section, values: Mapping[str, Any]) -> Section:
+    """Returns a copy of a configuration with other values for some keys.
+
+    Args:
+        section: A dataclass, or a list or mapping of dataclasses.
+        values: The values by dotted key, as `leaves` names them.
+    """
+    changes: dict[str, Any] = {}
+    changes_in_sections: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        first, _, rest = name.partition(".")
+        if rest:
+            changes_in_sections.setdefault(first, {})[rest] = value
+        else:
+            changes[first] = value
+
+    for first, section_values in changes_in_sections.items():
+        changes[first] = replace_values(_entry_of(section, first), section_values)
+
+    if isinstance(section, list):
+        return cast(
+            Section, [changes.get(str(index), entry) for index, entry in enumerate(section)]
+        )
+    if isinstance(section, dict):
+        return cast(Section, section | changes)
+    return replace(cast(Any, section), **changes)
+
+
+def _entry_of(section: Any, name: str) -> Any:
+    """Returns a part of a configuration: an entry of a list or mapping, or a field."""
+    if isinstance(section, list):
+        return section[int(name)]
+    return section[name] if isinstance(section, dict) else getattr(section, name)
+
+
+def expand_home(section: Section) -> tuple[Section, list[tuple[str, str]]]:
+    """Returns a configuration with a leading `~` expanded in every path.
+
+    Also returns the dotted key and the value of each path that names an unknown user.
+    """
+    expanded: dict[str, Any] = {}
+    unknown_users: list[tuple[str, str]] = []
+    for name, owner, schema_field in leaves(section):
+        value = getattr(owner, schema_field.name)
+        if not about(schema_field).is_path or value is None:
+            continue
+
+        values = value if isinstance(value, list) else [value]
+        paths = [os.path.expanduser(path) if isinstance(path, str) else path for path in values]
+        unknown_users += [(name, path) for path in paths if str(path).startswith("~")]
+        if paths != values:
+            expanded[name] = paths if isinstance(value, list) else paths[0]
+
+    return replace_values(section, expanded), unknown_users
