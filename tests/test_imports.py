@@ -45,7 +45,7 @@ ALLOWED = {
 # Package of the language model's task -> the parts of that task that it may import. The files
 # beside the packages (the task itself, its checks) may import all of them.
 LANGUAGE_MODEL = {
-    "evaluation": {"evaluation", "checkpoints"},
+    "evaluation": {"evaluation", "checkpoints", "metrics"},
     "generation": {"generation", "evaluation", "checkpoints"},
     "explaining": {"explaining"},
 }

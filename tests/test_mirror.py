@@ -9,6 +9,7 @@ TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "bsmeta"
 
 KEYS = "declares keys with their defaults and bounds, which are all tried"
+METRICS = "the tables of all tasks are compared"
 
 # Module -> the test in which it is covered, and why there.
 EXCEPTIONS = {
@@ -37,13 +38,12 @@ EXCEPTIONS = {
         "data/stream/test_train_stream.py",
         "the data that it reads",
     ),
-    "data/stream/windows.py": ("data/test_bad_documents.py", "tested through the stream"),
     "data/table/text_file.py": ("data/table/test_csv_file.py", "the text of CSV files"),
     "annotate.py": ("annotate/test_executors.py", "run as a program"),
     "entities.py": ("tasks/disambiguation/test_entities_command.py", "run as a program"),
     "evaluate.py": ("tasks/causal_lm/evaluation/test_evaluate.py", "run as a program"),
     "explain.py": ("tasks/causal_lm/explaining/test_explain.py", "run as a program"),
-    "generate.py": ("tasks/causal_lm/generation/test_generate.py", "run as a program"),
+    "generate.py": ("tasks/causal_lm/generation/test_text_mode.py", "run as a program"),
     "predict.py": ("tasks/classification/test_predict.py", "run as a program"),
     "train.py": ("config/test_refusals.py", "run as a program"),
     "training/engine.py": ("training/test_engine_plain.py", "the interface of the engines"),
@@ -52,65 +52,24 @@ EXCEPTIONS = {
     "training/profile.py": ("training/test_equal_losses.py", "needs the steps of a run"),
     "training/saving.py": ("faults/test_saves.py", "needs processes that are killed"),
     "training/step.py": ("training/test_equal_losses.py", "compared with a bare loop"),
-}
-
-# Module -> the test that covers it until its tests have moved to its path.
-NOT_YET: dict[str, str] = {
-    "annotate/__main__.py": "annotate/test_pipeline.py",
-    "annotate/about_page.py": "annotate/test_annotators.py",
-    "annotate/annotator.py": "annotate/test_pipeline.py",
-    "annotate/command.py": "annotate/test_pipeline.py",
-    "annotate/config.py": "annotate/test_pipeline.py",
-    "annotate/plan.py": "annotate/test_trained.py",
-    "annotate/pool.py": "annotate/test_links.py",
-    "annotate/shard.py": "annotate/test_pipeline.py",
-    "annotate/spans.py": "annotate/test_annotators.py",
-    "annotate/tags.py": "annotate/test_published.py",
-    "report/drawing.py": "report/test_figures.py",
-    "report/page.py": "report/test_pages.py",
-    "studies/claim_notes.py": "studies/test_claims.py",
-    "studies/claim_report.py": "studies/test_task_claims.py",
-    "studies/config.py": "studies/test_declaration.py",
-    "studies/measuring.py": "studies/test_known_answers.py",
-    "studies/report.py": "studies/test_results.py",
-    "studies/runs.py": "studies/test_runner.py",
-    "studies/units.py": "studies/test_statistics.py",
-    "tasks/causal_lm/arms.py": "tasks/causal_lm/evaluation/test_arms.py",
-    "tasks/causal_lm/attribute_mode.py": "tasks/causal_lm/generation/test_attribution.py",
-    "tasks/causal_lm/checkpoints.py": "tasks/causal_lm/evaluation/test_checkpoints.py",
-    "tasks/causal_lm/checks.py": "config/test_speed_checks.py",
-    "tasks/causal_lm/decoding.py": "tasks/causal_lm/generation/test_decoding.py",
-    "tasks/causal_lm/documents.py": "tasks/causal_lm/evaluation/test_documents.py",
-    "tasks/causal_lm/evaluate.py": "tasks/causal_lm/evaluation/test_evaluate.py",
-    "tasks/causal_lm/explaining_views.py": "tasks/causal_lm/explaining/test_views.py",
-    "tasks/causal_lm/headline.py": "tasks/causal_lm/evaluation/test_headline.py",
-    "tasks/causal_lm/paired.py": "tasks/causal_lm/evaluation/test_paired.py",
-    "tasks/causal_lm/report.py": "tasks/causal_lm/evaluation/test_headline.py",
-    "tasks/causal_lm/results.py": "tasks/causal_lm/evaluation/test_statistics.py",
-    "tasks/causal_lm/scoring.py": "tasks/causal_lm/evaluation/test_scoring.py",
-    "tasks/causal_lm/tables.py": "tasks/causal_lm/evaluation/test_hosts.py",
-    "tasks/causal_lm/task.py": "tasks/causal_lm/test_causal_lm.py",
-    "tasks/causal_lm/text_mode.py": "tasks/causal_lm/generation/test_generate.py",
-    "tasks/checkpoints.py": "tasks/causal_lm/evaluation/test_checkpoints.py",
-    "tasks/classification/classifier.py": "tasks/classification/test_systems.py",
-    "tasks/classification/config.py": "tasks/classification/test_systems.py",
-    "tasks/classification/model.py": "tasks/classification/test_systems.py",
-    "tasks/classification/report.py": "tasks/classification/test_evaluate.py",
-    "tasks/classification/results.py": "tasks/classification/test_scoring.py",
-    "tasks/classification/task.py": "tasks/classification/test_training.py",
-    "tasks/classification/task_interface.py": "tasks/classification/test_systems.py",
-    "tasks/disambiguation/config.py": "tasks/disambiguation/test_task.py",
-    "tasks/disambiguation/data.py": "tasks/disambiguation/test_embeddings.py",
-    "tasks/disambiguation/profiles.py": "tasks/disambiguation/test_entities.py",
-    "tasks/disambiguation/report.py": "tasks/disambiguation/test_results.py",
-    "tasks/disambiguation/string_table.py": "tasks/disambiguation/test_entities.py",
-    "tasks/spelling/config.py": "tasks/spelling/test_checks.py",
-    "tasks/spelling/corrections.py": "tasks/spelling/test_text.py",
-    "tasks/spelling/corrector.py": "tasks/spelling/test_correction.py",
-    "tasks/spelling/evaluate.py": "tasks/spelling/test_results.py",
-    "tasks/spelling/inputs.py": "tasks/spelling/test_encoder_inputs.py",
-    "tasks/spelling/lexicon.py": "tasks/spelling/test_candidates.py",
-    "tasks/spelling/task.py": "tasks/spelling/test_training.py",
+    "annotate/__main__.py": ("annotate/test_executors.py", "run as a program"),
+    "annotate/config.py": ("config/test_schema.py", KEYS),
+    "annotate/tags.py": ("annotate/test_page.py", "tags are written while a page is parsed"),
+    "studies/claim_notes.py": ("studies/test_hosts.py", "sentences of a report on claims"),
+    "studies/measuring.py": ("studies/test_known_answers.py", "measures trained runs"),
+    "tasks/causal_lm/metrics.py": ("config/test_metric_table.py", METRICS),
+    "tasks/classification/metrics.py": ("config/test_metric_table.py", METRICS),
+    "tasks/classification/task_interface.py": (
+        "tasks/classification/test_systems.py",
+        "a protocol without code",
+    ),
+    "tasks/disambiguation/metrics.py": ("config/test_metric_table.py", METRICS),
+    "tasks/spelling/corrector.py": (
+        "tasks/spelling/test_correction.py",
+        "the base of both correctors",
+    ),
+    "tasks/spelling/metrics.py": ("config/test_metric_table.py", METRICS),
+    "training/metric_values.py": ("config/test_metric_table.py", METRICS),
 }
 
 
@@ -151,8 +110,7 @@ def list_problems(
 
 
 def test_each_module_has_a_test_at_its_path_or_a_reason() -> None:
-    assert EXCEPTIONS.keys().isdisjoint(NOT_YET)
-    exceptions = {module: test for module, (test, _) in EXCEPTIONS.items()} | NOT_YET
+    exceptions = {module: test for module, (test, _) in EXCEPTIONS.items()}
     assert list_problems(exceptions) == []
 
 
